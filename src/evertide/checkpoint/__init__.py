@@ -1,1 +1,20 @@
-"""Checkpoints: durable, complete, verifiable copies of the state. `evertide.checkpoint.catalog` is the way in."""
+"""Checkpoints: durable, complete and verifiable copies of the state.
+
+catalog       `Checkpoints`: the interface of the package
+draft         the input of a publication, and the result of a restore
+manifest      the file that lists all files of a checkpoint
+records       the records of checkpoints in Meta
+context       the storage with its clock and settings
+publication   the steps that publish a checkpoint
+verification  reading and verifying files before use
+damage        the checkpoints that this process found damaged
+garbage       deleting what is not needed
+summary       a description of the checkpoints for display
+archive       a checkpoint as one file
+fsck          checking a whole storage
+repair        repairing a storage
+exclusive     the registration of a repair
+rebuild       restoring one shard
+revival       restoring Meta
+rewind        going back to a checkpoint
+"""

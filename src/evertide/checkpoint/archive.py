@@ -1,14 +1,13 @@
-"""A checkpoint as one file: to take it elsewhere, and to keep it.
+"""Export a checkpoint to one file, and import it as a new storage.
 
-Layout: a plain tar, as what is in it is compressed already. First `FORMAT`, then the manifest, then every file that it
-names, each under its key. Whoever has the archive has everything: `import_archive` makes a storage of it.
+Layout: an uncompressed tar, because its files are already compressed. First `FORMAT`, then the manifest, then every
+file that the manifest names, each under its key.
 
-1. `export` holds the checkpoint by a writer of its own, so that nobody collects it meanwhile. Every file is verified
-   when it is read. The archive is written beside its place as `<name>.tmp`, synced, and renamed: it is there whole, or
-   not at all.
-2. `import_archive` takes nothing on trust: only files that the manifest names, each verified; all of them, or none is
-   used. FORMAT comes last, and after it the one commit that makes the storage (`evertide.checkpoint.revival`): until
-   then it is refused by whoever opens it. What an import that was cut short leaves is no storage; remove it.
+1. `export` holds the checkpoint with its own writer, so that garbage collection keeps it. Every file is verified when
+   it is read. The archive is written as `<name>.tmp`, synced, and renamed: it is complete or absent.
+2. `import_archive` accepts only files that the manifest names, verifies each, and uses all of them or none. FORMAT and
+   the commit that creates the storage come last (`evertide.checkpoint.revival`): until then it cannot be opened. An
+   interrupted import leaves no storage; remove its files.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ _FORMAT_TEXT = b"%d\n" % FORMAT_VERSION
 
 
 def export(checkpoints: Checkpoints, entry: CatalogEntry, path: Path | str) -> None:
-    """Write the checkpoint and everything that it names into one file; what lay there before is replaced."""
+    """Write the checkpoint and all files that it names to one file, replacing an existing file."""
     place = checkpoints.place
     writer = Writer.register(place.meta, runtime=place.runtime, settings=place.settings, label="export")
     try:
@@ -56,7 +55,7 @@ def export(checkpoints: Checkpoints, entry: CatalogEntry, path: Path | str) -> N
             for named in dict.fromkeys([*manifest.files, *manifest.shard_files]):
                 _add(tar, named.key, read_file(place, named), manifest)
                 if place.runtime.monotonic_s() - beaten_at_s >= place.settings.beat_interval_s:
-                    writer.beat()  # or the hold ends with its writer
+                    writer.beat()  # otherwise the hold would end with its writer
                     beaten_at_s = place.runtime.monotonic_s()
     finally:
         checkpoints.release(writer)
@@ -66,7 +65,7 @@ def export(checkpoints: Checkpoints, entry: CatalogEntry, path: Path | str) -> N
 def import_archive(
     path: Path | str, location: Path | str, meta: str | None = None, *, runtime: Runtime, settings: Settings
 ) -> Manifest:
-    """Make a new storage, at a place that is empty, from an archive. Returns the manifest of what it holds."""
+    """Create a new storage at an empty place from an archive. Return the manifest of the checkpoint."""
     _check_empty(location, meta, runtime, settings)
     storage = open_for_repair(location, meta, runtime=runtime, settings=settings, change=True)
     try:
@@ -101,7 +100,7 @@ def _new_file(path: Path) -> Iterator[io.BufferedWriter]:
 
 
 def _add(tar: tarfile.TarFile, key: str, content: bytes, manifest: Manifest) -> None:
-    """The time is the checkpoint's: the same checkpoint gives the same archive."""
+    """Add a file with the checkpoint's time, so that the same checkpoint gives the same archive."""
     member = tarfile.TarInfo(key)
     member.size = len(content)
     member.mtime = int(manifest.made_at_s)
@@ -121,7 +120,7 @@ def _check_empty(location: Path | str, meta: str | None, runtime: Runtime, setti
 
 
 def _unpacked(place: StorageContext, path: Path) -> Manifest:
-    """Put every file of the archive; the manifest of it. See 2 of the header."""
+    """Put every file of the archive, and return its manifest: see rule 2 of the header."""
     try:
         with tarfile.open(path, "r|") as tar:
             files = _files(tar, path)
@@ -164,7 +163,7 @@ def _check_format(files: Iterator[tuple[str, bytes]], path: Path) -> None:
 
 
 def _put(place: StorageContext, path: Path, files: Iterator[tuple[str, bytes]], manifest: Manifest) -> list[str]:
-    """Put what the manifest names; the keys that were not in the archive."""
+    """Put the files that the manifest names; return the keys that the archive lacks."""
     named = {file.key: file for file in (*manifest.files, *manifest.shard_files)}
     missing = dict.fromkeys(named)
     for key, content in files:

@@ -1,24 +1,15 @@
-"""`Checkpoints`: the checkpoints of one storage; publish, look at, verify and restore them.
-
-This is the face of the package. Each piece is a module:
-
-    draft, manifest, records   what is handed over; what lies on the blob; what lies in Meta
-    publication                how a checkpoint comes to be
-    verification               reading everything before it is used
-    collection                 deleting what nobody needs, and what must stay
-    fsck, repair, revival      looking at a whole storage, and bringing back what can be
-    archive                    a checkpoint as one file
+"""`Checkpoints`: publish, list, verify and restore the checkpoints of one storage.
 
 Invariants:
 
-1. A checkpoint is in the catalog, and then complete, or it is invisible (I11). Nothing is remembered here: what a
-   commit that failed would have published is listed nowhere (C1).
-2. Restoring takes a hold first, in one commit that guards the catalog: what the hold names was catalogued at that
-   moment, and a collector that reads the catalog first and the holds after it cannot miss both.
-3. The hold stays until `release`, or until its writer is not registered any more: the engine goes on using parts that
-   others wrote, also when the checkpoint they came from is dropped. Once all was read it holds these parts only.
-4. A damaged checkpoint is never used, and never taken for a missing one: an older one is, loudly, or nothing (C5, C6).
-   Once known, it counts for nothing: the next publication drops it, and keeps the intact ones (X8).
+1. A checkpoint is in the catalog and complete, or it is invisible (I11). This object caches no entries: a checkpoint
+   whose commit failed is listed nowhere (C1).
+2. A restore takes a hold first, in one commit that guards the catalog: the catalog had what the hold names at that
+   moment. A collector reads the catalog first and the holds after it, so it cannot miss both.
+3. The hold stays until `release`, or until its writer is no longer registered: the engine continues to use parts that
+   other writers wrote, even after the checkpoint is dropped. After the restore it holds these parts only.
+4. A damaged checkpoint is never used, and never treated as missing: the restore uses an older one and reports the
+   damage, or fails (C5, C6). The next publication drops damaged checkpoints, and keeps the intact ones (X8).
 """
 
 from __future__ import annotations
@@ -51,19 +42,19 @@ logger = logging.getLogger(__name__)
 
 
 class Checkpoints:
-    """Safe to share between threads; one publishes at a time."""
+    """Safe to share between threads; one thread publishes at a time."""
 
     def __init__(self, blob: Blob, meta: Meta, *, runtime: Runtime, settings: Settings) -> None:
         self.place = StorageContext(blob, meta, runtime, settings)
         self.damage = KnownDamage(runtime)
         self._publishing = threading.Lock()
         self._drafts: dict[str, Set[str] | None] = {}
-        """Per writer that published here, the state parts of the draft under way or in doubt; None if there is none."""
+        """By writer that published here, the state parts of its current or doubtful draft; None if it has no draft."""
 
     def publish(self, time: int, make: Callable[[], Draft], writer: Writer, keep: int = KEEP_MIN) -> CatalogEntry:
         """Publish a draft of `time`; keep the newest `keep` (at least 2) that are not known to be damaged.
 
-        See `publication`. `make` is called after the claim: what it reads of the shards is not deleted from then on.
+        See `publication`. `make` is called after the claim: from then on the shard parts that it reads are not deleted.
         """
         publication = Publication(self.place, writer, time)
         with self._publishing:
@@ -86,7 +77,7 @@ class Checkpoints:
             try:
                 kept = publication.commit(entry, keep, self.damage.catalogued())
             except OutcomeUnknown:
-                raise  # it may still arrive, so the draft stays under way
+                raise  # the commit may still arrive, so the draft stays
             except EvertideError:
                 self._give_up(publication)
                 raise
@@ -99,11 +90,11 @@ class Checkpoints:
         publication.withdraw()
 
     def entries(self) -> tuple[CatalogEntry, ...]:
-        """The published checkpoints, the newest first."""
+        """The published checkpoints, newest first."""
         return self._catalog()[1].entries[::-1]
 
     def read(self, entry: CatalogEntry) -> Manifest:
-        """The manifest, if it is the one that was published. A damaged one is remembered in `damage`."""
+        """Return the manifest if it is the published one. `damage` records a damaged one."""
         try:
             return self.place.retry_read(lambda: read_manifest(self.place.blob, entry))
         except Damaged as error:
@@ -111,7 +102,7 @@ class Checkpoints:
             raise
 
     def newest(self) -> tuple[CatalogEntry, Manifest] | None:
-        """The newest checkpoint that is not known to be damaged and whose manifest can be read."""
+        """The newest checkpoint that is not known to be damaged and whose manifest is readable."""
         entries = self.entries()
         self.damage.replace(entries)
         for entry in entries:
@@ -125,16 +116,16 @@ class Checkpoints:
     def verify(self, entry: CatalogEntry, progress: OnProgress | None = None, *, shards: bool = False) -> Manifest:
         """Read everything that a restart needs; `CheckpointDamaged` names every file that is missing or damaged.
 
-        With `shards` also the shards' parts, which only a storage that lost its Meta needs from the checkpoint.
+        With `shards`, also read the shards' parts, which only a storage without its Meta needs from the checkpoint.
         """
         manifest = self.read(entry)
         verify_manifest(self.place, manifest, progress, shards=shards)
         return manifest
 
     def restore(self, writer: Writer, progress: OnProgress | None = None) -> Restored | None:
-        """The newest checkpoint that verifies, under a hold; None if there never was one.
+        """Return the newest checkpoint that verifies, under a hold; None if none was ever published.
 
-        `Restored.skipped` are newer ones that are damaged. If all are, `CheckpointDamaged` names everything.
+        `Restored.skipped` has newer, damaged ones. If all are damaged, `CheckpointDamaged` names all files.
         """
         entries = self._hold(writer)
         skipped: list[Skipped] = []
@@ -142,7 +133,7 @@ class Checkpoints:
             try:
                 restored = self._restored(entry, progress, skipped)
             except Damaged as error:
-                writer.check_registered()  # or the hold is gone, and a collector took what looks damaged
+                writer.check_registered()  # without its hold, garbage collection may have deleted files
                 logger.warning("checkpoint %d at time %d is not used: %s", entry.number, entry.time, error)
                 self.damage.add(entry, error)
                 skipped.append(Skipped(entry, error))
@@ -157,7 +148,7 @@ class Checkpoints:
         raise CheckpointDamaged(path=self.place.meta.path(CHECKPOINTS), why=why, files=files)
 
     def hold(self, entry: CatalogEntry, writer: Writer) -> None:
-        """Keep everything that a checkpoint names, until `release`. `Conflict` if the catalog does not have it."""
+        """Keep everything that a checkpoint names until `release`. Raise `Conflict` if it is not in the catalog."""
         while True:
             seqno, catalog = self._catalog()
             if entry not in catalog.entries:
@@ -167,7 +158,7 @@ class Checkpoints:
                 return
 
     def release(self, writer: Writer) -> None:
-        """Give back the hold of `restore`: the engine uses no part of that checkpoint any more, or ends."""
+        """Release the hold of `restore`: the engine uses no part of that checkpoint any more, or ends."""
         key = restoring_key(writer.id)
         while True:
             record = self.place.retry_read(lambda: self.place.meta.head(key))
@@ -177,7 +168,7 @@ class Checkpoints:
                 return
 
     def pinned(self) -> Pins:
-        """What checkpoints need; for `Maintenance`, `Shard.collect` and `collect`. Raises if that cannot be told."""
+        """The blobs that garbage collection must keep. Raises if any manifest is unreadable."""
         try:
             return pinned(self.place, dict(self._drafts))
         except Damaged:
@@ -185,7 +176,7 @@ class Checkpoints:
             raise
 
     def collect(self, live: Live, writer: Writer) -> CheckpointGarbage:
-        """Delete state parts and checkpoints that nobody needs; see `evertide.checkpoint.garbage`."""
+        """Delete state parts and checkpoints that are not needed; see `evertide.checkpoint.garbage`."""
         found = collect(self.place, live, writer, lambda: dict(self._drafts))
         if found.is_hold_over:
             self.release(writer)
@@ -194,14 +185,14 @@ class Checkpoints:
         return found
 
     def _find_damage(self) -> None:
-        """Read all manifests, so that those that are damaged are known and replaced. The caller has the error."""
+        """Read all manifests to find the damaged ones, so that they are replaced. The caller has the error."""
         with suppress(EvertideError):
             for entry in self.entries():
                 with suppress(Damaged):
                     self.read(entry)
 
     def _add_damage(self, entry: CatalogEntry, error: Damaged) -> None:
-        """What a peer dropped and collected meanwhile is gone rightly. The caller raises the error."""
+        """Record damage, unless a peer has dropped the checkpoint meanwhile. The caller raises the error."""
         with suppress(EvertideError):
             if entry in self.entries():
                 self.damage.add(entry, error)
@@ -218,7 +209,7 @@ class Checkpoints:
         return self.place.retry_read(lambda: read_catalog(self.place.blob, self.place.meta))
 
     def _hold(self, writer: Writer) -> tuple[CatalogEntry, ...]:
-        """Hold all that is catalogued, as of one moment."""
+        """Hold all checkpoints in the catalog, as of one moment."""
         while True:
             seqno, catalog = self._catalog()
             if not catalog.entries:
@@ -227,10 +218,10 @@ class Checkpoints:
                 return catalog.entries
 
     def _narrow(self, writer: Writer, entry: CatalogEntry) -> None:
-        """Housekeeping: if it fails the hold keeps more than it has to."""
+        """Reduce the hold to the state parts. If this fails, the hold keeps more than necessary."""
         try:
             while not self._holds(writer, [entry], is_read=True):
-                pass  # the hold was ended: the next look says so
+                pass  # the hold was ended: the next attempt raises
         except (Unavailable, OutcomeUnknown) as error:
             logger.warning("the hold on checkpoints stays as wide as it is: %s", error)
 
@@ -241,7 +232,7 @@ class Checkpoints:
         record = self.place.retry_read(lambda: self.place.meta.head(key))
         hold = Restoring(writer.id, tuple(entries), is_read, runtime.wall_s(), runtime.new_id())
         write = Write(key, record.seqno if record else 0, seal(hold))
-        registered = writer.guards()[:1]  # whatever the generation: reading changes nothing
+        registered = writer.guards()[:1]  # of any generation: reading changes nothing
         stale = self.place.commit([write], [*registered, *guards])
         if stale is not None:
             writer.check(stale)

@@ -1,4 +1,4 @@
-"""`StorageContext`: the storage that checkpoints lie in, and the clock and settings of the process that looks at it."""
+"""`StorageContext`: a storage with the clock and the settings of the process that uses it."""
 
 from __future__ import annotations
 

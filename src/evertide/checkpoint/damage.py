@@ -1,7 +1,7 @@
-"""`KnownDamage`: the checkpoints that this process found to be damaged.
+"""`KnownDamage`: the checkpoints that this process found damaged.
 
-It is kept in memory only: the next process that restores finds the damage again. A damaged checkpoint stays in the
-catalog, and with it every intact one, until a new checkpoint is published; that publication drops it.
+It is in memory only: the next process that restores finds the damage again. A damaged checkpoint stays in the catalog,
+and so does every intact one, until the next publication drops it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class DamagedCheckpoint:
     since_s: float
     """When this process found it."""
     is_replaced: bool = False
-    """Whether it has left the catalog, and a newer checkpoint took its place."""
+    """Whether it has left the catalog, replaced by a newer checkpoint."""
 
     def problem(self) -> Problem:
         named = f"checkpoint {self.entry.number} at time {self.entry.time} is damaged and is not used"
@@ -49,12 +49,12 @@ class KnownDamage:
                 self._found[entry.number] = DamagedCheckpoint(entry, error, self._runtime.wall_s())
 
     def catalogued(self) -> frozenset[int]:
-        """The numbers of those that no newer checkpoint has replaced yet."""
+        """The numbers of those that no newer checkpoint has replaced."""
         with self._lock:
             return frozenset(number for number, one in self._found.items() if not one.is_replaced)
 
     def replace(self, catalog: tuple[CatalogEntry, ...]) -> None:
-        """Mark those that are not in the catalog any more."""
+        """Mark those that are no longer in the catalog."""
         numbers = {entry.number for entry in catalog}
         with self._lock:
             for number, one in self._found.items():

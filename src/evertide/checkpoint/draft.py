@@ -1,4 +1,4 @@
-"""`Draft`: what a pipeline hands over to be published as a checkpoint, and what it gets back when it restores one."""
+"""`Draft`: the state that a pipeline publishes as a checkpoint, and `Restored`: the result of a restore."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ __all__ = ["Draft", "Restored", "Skipped"]
 
 @dataclass(frozen=True)
 class Draft:
-    """The state between two transactions: everything below `time`, nothing of it or after it."""
+    """The state between two transactions: everything below `time`, and nothing of `time` or later."""
 
     time: int
     fingerprint: str
     generation: Generation
     positions: Mapping[str, str]
     state: bytes
-    """What the engine needs besides the parts; nobody else looks into it."""
+    """What the engine needs besides the parts; only the engine interprets it."""
     parts: tuple[StateFile, ...]
-    """State parts, durable already."""
+    """State parts; already durable."""
     shards: Mapping[str, ShardState]
     members: tuple[str, ...]
     pipeline: bytes
-    """The record that says what the pipeline declares."""
+    """The definition of the pipeline."""
 
     def check(self) -> None:
-        """Refuse what would not be a checkpoint before anything is stored."""
+        """Raise an error for an invalid draft before anything is stored."""
         where = f"checkpoint at time {self.time}"
         if set(self.members) != set(self.shards):
             why = f"states of {sorted(self.shards)}, and members {sorted(self.members)}"
@@ -47,8 +47,6 @@ class Draft:
 
 @dataclass(frozen=True)
 class Skipped:
-    """A checkpoint that was not used, and what is wrong with it."""
-
     entry: CatalogEntry
     error: EvertideError
 
@@ -60,4 +58,4 @@ class Restored:
     state: bytes
     pipeline: bytes
     skipped: tuple[Skipped, ...] = field(default=())
-    """Newer ones that are damaged. Not empty: say it loudly (I13)."""
+    """Newer, damaged checkpoints. If there are any, the caller must report them (I13)."""

@@ -1,12 +1,12 @@
-"""`alone`: a repair works alone on its storage, and every process that wants to run the pipeline sees it.
+"""`register_for_repair`: a repair works alone on its storage, and other processes see it.
 
-1. A process that is registered and lives is a `Conflict`, before anything is changed. It lives as long as it is not
-   proven that it has ended (`evertide.store.process`), and its heartbeat is not older than its time to live. Damaged
-   records of a process prove nothing: its heartbeat decides.
-2. The repair registers as a writer with the label `REPAIRING` and beats. Who wants to run the pipeline is refused
-   meanwhile (`evertide.pipeline.replicas.ownership`). Both sides look at the others again after they registered, so
-   that of two that begin at the same moment at most one goes on.
-3. Each change guards the registration. A change that another process got in before of is an error, never skipped.
+1. A registered live process is a `Conflict`, before anything is changed. A process counts as live unless its end is
+   proven (`evertide.store.process`) or its heartbeat is older than its time to live. If its registration is damaged,
+   only its heartbeat decides.
+2. The repair registers as a writer with the label `REPAIRING` and beats. Meanwhile no process may run the pipeline
+   (`evertide.pipeline.replicas.ownership`). Both sides check for each other again after they registered, so at most one
+   of two that start at the same moment continues.
+3. Each change guards the registration. A change that loses a race to another process is an error, never skipped.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class _Beats(Ticker):
     def tick(self) -> bool:
         try:
             self._writer.beat()
-        except EvertideError as error:  # the next change is refused, if it was ended
+        except EvertideError as error:  # if the registration was ended, the next change is refused
             logger.warning("no heartbeat: %s", error)
         return True
 
@@ -60,7 +60,7 @@ def register_for_repair(place: StorageContext) -> Iterator[Writer]:
 
 
 def check_exclusive(place: StorageContext, own: str = "") -> None:
-    """`Conflict` if another process lives. The registrations of others are ended."""
+    """Raise `Conflict` if another process is live; end the registrations of all others."""
     meta = place.meta
     for key, record in place.retry_read(lambda: meta.heads(writer_key(""))).items():
         writer = key.removeprefix(writer_key(""))
@@ -82,7 +82,7 @@ def check_exclusive(place: StorageContext, own: str = "") -> None:
 
 
 def change(place: StorageContext, writer: Writer, writes: Sequence[Write]) -> None:
-    """Commit changes of a repair. `Fenced` if its registration was ended, `Conflict` if another process was first."""
+    """Commit changes of a repair. Raise `Fenced` if its registration ended, `Conflict` if a peer was first."""
     stale = place.commit(writes, writer.guards())
     if stale is not None:
         writer.check(stale)

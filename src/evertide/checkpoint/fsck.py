@@ -1,12 +1,12 @@
-"""`check`: reads a whole storage, says everything that is wrong with it, and changes nothing.
+"""`check`: read a whole storage, report everything that is damaged, and change nothing.
 
-In this order, so that a pipeline may run meanwhile; damage of one thing does not keep it from looking at the next:
+It works in this order, so that a pipeline may run meanwhile. Damage of one object does not stop the check of the next:
 
-1. All blobs are listed, then the writers, then all records of Meta: each is unsealed as what it should be.
-2. Each shard is opened as a newcomer would, from its roll-up on; the catalog, the manifests, the journal are read.
-3. Every file that any of these names is read whole, once, and compared with its length and digest.
-4. What was listed, lies where blobs of ours lie, is named by nobody, and was made by a writer that is not registered,
-   is an orphan: told, not counted as damage. If anything that names files cannot be read, orphans cannot be told.
+1. List all blobs, then the writers, then all records of Meta; unseal each as the type that it should have.
+2. Open each shard as a new reader would, from its roll-up on; read the catalog, the manifests and the journal.
+3. Read every file that any of these names, once, and compare it with its length and digest.
+4. A listed blob is an orphan if it is below one of Evertide's prefixes, nothing names it, and its writer is not
+   registered. Orphans are reported, but are no damage. If a record that names files is unreadable, orphans are unknown.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ from evertide.store.writers import Beat, GenerationRecord, Registration, read_re
 __all__ = ["LOST", "Finding", "Report", "check"]
 
 LOST = "lost+found/"
-"""Where a repair puts what nobody names."""
+"""Where a repair moves orphans."""
 
 _RECORDS: dict[str, type] = {
     rollup_key(""): Rollup,
@@ -75,7 +75,7 @@ _RECORDS: dict[str, type] = {
     restoring_key(""): Restoring,
     producer_key(""): Producer,
 }
-"""By the beginning of the key. Shards are opened instead; keys of other rooms are theirs to check."""
+"""By the prefix of the key. Shards are opened instead; other packages check their own keys."""
 
 _META = "`evertide fsck --repair` brings it back from the newest checkpoint that is intact."
 _CATALOG = "`evertide fsck --repair` makes it anew from the checkpoints that are intact."
@@ -96,7 +96,7 @@ _STORAGE = "`evertide fsck --repair` writes it again."
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`kind` is a stable code, `path` where a person would look."""
+    """`kind` is a stable code, `path` the location for people."""
 
     kind: str
     path: str
@@ -111,22 +111,22 @@ class Finding:
 class Report:
     problems: tuple[Finding, ...]
     orphans: tuple[str, ...]
-    """Keys of blobs that nobody needs."""
+    """The keys of blobs that are not needed."""
     unknown_orphans: bool
-    """Whether what names files could not all be read, so that nobody can tell orphans."""
+    """Whether a record that names files was unreadable, so that orphans are unknown."""
     shards: int
     checkpoints: int
     transactions: int
     """In the journal."""
     files: int
     bytes: int
-    """Of all files that were read."""
+    """The size of all files that were read."""
     damaged_records: Mapping[str, str] = field(default_factory=dict)
-    """By Meta key, why; without those of shards."""
+    """By Meta key, the reason; without those of shards."""
     damaged_shards: Mapping[str, str] = field(default_factory=dict)
-    """By shard, why: its log, roll-up or holds."""
+    """By shard, the reason: its log, roll-up or holds."""
     damaged_parts: Mapping[str, str] = field(default_factory=dict)
-    """By shard, why."""
+    """By shard, the reason."""
 
     @property
     def is_sound(self) -> bool:
@@ -136,10 +136,10 @@ class Report:
 def check(
     place: StorageContext, progress: OnProgress | None = None, collections: Mapping[str, tuple[str, str]] | None = None
 ) -> Report:
-    """See the header. What looks wrong is looked at twice: a pipeline may move on between two looks.
+    """See the header. Everything that looks wrong is checked twice: a pipeline may have changed it between two reads.
 
-    `collections` tells per shard which kind of collection it is, and its name: problems name it. It is given for a
-    storage that a pipeline runs on: then the records of the pipeline must be there, and fit each other.
+    `collections` has the kind and name of each shard's collection, for problems. It is given for a storage with a
+    pipeline: then the records of the pipeline must exist and agree with each other.
     """
     listed = _listed(place)
     found = _Check(place, collections)
@@ -167,13 +167,13 @@ def check(
 
 @dataclass(slots=True)
 class _Check:
-    """One look at everything that names files, and what was wrong with it."""
+    """One pass over everything that names files, and the problems found."""
 
     place: StorageContext
     collections: Mapping[str, tuple[str, str]] | None
     problems: list[Finding] = field(default_factory=list)
     named: dict[StateFile, str] = field(default_factory=dict)
-    """Every file that must be there, and what to do if it is not."""
+    """Every file that must exist, and the remedy if it does not."""
     needed: set[str] = field(default_factory=set)
     """Further keys that are not orphans."""
     numbers: set[int] = field(default_factory=set)
@@ -185,16 +185,16 @@ class _Check:
     part_shards: dict[str, str] = field(default_factory=dict)
     """By the key of a part, the shard whose state names it."""
     holders: dict[str, str] = field(default_factory=dict)
-    """By the key of a part, whose rows it holds: the collection and the transactions."""
+    """By the key of a part, the collection and the transactions whose rows it has."""
     uppers: dict[str, int] = field(default_factory=dict)
-    """Per shard that could be read and has not ended."""
+    """By shard, its upper, if it could be read and is not finalized."""
     is_complete: bool = True
     shards: int = 0
     checkpoints: int = 0
     transactions: int = 0
 
     def look(self) -> None:
-        """Who is registered comes first: whoever is not has named for the last time."""
+        """Read the writers first: a writer that is not registered names no further blobs."""
         meta = self.place.meta
         self.writers = self._tried(lambda: set(self.place.retry_read(lambda: read_registrations(meta))), "") or set()
         self._format()
@@ -236,7 +236,7 @@ class _Check:
         self.problems.append(Finding(error.error_code, path, why, remedy or error.remedy))
 
     def _tried(self, call: Callable[[], Any], remedy: str, key: str = "") -> Any:
-        """What the call returns, or None after adding what is wrong, with the record of a key if one is given."""
+        """Return the result of the call, or None after adding its error as a problem, also of `key` if given."""
         try:
             return call()
         except (Damaged, UnsupportedFormat, InvalidInput) as error:
@@ -267,7 +267,7 @@ class _Check:
             self.add(RecordDamaged(path=meta.path(STORAGE), why=why), _STORAGE)
 
     def _records(self, heads: dict[str, Record]) -> None:
-        """Of each key its newest record. Those of shards, journal and catalog are read on their own."""
+        """Check the newest record of each key. Shards, journal and catalog are checked separately."""
         meta = self.place.meta
         own = (shard_key(""), rollup_key(""), hold_key(""))
         for key, record in heads.items():
@@ -281,7 +281,7 @@ class _Check:
                 self._tried(partial(unseal, record.data, kind, meta.path(key)), remedy, key)
 
     def _shards(self, heads: dict[str, Record]) -> None:
-        """Also those of which only the address of a roll-up, or the holds, are left."""
+        """Check all shards, including those of which only the address of a roll-up, or the holds, remain."""
         names = {
             key.removeprefix(prefix): None
             for prefix in (shard_key(""), rollup_key(""), hold_key(""))
@@ -342,7 +342,7 @@ class _Check:
                 self.damaged_shards[name] = str(error)
 
     def _committed(self) -> None:
-        """All records are readable and follow each other; and the member shards have reached the last one."""
+        """Check that all records are readable and consecutive, and that the member shards have reached the last one."""
         place, meta = self.place, self.place.meta
         found = TimeLog(COMMITTED, Committed, meta, place.runtime, place.settings).read_all()
         record = meta.head(GENERATION)
@@ -358,7 +358,7 @@ class _Check:
         try:
             outcome = meta.head(COMMITTED)
             done = unseal(outcome.data, Committed, meta.path(COMMITTED)).time if outcome else -1
-        except Damaged:  # said on its own
+        except Damaged:  # reported separately
             done = max(self.uppers.values(), default=0) - 1
         records = TimeLog(JOURNAL, Bound, meta, place.runtime, place.settings).read_all()
         if self.collections is not None and (records[-1].value.time if records else -1) < done:
@@ -374,7 +374,7 @@ class _Check:
     def _catalog(self) -> None:
         place = self.place
         if is_lost(place.meta) and place.meta.head(CHECKPOINTS) is None:
-            return  # said already
+            return  # already reported
         _, catalog = place.retry_read(lambda: read_catalog(place.blob, place.meta))
         self.numbers |= set(catalog.claims.values())
         for entry in catalog.entries:
@@ -392,12 +392,12 @@ class _Check:
         for file in manifest.files:
             self.named.setdefault(file, _CHECKPOINT)
         for shard, files in manifest.shards.items():
-            # What only a view needs from a checkpoint is no loss: the view is computed again.
+            # Parts that only a view needs from a checkpoint are no loss: the view is recomputed.
             if self.collections is None or self.collections.get(shard, ("view",))[0] != "view":
                 self.named.update({file: _CHECKPOINT for file in files if file not in self.named})
 
     def _held(self, entry: CatalogEntry, *, is_over: bool) -> None:
-        """What only a hold names is no orphan while its writer lives; that some of it is deleted is no damage."""
+        """Keep what a live writer's hold names from being an orphan; files of it that are deleted are no damage."""
         if is_over:
             return
         self.numbers.add(entry.number)
@@ -405,12 +405,12 @@ class _Check:
             self.needed |= set(self.place.retry_read(lambda: read_manifest(self.place.blob, entry)).names())
 
     def _still_there(self, orphans: list[str]) -> tuple[str, ...]:
-        """Without what a collection deleted since it was listed."""
+        """Drop the keys that garbage collection has deleted since the listing."""
         there = set(_listed(self.place)) if orphans else set()
         return tuple(key for key in orphans if key in there)
 
     def _orphans(self, listed: list[str]) -> Iterator[str]:
-        """A claim counts as long as it is there: whoever made it may be silent, and yet go on."""
+        """A claimed directory is never an orphan: even a silent writer may still publish it."""
         ours = tuple(prefix() for prefix in (part_prefix, rollup_prefix, state_prefix, staged_prefix))
         named = self.keys()
         for key in listed:

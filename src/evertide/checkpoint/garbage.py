@@ -1,26 +1,26 @@
-"""Collection: deleting state parts and checkpoints that provably nobody needs (I12).
+"""Garbage collection of checkpoints: delete state parts and checkpoints that provably no process needs (I12).
 
-Needed is what the *pins* name, and what the running engine uses (`live`). Pins are everything that the manifests of
-catalogued checkpoints name, and of those that a live writer holds (`restoring/<writer>`).
+The *pins*, and the parts that the running engine uses (`live`), are needed. Pins are all blobs that are named by the
+manifests of catalogued checkpoints, and of those that a live writer holds (`restoring/<writer>`).
 
-Deleted is, if it is neither pinned nor live:
+Garbage collection deletes, if neither pinned nor live:
 
-1. *A state part* whose writer is not registered (any more), so that it will never be named; or which this very writer
-   wrote, as this process knows what it uses. Parts of another writer that is registered stay, whatever they are.
-2. *A checkpoint's directory* whose number is not in the catalog, is not held, and is not claimed by a writer that is
-   registered. A claim is made before the first file is put, so a directory without one is over.
+1. *A state part* whose writer is not registered (any more), so that it will never be named, or which this writer wrote,
+   because this process knows what it uses. Parts of other registered writers stay.
+2. *A checkpoint's directory* whose number is not in the catalog, not held, and not claimed by a registered writer. A
+   claim is made before the first file is put, so a directory without one is abandoned.
 
-The evidence is read in this order, and each step says what it must not come before:
+The evidence is read in this order, for these reasons:
 
-    blobs            listed first: what is put later is not judged
-    live, drafts     after that; a draft that is published meanwhile is in the catalog below
-    writers          a writer that is not among them has committed for the last time
-    catalog          so this says all it ever published; claims of others may still come true
-    holds            what was dropped before the catalog was read and is still read by somebody is held already
-    writers again    a hold of a writer that is not among them is over
-    manifests        all of them, afresh: what this process remembers is no proof that others can read them
+    blobs            first: blobs that are put later are not judged
+    live, drafts     then: a draft that is published meanwhile is in the catalog below
+    writers          a writer that is not registered has made its last commit
+    catalog          so it has all that such a writer ever published; claims of others may still be completed
+    holds            a checkpoint dropped before the catalog was read, and still being read, is held by now
+    writers again    a hold of a writer that is not registered has ended
+    manifests        all of them, uncached: this process's cache does not prove that others can read them
 
-Whatever cannot be read ends the collection before anything was deleted: it is said, and the pipeline runs on (C3).
+If anything cannot be read, nothing is deleted: the error is logged, and the pipeline continues (C3).
 """
 
 from __future__ import annotations
@@ -46,19 +46,19 @@ __all__ = ["CheckpointGarbage", "Drafts", "Live", "Pins", "collect", "pinned"]
 logger = logging.getLogger(__name__)
 
 Live: TypeAlias = Callable[[], Container[str]]
-"""The state parts that the engine of this process uses, is writing at this moment, or has saved for a draft."""
+"""The state parts that this process's engine uses, is writing, or has saved for a draft."""
 
 Drafts: TypeAlias = Mapping[str, Set[str] | None]
-"""Per writer of this process, the state parts of the checkpoint that it publishes; None if it publishes none."""
+"""By writer of this process, the state parts of the checkpoint that it is publishing; None if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pins:
-    """What must stay. While a checkpoint is being published, every part of every shard: it may name any of them."""
+    """The blobs that must stay. During a publication they include all parts of shards: it may name any of them."""
 
     keys: frozenset[str]
     numbers: frozenset[int]
-    """Checkpoints that are catalogued, held, or being written."""
+    """Checkpoints that are in the catalog, held, or being written."""
     is_publishing: bool
     held: frozenset[str]
     """State parts that this process's own holds keep."""
@@ -69,14 +69,14 @@ class Pins:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointGarbage:
-    """What one collection deleted. `refused` says why it deleted nothing."""
+    """What one garbage collection deleted; `refused` is the reason if it deleted nothing."""
 
     parts: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
     """Of checkpoints."""
     refused: EvertideError | None = None
     is_hold_over: bool = False
-    """Whether nothing that this writer's hold keeps is used any more."""
+    """Whether the engine no longer uses any part that this writer's hold keeps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,24 +89,24 @@ class _Evidence:
 
 
 def pinned(place: StorageContext, drafts: Drafts) -> Pins:
-    """Everything that checkpoints need. Raises if any of it cannot be read."""
+    """The blobs that checkpoints need. Raises if any manifest is unreadable."""
     return place.retry_read(lambda: _pins(place, read_registrations(place.meta).keys(), drafts))
 
 
 def collect(place: StorageContext, live: Live, writer: Writer, drafts: Callable[[], Drafts]) -> CheckpointGarbage:
     try:
-        with suppress(StorageFull):  # deleting makes room, and no proof rests on this
+        with suppress(StorageFull):  # deletion frees space, and no proof depends on this
             writer.beat()  # shows that we are not fenced (I16)
             end_silent_writers(place.meta, runtime=place.runtime, settings=place.settings, judge=writer)
             _end_holds(place)
         proof = place.retry_read(lambda: _read_evidence(place, live, writer, drafts))
     except (Damaged, UnsupportedFormat) as error:
-        # Without a trace: the error says all that can be done about it.
+        # Log no traceback: the error says what to do.
         logger.error("nothing is collected, as what checkpoints need cannot be told: %s", error)  # noqa: TRY400
         return CheckpointGarbage(refused=error)
     parts = tuple(key for key in proof.parts if _is_over(key, proof, writer))
     files = tuple(key for key in proof.files if number_of(key) not in {None, *proof.pins.numbers})
-    # The manifest goes first: what is left of a directory after a crash can then not be taken for a checkpoint.
+    # Delete the manifest first, so that the rest of a directory after a crash is not mistaken for a checkpoint.
     for key in (*parts, *sorted(files, key=lambda key: (number_of(key), not _is_manifest(key)))):
         place.blob.delete(key)
     is_used = any(key in proof.live for key in proof.pins.held)
@@ -126,7 +126,7 @@ def _listed(blob: Blob, prefix: str) -> list[str]:
 
 
 def _pins(place: StorageContext, writers: Set[str], drafts: Drafts, own: str = "") -> Pins:
-    """`writers` were read before. The same finding twice is damage, another one a peer that collects meanwhile."""
+    """`writers` were read before. The same error twice is damage; another one means a concurrent collector."""
     problem = ""
     while True:
         _, catalog = read_catalog(place.blob, place.meta)
@@ -167,7 +167,7 @@ def _held(blob: Blob, hold: Restoring) -> set[str]:
 
 
 def _is_open(writer: str, drafts: Drafts) -> bool:
-    """A claim of this process that it gave up, but could not take back, holds nothing."""
+    """A claim that this process gave up, but could not withdraw, protects nothing."""
     return writer not in drafts or drafts[writer] is not None
 
 
@@ -184,7 +184,7 @@ def _is_manifest(key: str) -> bool:
 
 
 def _end_holds(place: StorageContext) -> None:
-    """Remove the holds of writers that are gone; they count for nothing, and would lie around for ever."""
+    """Remove the holds of writers that are no longer registered: they have no effect."""
     holds = read_holds(place.meta)
     alive = read_registrations(place.meta).keys()
     for name, (seqno, _) in holds.items():

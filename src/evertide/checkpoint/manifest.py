@@ -1,23 +1,23 @@
-"""`Manifest`: everything that one checkpoint needs, by name, length and digest (I11).
+"""`Manifest`: all files of one checkpoint, by name, length and digest (I11).
 
-Where it lies: the blob `checkpoints/<number>/manifest.json`. Version 1. Whoever publishes the checkpoint writes it,
-once, after all files that it names; collection deletes it with its directory.
+Stored as the blob `checkpoints/<number>/manifest.json`, version 1. The publishing writer puts it once, after all files
+that it names; garbage collection deletes it with its directory.
 
     {"version": 1, "checksum": "<xxh3-128 of the compact JSON of what follows>", "checkpoint": {...}}
 
 Beside it in the directory:
 
-    state.bin        what the engine needs besides its parts; only the engine understands it
-    pipeline.bin     the record that says what the pipeline declares; only the pipeline understands it
+    state.bin        what the engine needs besides its parts; only the engine interprets it
+    pipeline.bin     the definition of the pipeline; only the pipeline interprets it
     <shard>.state    the state of a member shard at the checkpoint's time, sealed
 
-Invariants, and what would break without them:
+Invariants, and what they prevent:
 
-1. The version is looked at first, the checksum second: or a newer manifest would be half-read, and a damaged one would
-   let collection delete what it no longer names.
+1. The version is checked first, the checksum second: a newer manifest would be half-read, and garbage collection would
+   delete what a damaged one no longer names.
 2. It names every file that a restart needs (`files`), and every part of the member shards (`shards`): with both, the
-   storage can be had again although the whole of Meta is lost.
-3. It never changes. The catalog knows its length and digest, so that it cannot be exchanged for another one.
+   storage can be restored even if Meta is lost.
+3. It never changes. The catalog has its length and digest: another manifest could replace it unnoticed.
 """
 
 from __future__ import annotations
@@ -66,18 +66,18 @@ class StateFile(msgspec.Struct, frozen=True):
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     number: int
     time: int
-    """It holds all transactions below this one."""
+    """The checkpoint contains all transactions below this time."""
     made_at_s: float
     writer: str
     fingerprint: str
     generation: Generation
     members: tuple[str, ...]
     positions: dict[str, str]
-    """Per source, where it stands before `time`: a text that only the source understands."""
+    """By source, its position before `time`: a text that only the source interprets."""
     files: tuple[StateFile, ...]
-    """Its own files, and the state parts."""
+    """The checkpoint's own files, and the state parts."""
     shards: dict[str, tuple[StateFile, ...]]
-    """Per member shard, its parts at that time."""
+    """By member shard, its parts at that time."""
 
     @property
     def state_parts(self) -> tuple[StateFile, ...]:
@@ -93,14 +93,14 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return tuple(file for file in self.files if file.key.startswith(prefix))
 
     def file(self, key: str, path: str) -> StateFile:
-        """What it says about a file. `path` is where the manifest lies: for the error if it does not name the file."""
+        """Return the entry of a file. `path`, the manifest's location, is for the error if there is none."""
         found = next((file for file in self.files if file.key == key), None)
         if found is None:
             raise RecordDamaged(path=path, why=f"it does not name {key}")
         return found
 
     def names(self) -> Iterator[str]:
-        """Everything that must not be deleted while this checkpoint may be used; itself, too."""
+        """Yield the keys that must not be deleted while this checkpoint may be used, including the manifest's own."""
         yield manifest_key(self.number)
         for file in (*self.files, *self.shard_files):
             yield file.key
@@ -125,7 +125,7 @@ def shard_file_key(number: int, shard: str) -> str:
 
 
 def number_of(key: str) -> int | None:
-    """The checkpoint whose directory a blob lies in; None if it lies elsewhere, or the directory is nobody's."""
+    """The checkpoint whose directory has this blob; None if the blob is elsewhere, or the directory has no number."""
     name, _, rest = key.removeprefix(checkpoint_prefix()).partition("/")
     if not rest or not name.isdecimal() or not key.startswith(checkpoint_prefix()):
         return None
@@ -137,18 +137,18 @@ def file_of(key: str, content: bytes) -> StateFile:
 
 
 def shard_parts(state: ShardState) -> tuple[StateFile, ...]:
-    """The blobs of a shard's state; what is inline lies in the state itself."""
+    """The blobs of a shard's state, without inline parts."""
     return tuple(StateFile(part.key, part.bytes, part.checksum) for part in state.parts if part.key)
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """For people to read, too."""
+    """Indented, so that people can read it, too."""
     envelope = _Envelope(FORMAT_VERSION, _checksum(manifest), manifest)
     return msgspec.json.format(msgspec.json.encode(envelope), indent=2) + b"\n"
 
 
 def decode_manifest(content: bytes, path: str) -> Manifest:
-    """`path` is for the error: where it lies."""
+    """`path`, the location of the manifest, is for the error."""
     try:
         version = msgspec.json.decode(content, type=_Versioned).version
         if version != FORMAT_VERSION:

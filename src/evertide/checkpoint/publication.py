@@ -1,17 +1,17 @@
-"""Publishing one checkpoint: the files, the manifest, then the commit that names it (I11).
+"""Publish one checkpoint: the files, the manifest, then the commit that names it (I11).
 
-1. Claim a number in the catalog, under the writer's guards (I16). From now on no collector deletes a part that a shard
-   takes out of its state, nor anything in the directory of that number.
-2. Make the draft. It names parts of shard states that were read after the claim, so a compaction that takes them out
-   of the state meanwhile does not lead to their deletion, however long the draft takes.
+1. Claim a number in the catalog, under the writer's guards (I16). From now on garbage collection deletes no part that a
+   shard removes from its state, and nothing in the directory of that number.
+2. Make the draft. It names parts of shard states that were read after the claim, so parts that a compaction removes
+   meanwhile are not deleted, however long the draft takes.
 3. Put the files, then the manifest. Each is durable when its put returns.
-4. One commit adds the entry, ends the claim, and drops what is known to be damaged and what is beyond the newest
-   `keep`, under the writer's guards. A damaged checkpoint never takes the place of an intact one (X8). The commit is
-   refused (`Conflict`) if the claim is gone, or if a peer published a later time: what an earlier one would be replayed
-   from may be forgotten already.
+4. One commit adds the entry, ends the claim, and drops the checkpoints that are known to be damaged or beyond the
+   newest `keep`, under the writer's guards. A damaged checkpoint never takes the place of an intact one (X8). The
+   commit is refused (`Conflict`) if the claim is gone, or if a peer published a later time: the records to replay from
+   an earlier one may be deleted.
 
-If a step fails, the claim is taken back, and what was put is left to collection, as after a crash. If the outcome of
-step 4 stays unknown, the claim stays: it may still arrive.
+If a step fails, the claim is withdrawn, and garbage collection deletes the files, as after a crash. If the outcome of
+step 4 stays unknown, the claim stays, because the commit may still arrive.
 """
 
 from __future__ import annotations
@@ -46,19 +46,19 @@ __all__ = ["Publication"]
 logger = logging.getLogger(__name__)
 
 KEEP_MIN = 2
-"""So that one may be damaged."""
+"""So that one of them may be damaged."""
 
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """One try to publish a draft of one time."""
+    """One attempt to publish a draft of one time."""
 
     place: StorageContext
     writer: Writer
     time: int
 
     def claim(self) -> int:
-        """Step 1: a number that was never used."""
+        """Step 1: claim a number that was never used."""
         there = self.place.retry_read(
             lambda: directories(entry.key for entry in self.place.blob.list(checkpoint_prefix()))
         )
@@ -67,13 +67,13 @@ class Publication:
             seqno, catalog = self._catalog()
             self._check_time(catalog)
             number = max([catalog.last, *there, *(entry.number for entry in catalog.entries)]) + 1
-            # A writer that was not registered before the catalog was read has published for the last time.
+            # A writer that was not registered before the catalog was read has made its last publication.
             claims = {writer: claimed for writer, claimed in catalog.claims.items() if writer in known}
             if self._changed(seqno, catalog, claims={**claims, self.writer.id: number}, last=number):
                 return number
 
     def put(self, number: int, draft: Draft) -> CatalogEntry:
-        """Step 3. The states go without their tokens: a process that comes back by them has no commit in doubt."""
+        """Step 3. States are stored without tokens: a process that restores them has no commit in doubt."""
         made_at_s = self.place.runtime.wall_s()
         states = {name: msgspec.structs.replace(state, tokens={}) for name, state in draft.shards.items()}
         own = [self.place.put(shard_file_key(number, name), seal(state)) for name, state in states.items()]
@@ -95,7 +95,7 @@ class Publication:
         return CatalogEntry(number, draft.time, named.key, named.bytes, named.digest, made_at_s)
 
     def commit(self, entry: CatalogEntry, keep: int, damaged: Set[int] = frozenset()) -> tuple[CatalogEntry, ...]:
-        """Step 4. The entries that the catalog has then."""
+        """Step 4. Return the new entries of the catalog."""
         while True:
             seqno, catalog = self._catalog()
             claims = dict(catalog.claims)
@@ -110,7 +110,7 @@ class Publication:
                 return entries
 
     def withdraw(self) -> None:
-        """Take the claim back. Housekeeping after a failure: its own failure is said, and hides nothing."""
+        """Withdraw the claim after a failure. An error of the withdrawal is logged, and does not hide the first."""
         try:
             while True:
                 seqno, catalog = self._catalog()
@@ -124,7 +124,7 @@ class Publication:
         return self.place.retry_read(lambda: read_catalog(self.place.blob, self.place.meta))
 
     def _changed(self, seqno: int, catalog: Catalog, **changes: object) -> bool:
-        """Whether the catalog could be changed; False if it moved on, and must be looked at again."""
+        """Commit the catalog; return False if it has changed and must be read again."""
         changed = msgspec.structs.replace(catalog, change=self.place.runtime.new_id(), **changes)
         write = Write(CHECKPOINTS, seqno, seal(changed))
         stale = self.place.commit([write], self.writer.guards())

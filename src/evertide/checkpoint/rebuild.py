@@ -1,11 +1,11 @@
-"""`rebuild_shard`: a shard whose newest state cannot be read, made again from a checkpoint and its log.
+"""`rebuild_shard`: restore a shard whose newest state is unreadable, from a checkpoint and the shard's log.
 
-1. The base is the shard's state in a checkpoint, at time c. It is verified by the manifest's digest.
-2. The log must have every append from c on, up to the time that the pipeline has committed. They are applied in order.
-   Compactions are left out: their inputs are the parts that base and appends name. So a damaged part that a compaction
-   made is replaced by the parts that it was made of, if a checkpoint still keeps those.
+1. The base is the shard's state in a checkpoint, at time c, verified by the manifest's digest.
+2. The log must have every append from c to the committed time of the pipeline. They are applied in order. Compactions
+   are skipped: their inputs are the parts that base and appends name. So a damaged part that a compaction wrote is
+   replaced by its inputs, if a checkpoint still keeps those.
 3. All parts are read and compared with their digests before anything is changed.
-4. One commit writes a roll-up that stands for the whole log, and the record of since and holds. Then the old log is
+4. One commit writes a roll-up that replaces the whole log, and the record of since and holds. Then the old log is
    truncated.
 """
 
@@ -34,7 +34,7 @@ __all__ = ["last_holds", "rebuild_shard"]
 def rebuild_shard(
     place: StorageContext, name: str, manifests: Iterable[Manifest], upper: int | None, writer: Writer
 ) -> Manifest | None:
-    """The checkpoint that the shard was made again from; None if none will do. The shard must reach `upper`."""
+    """Return the checkpoint that the shard was restored from; None if none suffices. The shard must reach `upper`."""
     for manifest in manifests:
         state = _state_from(place, name, manifest, upper)
         if state is not None and not check_files(place, shard_parts(state)):
@@ -44,13 +44,13 @@ def rebuild_shard(
 
 
 def last_holds(place: StorageContext, name: str, since: int) -> dict[str, int]:
-    """The holds of the newest record that can be read. Older ones hold earlier times, which keeps more."""
+    """The holds of the newest readable record. Older records hold earlier times, which keeps more."""
     for record in reversed(place.retry_read(lambda: place.meta.scan(hold_key(name)))):
         try:
             found = unseal(record.data, HoldRecord, place.meta.path(hold_key(name)))
         except EvertideError:
             continue
-        # The hold of a backfill ends with its process, and no process runs.
+        # The hold of a backfill ends with its process, and no process is running.
         return {one: max(at, since) for one, at in found.holds.items() if not one.startswith("backfill-")}
     return {}
 
@@ -73,7 +73,7 @@ def _state_from(place: StorageContext, name: str, manifest: Manifest, upper: int
 
 
 def _entries(place: StorageContext, name: str) -> Iterator[LogEntry]:
-    """Those that can be read. A gap between appends is found when they are applied."""
+    """Yield the readable entries. Applying them detects a gap between appends."""
     path = place.meta.path(shard_key(name))
     for record in place.retry_read(lambda: place.meta.scan(shard_key(name))):
         try:

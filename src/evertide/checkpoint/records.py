@@ -1,16 +1,15 @@
-"""What Meta knows of checkpoints.
+"""The records of checkpoints in Meta.
 
-Where it lies, version 1 of each:
+Stored under these keys, version 1 of each:
 
-    checkpoints            `Catalog`: the published checkpoints, and which numbers are being written; the head counts
+    checkpoints            `Catalog`: the published checkpoints, and the numbers being written; the head counts
     restoring/<writer>     `Restoring`: the checkpoints that a writer reads, or whose parts its engine uses
 
-The catalog is the one place that says which checkpoints there are. It is written by whoever publishes, under the
-writer's guards, and is never removed; a hold is removed by its writer, or once that is not registered any more.
-
-A *claim* says that a writer fills the directory of a number. It is made before the first file is put, and ends in the
-commit that publishes the checkpoint. So no two writers fill one directory, and nobody deletes a directory, or a part of
-a shard, that a live writer is about to name.
+1. Only the catalog says which checkpoints exist. The publishing writer changes it, under its guards; no process removes
+   it. A hold is removed by its writer, or when that writer is no longer registered.
+2. A *claim* says that a writer fills the directory of a number. The writer makes it before it puts the first file; the
+   commit that publishes the checkpoint ends it. So no two writers fill one directory, and garbage collection deletes no
+   directory and no part of a shard that a live writer is about to name.
 """
 
 from __future__ import annotations
@@ -31,12 +30,10 @@ __all__ = ["Catalog", "CatalogEntry", "Restoring", "directories", "read_catalog"
 
 
 class CatalogEntry(msgspec.Struct, frozen=True):
-    """A published checkpoint."""
-
     number: int
     time: int
     key: str
-    """Its manifest."""
+    """The key of its manifest."""
     bytes: int
     digest: str
     """The xxh3-128 of the manifest, hexadecimal."""
@@ -45,26 +42,26 @@ class CatalogEntry(msgspec.Struct, frozen=True):
 
 class Catalog(msgspec.Struct, frozen=True):
     entries: tuple[CatalogEntry, ...] = ()
-    """The oldest first."""
+    """Oldest first."""
     claims: dict[str, int] = {}
-    """Per writer, the number that it is writing."""
+    """By writer, the number that it is writing."""
     last: int = 0
-    """The highest number ever claimed: none is used twice."""
+    """The highest number ever claimed, so that none is reused."""
     change: str = ""
-    """A unique id: tells a commit whose outcome was unknown from a peer's."""
+    """A unique id: distinguishes a commit with unknown outcome from a peer's."""
 
 
 class Restoring(msgspec.Struct, frozen=True):
     writer: str
     entries: tuple[CatalogEntry, ...]
     is_read: bool
-    """Whether they were read: then only the state parts are needed any more."""
+    """Whether the restore has read the checkpoints, so that only the state parts are still needed."""
     held_at_s: float
     change: str
 
 
 def read_catalog(blob: Blob, meta: Meta) -> tuple[int, Catalog]:
-    """Its record number, and what it says. That it is missing although checkpoints are there is damage (C4)."""
+    """Return its record number and content. If it is missing although checkpoints exist, raise an error (C4)."""
     path = meta.path(CHECKPOINTS)
     record = meta.head(CHECKPOINTS)
     if record is None:
@@ -79,7 +76,7 @@ def read_catalog(blob: Blob, meta: Meta) -> tuple[int, Catalog]:
 
 
 def read_holds(meta: Meta) -> dict[str, tuple[SequenceNumber, Restoring]]:
-    """Per writer, the record number of its hold, and the hold."""
+    """By writer, the record number of its hold, and the hold."""
     found = {}
     for key, record in meta.heads(restoring_key("")).items():
         hold = unseal(record.data, Restoring, meta.path(key))

@@ -1,27 +1,26 @@
-"""`repair`: brings back what can be, says what cannot, and deletes nothing that holds data.
+"""`repair`: restore what can be restored, report what is lost, and delete nothing that holds data.
 
-1. The repair is alone (`evertide.checkpoint.exclusive`): a writer that is registered and not silent is a `Conflict`.
-2. Records that only say what a process does or did (leases, writers, heartbeats, health, and so on) are removed if they
-   are damaged. So are those of a sink or shape, which then begins again with the whole content.
-3. If Meta is lost: it is brought back from the newest checkpoint of which every file is intact, those of the tables'
-   shards, too (`evertide.checkpoint.revival`). What came after that checkpoint is lost, and said.
+1. The repair works alone (`evertide.checkpoint.exclusive`): a registered writer with a heartbeat is a `Conflict`.
+2. Damaged records of the activity of processes (leases, writers, heartbeats, health, and so on) are removed. So are
+   damaged records of a sink or shape, which then starts again with the whole content.
+3. If Meta is lost, it is restored from the newest checkpoint of which every file is intact, including those of the
+   tables' shards (`evertide.checkpoint.revival`). Later transactions are lost, and reported.
 4. FORMAT and the record `storage` are written again.
-5. A damaged generation is made again from the definition, a damaged definition from a checkpoint of its generation, a
-   damaged journal or `committed` from what the shards hold, as far as that is possible.
-6. A damaged view is marked so that it is computed again. A damaged table is made again from a checkpoint and its log
+5. A damaged generation is restored from the definition, a damaged definition from a checkpoint of its generation, a
+   damaged journal or `committed` from the shards, as far as possible.
+6. A damaged view is marked for recomputation. A damaged table is restored from a checkpoint and its log
    (`evertide.checkpoint.rebuild`).
-7. What 5 and 6 cannot mend is mended by going back to the newest intact checkpoint: Meta is put aside as a file, and
-   brought back as in 3. As far as the journal is intact from there on, it stays, and the transactions since are
-   computed again from their input; what it lacks is lost, and said.
-8. If the catalog is missing or damaged (C4): it is made anew from the directories that are intact. Left out is what
-   cannot be replayed from: a checkpoint whose time a member shard has not reached, or has forgotten. If checkpoints of
-   the catalog are damaged: they are taken out of it.
-9. What nobody names then is moved below `lost+found/`, under its own name: first the copy, then the original goes. That
-   is what collection would delete; a repair does not, as nobody knows what led to it.
+7. If 5 and 6 fail, the repair goes back to the newest intact checkpoint: it copies Meta to a file, and restores it as
+   in 3. The journal stays as far as it is intact from there on, and the transactions since are computed again from
+   their input; the others are lost, and reported.
+8. A missing or damaged catalog (C4) is rebuilt from the directories that are intact, without checkpoints that cannot be
+   replayed from because a member shard has not reached their time, or has compacted it. Damaged checkpoints are removed
+   from an intact catalog.
+9. Orphans are moved below `lost+found/`, under their own names: first the copy, then the deletion. Garbage collection
+   would delete them; a repair does not, because the cause of the damage is unknown.
 
-After each of these steps the storage is checked again, until nothing is left that can be mended. Each step is one
-commit, or may be done again, so a repair that is cut short is simply repeated. Records of a newer version are never
-touched.
+After each step the storage is checked again, until nothing is left to repair. Each step is one commit or idempotent, so
+an interrupted repair is simply repeated. Records of a newer version are never changed.
 """
 
 from __future__ import annotations
@@ -89,25 +88,25 @@ __all__ = ["DeclaredCollections", "RepairReport", "repair"]
 logger = logging.getLogger(__name__)
 
 _ROUNDS = 12
-"""More than there are steps."""
+"""More than the number of steps."""
 
 _PASSING = (writer_key(""), beat_key(""), restoring_key(""), replica_key(""), "lease/", LEADER, HEALTH, SOURCES)
 
 
 @dataclass(frozen=True, slots=True)
 class RepairReport:
-    """`done` says in sentences what was changed, and what is lost; `moved` are the keys now below `lost+found/`."""
+    """`done` has sentences on what was changed and what is lost; `moved` has the keys now below `lost+found/`."""
 
     done: tuple[str, ...]
     moved: tuple[str, ...]
     report: Report
-    """What a check finds afterwards."""
+    """The result of a check after the repair."""
 
 
 def repair(
     place: StorageContext, progress: OnProgress | None = None, declared: DeclaredCollections | None = None
 ) -> RepairReport:
-    """See the header. Without `declared`, nothing is known of views, and they are treated like tables."""
+    """See the header. Without `declared`, views are unknown, and are treated like tables."""
     check_exclusive(place)
     done = [*_without_passing(place), *mend_producers(place)]
     done += _renewed_generation(place, declared)
@@ -148,7 +147,7 @@ def _without_passing(place: StorageContext) -> Iterator[str]:
 
 
 def _renewed_generation(place: StorageContext, declared: DeclaredCollections | None) -> list[str]:
-    """Of step 5, before a writer registers: it adopts the generation."""
+    """The generation, in step 5. It precedes the registration of a writer, which adopts the generation."""
     record = place.meta.head(GENERATION)
     try:
         if record is not None:
@@ -184,7 +183,7 @@ class _Repair:
         return None if self.declared is None else self.declared.collections()
 
     def round(self) -> list[str]:
-        """The first step that has something to do: what it did. Nothing, if none has."""
+        """Run the first step that has work, and return what it did; empty if no step has work."""
         if is_lost(self.place.meta):
             return self._meta()
         said = self._format()
@@ -194,7 +193,7 @@ class _Repair:
         return self._core(report) or self._shards(report) or self._catalog()
 
     def _format(self) -> list[str]:
-        """Step 4. If Meta knows another version, FORMAT is not damaged, and nothing is touched."""
+        """Step 4. If Meta has a newer version, FORMAT is not damaged, and nothing is changed."""
         place, text = self.place, b"%d\n" % FORMAT_VERSION
         said = []
         head = place.meta.head(STORAGE)
@@ -267,10 +266,10 @@ class _Repair:
         raise CheckpointDamaged(path=self.place.blob.path(checkpoint_prefix()), why=why, files="; ".join(problems))
 
     def _back(self, reason: str, *, must_be_lossless: bool = False) -> list[str]:
-        """Step 7. Nothing, if no checkpoint is intact.
+        """Step 7. Do nothing if no checkpoint is intact.
 
-        For a part of a table, which a backup may still have, nothing either if input would be lost, or would have to be
-        read from a source again, which may not have it any more.
+        With `must_be_lossless` (a part of a table is damaged, and a backup may have it), also do nothing if input would
+        be lost, or would have to be read again from a source, which may no longer have it.
         """
         place, problems = self.place, list[str]()
         manifests = (self._intact(number, problems, shards=True) for number in reversed(self._numbers()))
@@ -282,7 +281,7 @@ class _Repair:
         return [*problems, *rewind.to(manifest, reason)]
 
     def _definition(self) -> list[str]:
-        """From a checkpoint of the same generation."""
+        """Restore the definition from a checkpoint of the same generation."""
         place = self.place
         record = place.meta.head(GENERATION)
         if record is None:
@@ -297,7 +296,7 @@ class _Repair:
         return []
 
     def _committed(self) -> list[str]:
-        """What the member shards have reached. Their counts and digests are gone, so that nothing can be replayed."""
+        """Restore `committed` at the upper of the members. Counts and digests are lost: no replay is possible."""
         upper = self._member_upper()
         if upper is None:
             return []
@@ -309,7 +308,7 @@ class _Repair:
         return [*said, f"{COMMITTED} was made again from the shards, at transaction {upper - 1}"]
 
     def _journal(self) -> list[str]:
-        """Without the records that are damaged, if where the sources stand is known."""
+        """Rebuild the journal without its damaged records, if the positions of the sources are known."""
         place, upper = self.place, self._member_upper()
         if upper is None:
             return []
@@ -337,9 +336,9 @@ class _Repair:
         return said
 
     def _base(self, upper: int, following: Bound | None) -> Bound | None:
-        """A record of the last committed transaction that says where the sources stand after it.
+        """A record of the last committed transaction, with the positions of the sources after it.
 
-        The record of the next one says so, which begins there, or a checkpoint at that time.
+        The positions come from the next record, which starts there, or from a checkpoint at that time.
         """
         if following is not None:
             generation = following.generation
@@ -354,11 +353,11 @@ class _Repair:
         return Bound(Time(upper - 1), generation, inputs, self.writer.id, token, now_s)
 
     def _forget_checkpoints(self, upper: int, why: str) -> list[str]:
-        """Those that would have to be replayed from."""
+        """Remove the checkpoints that need a replay from the catalog."""
         try:
             seqno, catalog = self.place.retry_read(lambda: read_catalog(self.place.blob, self.place.meta))
         except EvertideError:
-            return []  # a later step makes it
+            return []  # a later step rebuilds it
         kept = tuple(entry for entry in catalog.entries if entry.time >= upper)
         if kept == catalog.entries:
             return []
@@ -366,7 +365,7 @@ class _Repair:
         return [f"the catalog holds {_listed(kept)} now, as {why}"]
 
     def _member_upper(self) -> int | None:
-        """What all member shards have reached; None if that is not one time, or cannot be read."""
+        """The upper of all member shards; None if they differ or cannot be read."""
         place = self.place
         try:
             record = place.meta.head(GENERATION)
@@ -388,14 +387,14 @@ class _Repair:
         return directories(entry.key for entry in self.place.blob.list(checkpoint_prefix()))
 
     def _manifests(self) -> Iterator[Manifest]:
-        """The newest first, of those whose manifest and own files are intact."""
+        """Yield the manifests that are intact, with their own files, newest first."""
         for number in reversed(self._numbers()):
             manifest = self._decoded(number, [])
             if manifest is not None and not check_files(self.place, manifest.own_files):
                 yield manifest
 
     def _made_anew(self, numbers: Sequence[int], error: EvertideError) -> list[str]:
-        """Step 3."""
+        """Step 8, for a missing or damaged catalog."""
         problems: list[str] = []
         entries: list[CatalogEntry] = []
         for number in numbers:
@@ -408,7 +407,7 @@ class _Repair:
         return [*problems, f"the catalog was made anew, with {_listed(entries)}; it was not usable: {error}"]
 
     def _without_damaged(self, seqno: int, catalog: Catalog) -> list[str]:
-        """Step 4."""
+        """Step 8, for damaged checkpoints."""
         problems: list[str] = []
         kept = tuple(entry for entry in catalog.entries if self._is_sound(entry, problems))
         if kept == catalog.entries:
@@ -434,9 +433,9 @@ class _Repair:
         return manifest
 
     def _intact(self, number: int, problems: list[str], *, shards: bool = False) -> Manifest | None:
-        """The manifest in a directory, if all is there that it names; with `shards` also the parts of tables.
+        """The manifest in a directory, if all files that it names are intact; with `shards`, also the parts of tables.
 
-        What a view's shard lacks does not matter: the view is computed again.
+        Missing parts of a view do not matter: the view is recomputed.
         """
         manifest = self._decoded(number, problems)
         if manifest is None:
@@ -452,7 +451,7 @@ class _Repair:
         try:
             names = self.declared.collections(pipeline_of(self.place, manifest)) if self.declared is not None else {}
         except Damaged:
-            return manifest  # it is found below
+            return manifest  # verify_manifest reports it
         shards = {name: files for name, files in manifest.shards.items() if names.get(name, ("",))[0] != "view"}
         return msgspec.structs.replace(manifest, shards=shards)
 
@@ -470,7 +469,7 @@ class _Repair:
         for name in manifest.members:
             found = ShardLog(name, place.blob, place.meta, place.runtime, place.settings).find()
             if found is None or found.state.finalized:
-                continue  # left the members since; the pipeline decides by the generation
+                continue  # no longer a member; the pipeline decides by the generation
             state = found.state
             if state.upper < manifest.time or state.since > max(manifest.time - 1, 0):
                 why = f"shard {name!r} can be read in [{state.since}, {state.upper}) only"

@@ -1,16 +1,16 @@
-"""Bringing Meta back from a checkpoint: for a storage whose Meta is lost, and for one that is made from an archive.
+"""Restore Meta from a checkpoint: for a storage whose Meta is lost, and for the import of an archive.
 
-What comes back is what the checkpoint holds: everything below its time c.
+The result is the content of the checkpoint: everything below its time c.
 
-1. The state of each member shard is put as a roll-up, and verified against the manifest before.
-2. The generation's records are written up to the number of the checkpoint, so that numbers go on from there.
-3. One commit makes all the rest: the catalog with this checkpoint alone; per shard its first log record, the address of
-   the roll-up, and its since without holds; the journal and `committed`, both at c - 1, with the positions of the
-   sources; the pipeline's definition; and the first record of `storage`. Until then the storage is refused by whoever
-   opens it, so a crash on the way is no harm: it is done again.
-4. FORMAT, and the second record of `storage`.
+1. Put the state of each member shard as a roll-up, verified against the manifest.
+2. Write the records of the generation up to the checkpoint's number, so that numbering continues there.
+3. One commit writes everything else: the catalog with this checkpoint alone; per shard its first log record, the
+   address of the roll-up, and its since without holds; the journal and `committed`, both at c - 1, with the positions
+   of the sources; the pipeline's definition; and the first record of `storage`. Until then the storage cannot be
+   opened, so an interrupted restore is simply repeated.
+4. Write FORMAT and the second record of `storage`.
 
-Older checkpoints do not come back: the journal that they would be replayed from begins with this one.
+Older checkpoints are not restored: the journal that a replay from them needs begins with this one.
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ __all__ = ["Retained", "bring_back", "entry_of", "is_lost", "pipeline_of"]
 
 
 def is_lost(meta: Meta) -> bool:
-    """Whether Meta knows nothing of its storage: neither that it was made, nor any shard."""
+    """Whether Meta has no record of its storage: neither of its creation, nor of any shard."""
     return meta.head(STORAGE) is None and not meta.heads(shard_key(""))
 
 
 def entry_of(place: StorageContext, manifest: Manifest) -> CatalogEntry:
-    """The entry of a catalog for a manifest that lies in its directory."""
+    """The catalog entry for a manifest in its directory."""
     key = manifest_key(manifest.number)
     content = place.retry_read(lambda: place.blob.get(key))
     digest = xxhash.xxh3_128_hexdigest(content)
@@ -76,24 +76,24 @@ def entry_of(place: StorageContext, manifest: Manifest) -> CatalogEntry:
 
 @dataclass(frozen=True)
 class Retained:
-    """What is left of Meta, and stays as it is."""
+    """The part of Meta that is kept."""
 
     generation: Generation
-    """At least that of the last transaction in the journal."""
+    """At least the generation of the last transaction in the journal."""
     pipeline: bytes
-    """The checkpoint's own record of the pipeline, as that of this generation."""
+    """The checkpoint's definition of the pipeline, with this generation."""
     holds: Mapping[str, Mapping[str, int]]
     """By shard."""
     journal: tuple[Write, ...] = ()
-    """Records of the journal that replace those that are there; none if those stay."""
+    """Records that replace the journal; empty if the journal stays as it is."""
 
 
 def bring_back(
     place: StorageContext, manifest: Manifest, writer: Writer, *, last: int, kept: Retained | None = None
 ) -> CatalogEntry:
-    """See the header. All files were verified; `last` is the highest number that any checkpoint there ever had.
+    """See the header. All files are verified; `last` is the highest number that any checkpoint ever had.
 
-    With `kept`, the journal is there: the transactions from the checkpoint's time on are completed from it.
+    With `kept`, the journal exists, and the pipeline completes the transactions from the checkpoint's time on from it.
     """
     entry = entry_of(place, manifest)
     states = {name: _state(place, manifest, name) for name in manifest.members}
@@ -121,7 +121,7 @@ _FORMAT_TEXT = b"%d\n" % FORMAT_VERSION
 
 
 def pipeline_of(place: StorageContext, manifest: Manifest) -> bytes:
-    """The checkpoint's record of what the pipeline declares."""
+    """The checkpoint's definition of the pipeline."""
     path = place.blob.path(manifest_key(manifest.number))
     return read_file(place, manifest.file(checkpoint_key(manifest.number, PIPELINE_FILE), path))
 
@@ -155,7 +155,7 @@ def _shards(
     seq: int,
     holds: Mapping[str, Mapping[str, int]],
 ) -> Iterator[Write]:
-    """The roll-up stands for the first record: whoever opens the shard begins with it."""
+    """The roll-up covers the first record: a reader starts from the roll-up."""
     for name, state in states.items():
         token = writer.new_token()
         bare = msgspec.structs.replace(state, tokens={})
@@ -171,4 +171,4 @@ def _journal(place: StorageContext, manifest: Manifest, writer: Writer) -> Itera
     bound = Bound(Time(time), manifest.generation, inputs, writer.id, writer.new_token(), now_s)
     yield Write(JOURNAL, 0, seal(bound))
     for key, record in place.retry_read(lambda: place.meta.heads(producer_key(""))).items():
-        yield Write(key, record.seqno, None)  # of transactions that are lost; positions have those of the checkpoint
+        yield Write(key, record.seqno, None)  # of lost transactions; the positions have the checkpoint's numbers

@@ -1,11 +1,11 @@
-"""`Rewind`: Meta as of a checkpoint again, and the transactions since from what is left of the journal.
+"""`Rewind`: restore Meta as of a checkpoint, and the transactions since from what is left of the journal.
 
-1. All records of Meta are copied to a file below `lost+found/`, and removed in one commit, but for those that stay: the
-   journal, and with a complete journal also the records of sinks and shapes of shards that the checkpoint has. From now
-   on the storage is refused when it is opened, as Meta is lost. So a repair that is cut short is simply repeated.
-2. Meta is brought back from the checkpoint (`evertide.checkpoint.revival`). The transactions that the journal still has
-   are bound and not committed then: the pipeline completes them from their input when it starts.
-3. Numbers that sinks and shapes know would mean something else after a loss, so they begin again then.
+1. All records of Meta are copied to a file below `lost+found/`, and removed in one commit, except the journal, its
+   producers and, if the journal is complete, the records of sinks and shapes of shards that the checkpoint has. From
+   now on the storage cannot be opened, because Meta is lost. So an interrupted repair is simply repeated.
+2. Meta is restored from the checkpoint (`evertide.checkpoint.revival`). The transactions in the remaining journal are
+   then bound and not committed: the pipeline completes them from their input when it starts.
+3. After a loss, the transaction numbers that sinks and shapes have would mean other transactions, so they start again.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ __all__ = [
 ]
 
 FOLLOWING = (sink_key(""), shape_prefix(), SHAPES)
-"""The records of those that follow collections by the numbers of transactions."""
+"""The records of sinks and shapes, which follow collections by transaction numbers."""
 
 
 class DeclaredCollections(Protocol):
-    """What the pipeline declares: this package knows shards only (`evertide.pipeline.recovery.damaged_views`)."""
+    """The collections that the pipeline declares, by shard (`evertide.pipeline.recovery.damaged_views`)."""
 
     def collections(self, record: bytes | None = None) -> Mapping[str, tuple[str, str]]: ...
 
@@ -74,15 +74,15 @@ class DeclaredCollections(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RemainingJournal:
-    """What is left of the journal, from the transaction before a checkpoint on."""
+    """The rest of the journal, from the transaction before a checkpoint on."""
 
     records: tuple[Bound, ...]
     is_complete: bool
-    """Whether all that was bound is there."""
+    """Whether no bound transaction is missing."""
 
     @property
     def is_stored(self) -> bool:
-        """Whether all of it is there, and no source has to be read again."""
+        """Whether no transaction is missing, and no source has to be read again."""
         fragments = [one for bound in self.records[1:] for given in bound.inputs.values() for one in given.fragments]
         return self.is_complete and all(isinstance(one, Staged) for one in fragments)
 
@@ -94,7 +94,7 @@ class Rewind:
     declared: DeclaredCollections | None
 
     def to(self, manifest: Manifest, reason: str) -> list[str]:
-        """What was done, in sentences."""
+        """Go back to a checkpoint; return sentences on what was done."""
         place, left = self.place, self.journal_from(manifest)
         heads = place.retry_read(lambda: place.meta.heads(""))
         copied = f"{LOST}meta-{place.runtime.new_id()}.msgpack"
@@ -111,7 +111,7 @@ class Rewind:
         return [said, self.revive(manifest, holds)]
 
     def revive(self, manifest: Manifest, holds: Mapping[str, Mapping[str, int]] | None = None) -> str:
-        """Meta from a checkpoint, with the journal as far as it is there and intact."""
+        """Restore Meta from a checkpoint, with the journal as far as it is intact."""
         place = self.place
         last = max(directories(entry.key for entry in place.blob.list(checkpoint_prefix())))
         left = self.journal_from(manifest)
@@ -145,9 +145,9 @@ class Rewind:
                 change(self.place, self.writer, [Write(key, head.seqno, None)])
 
     def journal_from(self, manifest: Manifest) -> RemainingJournal | None:
-        """The records from the one before the checkpoint on, as far as they and what they name are intact.
+        """The records from the one before the checkpoint on, as far as they and the files that they name are intact.
 
-        None if the checkpoint cannot be gone on from.
+        None if no replay can continue from the checkpoint.
         """
         place = self.place
         records = place.retry_read(lambda: place.meta.scan(JOURNAL))
@@ -165,7 +165,7 @@ class Rewind:
 
 
 class _Follower(msgspec.Struct, frozen=True):
-    """What the records of sinks and shapes have in common, as far as it is needed here."""
+    """The fields that the records of sinks and shapes have in common, as far as needed here."""
 
     shard: str
     moving_to: str = ""
@@ -181,9 +181,9 @@ def _is_kept(key: str, data: bytes, members: Sequence[str]) -> bool:
 
 
 def mend_producers(place: StorageContext, last: int | None = None) -> list[str]:
-    """Make records of producers again from the journal: damaged ones, missing ones, and those of times after `last`.
+    """Restore the records of producers from the journal: damaged and missing ones, and those of times after `last`.
 
-    A producer of which the journal says nothing is forgotten: its numbers before are not repeated any more.
+    A producer that the journal does not name is forgotten: a push that it repeats counts as new.
     """
     bound = [one for _, one in readable(place, place.retry_read(lambda: place.meta.scan(JOURNAL)))]
     known: dict[str, Producer] = {}
@@ -212,24 +212,24 @@ def mend_producers(place: StorageContext, last: int | None = None) -> list[str]:
 
 
 def journal_writes(place: StorageContext, kept: Sequence[Bound]) -> list[Write]:
-    """For the commit that makes these the whole journal: they go behind what is there, which counts no more.
+    """The writes that append `kept` after the present records; `kept` becomes the whole journal.
 
-    Afterwards `forget_before` forgets that. Until then the journal is damaged as it was before, and a repair that is
-    cut short finds all records again.
+    Afterwards `forget_before` deletes the earlier records. Until then the journal is damaged as before, so a repair
+    that was interrupted finds all records again.
     """
     head = place.retry_read(lambda: place.meta.head(JOURNAL))
     return [Write(JOURNAL, number, seal(bound)) for number, bound in enumerate(kept, head.seqno if head else 0)]
 
 
 def forget_before(place: StorageContext, writes: Sequence[Write]) -> None:
-    """Forget the records of the journal before those that `journal_writes` made."""
+    """Delete the records of the journal before those of `journal_writes`."""
     if writes:
         first = writes[0].expected + 1
         place.retry_read(lambda: place.meta.truncate(JOURNAL, first))
 
 
 def last_time(records: Sequence[Record], left: Sequence[tuple[Record, Bound]]) -> int:
-    """The last transaction that the journal has a record of. `left` are the readable ones; others follow on those."""
+    """The last transaction in the journal. `left` has the readable records; times of others are inferred."""
     times = {record.seqno: bound.time for record, bound in left}
     time = last = -1
     for record in records:
@@ -247,7 +247,6 @@ def _records(place: StorageContext, key: str) -> list[tuple[int, bytes]]:
 
 
 def readable(place: StorageContext, records: Sequence[Record]) -> Iterator[tuple[Record, Bound]]:
-    """Of the journal's records those that can be read."""
     for record in records:
         try:
             yield record, unseal(record.data, Bound, place.meta.path(JOURNAL))

@@ -1,4 +1,4 @@
-"""The checkpoints that are kept, each with what it needs: for people."""
+"""Summaries of the published checkpoints, for display."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class CheckpointSummary:
     time: int
     made_at_s: float
     files: int
-    """Most of them are needed by others, too."""
+    """Other checkpoints need most of them, too."""
     bytes: int
     generation: Generation
     problem: str = ""
-    """Why it cannot be used, if its manifest is damaged; then nothing is known of its files."""
+    """Why the checkpoint is unusable, if its manifest is damaged; its files are then unknown."""
 
 
 def summarize_checkpoints(checkpoints: Checkpoints) -> list[CheckpointSummary]:

@@ -1,7 +1,7 @@
-"""Reading files whole, and comparing them with what was written: before any of it is used.
+"""Read whole files and compare them with their recorded digests before use.
 
-All files are looked at, also after the first that is wrong: whoever has to bring them back wants the whole list (C5).
-Several are read at a time (`Settings.fetchers`), as each is a round trip on an object store.
+All files are read, even after a damaged one, so that the operator gets the complete list (C5). Files are read
+concurrently (`Settings.fetchers`), because each is a round trip on an object store.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["OnProgress", "Progress", "check_files", "read_file", "read_manifest"
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far it is: of all files to be read, how many are."""
+    """The number of files read so far, of all files to read."""
 
     files: int
     files_all: int
@@ -34,11 +34,11 @@ class Progress:
 
 
 OnProgress: TypeAlias = Callable[[Progress], None]
-"""Told after each file; it may be called from several threads, one at a time."""
+"""Called after each file, from several threads, one at a time."""
 
 
 def read_file(place: StorageContext, file: StateFile) -> bytes:
-    """The bytes, if they are what was written; `BlobMissing` or `BlobDamaged` with the path otherwise."""
+    """Return the verified bytes; raise `BlobMissing` or `BlobDamaged` with the path otherwise."""
     content = place.retry_read(lambda: place.blob.get(file.key))
     path = place.blob.path(file.key)
     if len(content) != file.bytes:
@@ -50,7 +50,7 @@ def read_file(place: StorageContext, file: StateFile) -> bytes:
 
 
 def check_files(place: StorageContext, files: Iterable[StateFile], progress: OnProgress | None = None) -> list[Damaged]:
-    """Read all files; what is wrong with them, in the order given. A file that is named twice is read once."""
+    """Read all files, each once; return the errors in the order given."""
     wanted = list(dict.fromkeys(files))
     done = _Count(len(wanted), sum(file.bytes for file in wanted), progress)
 
@@ -68,13 +68,13 @@ def check_files(place: StorageContext, files: Iterable[StateFile], progress: OnP
 
 
 def read_manifest(blob: Blob, entry: CatalogEntry) -> Manifest:
-    """The manifest that an entry of the catalog names, if it is the one that was published."""
+    """Return the manifest of a catalog entry, if it is the published one."""
     content = blob.get(entry.key)
     path = blob.path(entry.key)
     if xxhash.xxh3_128_hexdigest(content) != entry.digest or len(content) != entry.bytes:
         try:
             decode_manifest(content, path)
-        except UnsupportedFormat as error:  # the catalog knows what was published: another version is damage
+        except UnsupportedFormat as error:  # the catalog has the published digest: another version is damage
             raise RecordDamaged(
                 path=path, why=f"its version is {error.found}, which is not what was published"
             ) from error
@@ -85,7 +85,7 @@ def read_manifest(blob: Blob, entry: CatalogEntry) -> Manifest:
 def verify_manifest(
     place: StorageContext, manifest: Manifest, progress: OnProgress | None = None, *, shards: bool = False
 ) -> None:
-    """Read all files that it names, those of the shards only if asked to; one error names all that are wrong."""
+    """Read the files of a manifest, with `shards` also those of the shards; one error names all damaged files."""
     files = (*manifest.files, *manifest.shard_files) if shards else manifest.files
     found = check_files(place, files, progress)
     if found:

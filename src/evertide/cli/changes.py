@@ -1,4 +1,4 @@
-"""The changes of a collection, transaction by transaction, in order."""
+"""`complete_changes`: the changes of a collection in the order of transactions."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ __all__ = ["complete_changes"]
 
 
 def complete_changes(source: ShardSource, schema: pa.Schema) -> Iterator[tuple[int, pa.Table]]:
-    """Each time the frontier moves: where it is, and the changes below it that were not told yet, by time.
+    """Whenever the frontier advances: the frontier, and the new changes below it, by time.
 
-    What cannot be read is raised as the error that the source froze with.
+    Raises the error of a source that is frozen.
     """
     waiting: list[pa.Table] = []
     for event in source:
@@ -24,7 +24,7 @@ def complete_changes(source: ShardSource, schema: pa.Schema) -> Iterator[tuple[i
             case Delivered(_, changes):
                 waiting.append(changes)
             case Restarted(_):
-                waiting = []  # all of it comes again: what is below the frontier was told
+                waiting = []  # the source repeats all changes above the frontier
             case Frozen(_, error):
                 raise error
             case Progressed(frontier):

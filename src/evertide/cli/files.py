@@ -1,4 +1,4 @@
-"""A file that a person names, or standard input: what it holds, and where it can be read."""
+"""The file that `push` reads, or standard input: its format and its path."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def format_of(file: Path, form: Format | None) -> Format:
 
 @contextmanager
 def read_path(file: Path) -> Iterator[Path]:
-    """Standard input is kept in a file: it is read twice."""
+    """Standard input is copied to a scratch file, because the content is read twice."""
     if str(file) != "-":
         yield file
         return

@@ -1,6 +1,6 @@
-"""The command `evertide`: what there is, and how it starts and ends.
+"""The command `evertide`: its subcommands, its global options, its start and its exit.
 
-Commands come from modules that import no pyspark at their top: those that need Spark import it when they run.
+Modules of commands import no pyspark at their top; a command that needs Spark imports it when it runs.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = ["app", "main"]
 _REMOTE = (
     *("status", "query", "push", "subscribe", "explain", "checkpoint", "checkpoints", "journal", "pause", "resume"),
 )
-"""Commands that may ask a server."""
+"""Commands that can call a server (`--url`)."""
 
 app = typer.Typer(
     name="evertide",
@@ -45,7 +45,7 @@ app = typer.Typer(
 )
 
 
-def _say_version(value: bool) -> None:  # noqa: FBT001 - typer's way
+def _say_version(value: bool) -> None:  # noqa: FBT001 - typer calls it so
     if value:
         typer.echo(f"evertide {__version__}")
         raise typer.Exit
@@ -65,7 +65,7 @@ def evertide(
     authority: Annotated[
         Path | None, typer.Option("--ca", metavar="FILE", help="Who signed the server's certificate, if not known.")
     ] = None,
-    version: Annotated[  # noqa: ARG001 - its callback has said it
+    version: Annotated[  # noqa: ARG001 - its callback prints the version
         bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Say which version this is.")
     ] = False,
 ) -> None:
@@ -73,7 +73,7 @@ def evertide(
     if url is not None and context.invoked_subcommand not in _REMOTE:
         if url != os.environ.get("EVERTIDE_URL"):
             raise typer.BadParameter(f"--url goes with {', '.join(_REMOTE)}.")
-        url = None  # of the environment, for other commands
+        url = None  # set in the environment, for other commands
     context.obj = Remote(url, token_file, os.environ.get("EVERTIDE_TOKEN"), authority)
 
 
@@ -98,7 +98,7 @@ app.command("resume")(running.resume)
 
 
 def main() -> None:
-    """What the console script calls. A command line that is not understood is told as errors are."""
+    """The entry point of the console script. Reports an invalid command line like any other error."""
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         code = app(standalone_mode=False, prog_name="evertide")
@@ -109,7 +109,7 @@ def main() -> None:
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    """SIGTERM ends a command as Ctrl-C does: in order."""
+    """Let SIGTERM end a command in the same orderly way as Ctrl-C."""
     raise KeyboardInterrupt
 
 
@@ -118,7 +118,7 @@ def _tell(error: TyperException) -> None:
     remedy = "See `evertide --help`, or `evertide COMMAND --help`."
     if "--json" in sys.argv:
         sys.stderr.write(json.dumps({"error_code": "usage", "message": message, "remedy": remedy}) + "\n")
-    elif message.startswith("Usage:"):  # nothing was asked for: that is the help
+    elif message.startswith("Usage:"):  # no command was given: print the help
         sys.stderr.write(f"{message}\n")
     else:
         sys.stderr.write(f"evertide: {message} {remedy}\n")

@@ -1,8 +1,8 @@
-"""Whether views hold what Spark computes for them from scratch.
+"""Compares the content of views with what Spark computes from scratch.
 
-Each materialized view is compared, as a multiset of rows, with its own query over what it reads, all at one time. A
-view that reads another one is compared with what that one holds: if all agree, all are right. Rows must be equal, but
-for FLOAT and DOUBLE: Spark adds them in an order of its own, so they may differ by one part in a billion.
+Each materialized view is compared, as a multiset of rows, with its own query over its inputs, all at one time. A view
+over another view is compared with that view's content: if all agree, all are correct. Rows must be equal, except that
+FLOAT and DOUBLE may differ by one part in a billion, because Spark adds them in any order.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Compared:
     view: str
     rows: int
     missing: tuple[Row, ...] = ()
-    """Rows that Spark has, and the view has not."""
+    """Rows that Spark computes, and that the view lacks."""
     surplus: tuple[Row, ...] = ()
 
     @property
@@ -39,7 +39,7 @@ class Compared:
 
 
 def recomputed(pipeline: Pipeline, queries: dict[str, str], time: int) -> Iterator[Compared]:
-    """`queries` by view; a view that failed is compared as of its last good time."""
+    """`queries` are by view. A failed view is compared as of its last time before the failure."""
     for name, text in queries.items():
         view = pipeline.view(name)
         at = min(time, view.time)
@@ -47,7 +47,7 @@ def recomputed(pipeline: Pipeline, queries: dict[str, str], time: int) -> Iterat
 
 
 def compared(name: str, held: pa.Table, expected: pa.Table) -> Compared:
-    """Columns by place: a query may call them otherwise."""
+    """Compare columns by position, because the query may name them differently."""
     found, wanted = _counted(held), _counted(expected)
     surplus, missing = list((found - wanted).elements()), list((wanted - found).elements())
     surplus, missing = _unmatched(surplus, missing)
@@ -70,7 +70,7 @@ def _frozen(value: Any) -> Any:
 
 
 def _unmatched(left: Sequence[Row], right: Sequence[Row]) -> tuple[list[Row], list[Row]]:
-    """What is left when rows that differ in floats only, and little, are taken for equal."""
+    """The rows without a match, where floats within the tolerance count as equal."""
     rest = sorted(right, key=_order)
     alone = []
     for row in sorted(left, key=_order):

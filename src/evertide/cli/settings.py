@@ -1,4 +1,4 @@
-"""`--set NAME=VALUE`: a setting by its name, as `evertide.settings` spells it."""
+"""`--set NAME=VALUE`: sets a field of `evertide.settings` by its name."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Assignments = Annotated[
 
 
 def settings_of(assignments: Sequence[str] | None, **given: float) -> Settings:
-    """The defaults, with what options of their own have given, and then these."""
+    """The defaults, overridden by `given` (options of their own), and then by `assignments`."""
     known = {field.name: field.type for field in fields(Settings)}
     values: dict[str, int | float] = dict(given)
     for text in assignments or ():

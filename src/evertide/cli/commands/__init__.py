@@ -1,1 +1,10 @@
-"""One module per group of commands."""
+"""The commands, one module per group.
+
+run      `run`, `push`, `checkpoint`, `pause`, `resume`
+demo     `demo`
+promote  `promote`
+query    `explain`, `query`, `subscribe`
+status   `status`, `journal`, `checkpoints`
+storage  `fsck`, `gc`, `export`, `import`
+shapes   `shapes`
+"""

@@ -1,7 +1,7 @@
-"""`demo`: an auction house that never closes, and nine views of it that are always up to date.
+"""`demo`: a simulated auction house (Nexmark), and nine views of it that are always up to date.
 
-It is a pipeline like any other (`demo.sql` beside this file). End it however you like, also with `kill -9`: started
-again, it goes on where it was.
+It is an ordinary pipeline (`demo.sql` beside this file). After any end, even `kill -9`, a new start continues where
+the last one stopped.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def demo_script(rate: float) -> str:
 
 
 class _DemoWatch(Watch):
-    """With the state behind the views, and the rows of one of them."""
+    """Also shows the state of the views, and the rows of one view."""
 
     def __init__(self, pipeline: Pipeline, output: Output) -> None:
         super().__init__(pipeline, output)
@@ -163,7 +163,7 @@ def _show(output: Output, found: list[Compared], watch: Watch) -> None:
 
 
 def _queries(pipeline: Pipeline) -> dict[str, str]:
-    """Of the materialized views, as the script has them."""
+    """The queries of the materialized views, by name."""
     from evertide.pipeline.spark_engine import SparkEngine  # noqa: PLC0415 - pyspark
     from evertide.plan.program.statements import ViewStatement  # noqa: PLC0415 - pyspark
 

@@ -1,4 +1,4 @@
-"""`promote`: which of the replicas leads."""
+"""`promote`: makes a replica the leader."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`explain`, `query`, `subscribe`: questions about a script or a storage, beside whoever runs the pipeline."""
+"""`explain`, `query`, `subscribe`: read a script or a storage, also while another process runs the pipeline."""
 
 from __future__ import annotations
 
@@ -23,8 +23,6 @@ __all__ = ["Explained", "Rows", "explain", "query", "rows_table", "subscribe"]
 
 
 class Explained(StrEnum):
-    """How an explanation is told."""
-
     text = "text"
     json = "json"
     mermaid = "mermaid"
@@ -32,8 +30,6 @@ class Explained(StrEnum):
 
 
 class Rows(StrEnum):
-    """How rows are told."""
-
     table = "table"
     csv = "csv"
     json = "json"
@@ -139,7 +135,7 @@ def subscribe(
             for frontier, changes in place.subscribe(name, since, follow=follow):
                 _tell(output, frontier, changes)
     except KeyboardInterrupt:
-        return  # that is how it ends
+        return  # the normal end
 
 
 def _tell(output: Output, frontier: int, changes: pa.Table) -> None:

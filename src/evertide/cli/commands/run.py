@@ -1,4 +1,4 @@
-"""`run`, which opens the pipeline; `push`, `checkpoint`, which open it alone or ask a server; `pause`, `resume`."""
+"""`run` runs a pipeline; `push` and `checkpoint` open it alone or call a server; `pause`, `resume` call one."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def run(
 
 @contextmanager
 def _kept(pipeline: Pipeline) -> Iterator[None]:
-    """Shapes that other processes serve stay in bounds, also while none of these runs."""
+    """Enforce the limits of shapes that other processes serve, even while none of those processes runs."""
     from evertide.shapes.log.follower import LimitEnforcer  # noqa: PLC0415
     from evertide.shapes.log.registry import Shapes  # noqa: PLC0415
 

@@ -1,4 +1,4 @@
-"""`shapes`: serves the shapes of a storage in a process of its own. No Spark, nothing is taken over."""
+"""`shapes`: serves the shapes of a storage in a separate process, without Spark and beside the pipeline's process."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def shapes(
 
     Example: evertide shapes --storage shop.evertide --listen 127.0.0.1:3000
     """
-    from evertide.server.http.garbage_collection import tune_garbage_collection  # noqa: PLC0415 - only who listens waits for it
+    from evertide.server.http.garbage_collection import tune_garbage_collection  # noqa: PLC0415 - slow to import
     from evertide.server.http.shapes_app import make_shapes_app  # noqa: PLC0415
     from evertide.shapes.options import ShapeOptions  # noqa: PLC0415
     from evertide.shapes.service import ShapeService  # noqa: PLC0415

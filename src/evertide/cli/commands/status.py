@@ -1,4 +1,4 @@
-"""`status`, `journal`, `checkpoints`: what a storage says of its pipeline. No Spark, nothing is taken over."""
+"""`status`, `journal`, `checkpoints`: read a storage, without Spark, also while another process runs it."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _age(found: Status) -> str:
 
 
 def _show_replicas(output: Output, replicas: tuple[ReplicaStatus, ...]) -> None:
-    """Unless it is the one that was named already."""
+    """Nothing if the leader, which the first lines name, is the only one."""
     if all(one.role == "leads" for one in replicas):
         return
     rows = [
@@ -127,7 +127,7 @@ def _show_sinks(output: Output, sinks: tuple[SinkStatus, ...]) -> None:
 
 
 def problem_lines(name: str, problems: Iterable[Problem]) -> Iterator[Text]:
-    """What is wrong with a source or a sink, since when, why, and what to do."""
+    """The problems of a source or a sink: since when, why, and what to do."""
     for problem in problems:
         colour = STATE_COLOURS.get(problem.state, "red")
         since = f"{problem.state} since {time_text(problem.since_s)}"

@@ -1,4 +1,4 @@
-"""`fsck`, `gc`, `export`, `import`: what keeps a storage sound. None of them needs Spark."""
+"""`fsck`, `gc`, `export`, `import`: maintenance of a storage. None of them needs Spark."""
 
 from __future__ import annotations
 

@@ -1,1 +1,6 @@
-"""What commands print: tables and sentences for people, JSON for programs, live progress, logs."""
+"""The output of commands.
+
+output  tables and sentences for people, JSON for programs, errors, progress bars
+live    the live display of a running pipeline
+logs    the log on standard error
+"""

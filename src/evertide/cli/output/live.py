@@ -1,4 +1,4 @@
-"""What a running pipeline does, as it does it: for people in one place, else line by line."""
+"""`Watch`: shows the progress of a running pipeline, redrawn on a terminal, otherwise line by line."""
 
 from __future__ import annotations
 
@@ -31,17 +31,15 @@ _LINE_EVERY_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """One transaction."""
-
     time: int
     rows: int
     took_s: float
     at_s: float
-    """By the monotonic clock, when it was done."""
+    """When it was committed, by the monotonic clock."""
 
 
 class Watch:
-    """Is told of transactions by the thread that makes them; shown by the thread that draws."""
+    """The thread that runs the pipeline calls `told`; the thread that draws calls `shown`."""
 
     def __init__(self, pipeline: Pipeline, output: Output, *, is_quiet: bool = False) -> None:
         self.pipeline = pipeline
@@ -58,10 +56,10 @@ class Watch:
         self._told_s = self._began_s
 
     def told(self, time: int, took_s: float) -> None:
-        """For `Pipeline.run`."""
+        """The callback of `Pipeline.run` after each transaction."""
         try:
             committed = self._journal.committed(time)
-        except TimeCompacted:  # a replica that fell behind started again from a checkpoint: it never took this one
+        except TimeCompacted:  # a follower that fell behind continued from a checkpoint after this time
             return
         rows = sum(content.rows for content in committed.sources.values()) if committed else 0
         one = Made(time, rows, took_s, self._runtime.monotonic_s())
@@ -76,19 +74,19 @@ class Watch:
 
     @property
     def rows_per_s(self) -> float:
-        """Of the last seconds."""
+        """Input rows per second over the last `_WINDOW_S`."""
         now_s = self._runtime.monotonic_s()
         lately = [one for one in list(self.made) if one.at_s > now_s - _WINDOW_S]
         return sum(one.rows for one in lately) / min(_WINDOW_S, max(now_s - self._began_s, 0.001))
 
     @property
     def took_s(self) -> float:
-        """The median of the last transactions."""
+        """The median duration of the last 20 transactions."""
         took = sorted(one.took_s for one in list(self.made)[-20:])
         return took[len(took) // 2] if took else 0.0
 
     def status(self) -> Status:
-        """Not older than a second."""
+        """The status, at most `_STATUS_EVERY_S` old."""
         now_s = self._runtime.monotonic_s()
         if self._status is None or now_s - self._status[0] >= _STATUS_EVERY_S:
             self._status = (now_s, self.pipeline.status())
@@ -114,20 +112,19 @@ class Watch:
                 yield Text(f"view {one.name} failed: {one.why}", "red")
 
     def behind(self) -> Iterator[Text]:
-        """How far sources are behind, if one is."""
         lags = {source.name: source.lag for source in self.status().sources if source.lag is not None}
         told = [f"{name} {lag_text(lag)}" for name, lag in lags.items() if any(astuple(lag))]
         if told:
             yield Text(f"  behind: {'; '.join(told)}", "yellow")
 
     def panels(self) -> Iterator[Any]:
-        """What is shown, from above."""
+        """The lines of the display, from top to bottom."""
         yield self.line()
         yield from self.behind()
         yield from self.problems()
 
     def shown(self) -> Any:
-        """What `Live` draws. Storage that does not answer must not end the drawing."""
+        """The content that `Live` draws; an error is shown, and does not end the drawing."""
         try:
             return Group(*self.panels())
         except EvertideError as error:

@@ -1,8 +1,8 @@
-"""Where the log of a command goes: to standard error, for people as sentences, for programs as JSON lines.
+"""Writes the log of a command to standard error: as text for people, or as JSON lines for programs.
 
-1. Standard output is never written to: with `--json` it holds what was asked for, and nothing else.
-2. As text, warnings and worse, unless another level is asked for; as JSON, information as well, and what libraries say.
-3. What is logged twice in one process is never told twice: a new command takes the place of the last one's handler.
+1. The log never goes to standard output, which holds only the command's result.
+2. The default level is warning for text, and information for JSON, which includes the log of libraries.
+3. A new command in the same process replaces the handler of the previous one, so that no line is logged twice.
 """
 
 from __future__ import annotations
@@ -37,11 +37,10 @@ class LogOptions:
     form: LogFormat = LogFormat.TEXT
     level: LogLevel | None = None
     pipeline: str = ""
-    """The root of its storage."""
+    """The root of the pipeline's storage."""
 
     @property
     def number(self) -> int:
-        """The level, as `logging` has it."""
         chosen = self.level or (LogLevel.INFO if self.form is LogFormat.JSON else LogLevel.WARNING)
         return logging.getLevelNamesMapping()[chosen.value.upper()]
 
@@ -64,16 +63,16 @@ class _JsonLines(logging.Handler):
         self.setFormatter(JsonLines(options.pipeline))
 
     def emit(self, record: logging.LogRecord) -> None:
-        """One write for a line, so that those of several threads do not mix."""
+        """Write each line at once, so that lines of several threads do not mix."""
         try:
             sys.stderr.write(f"{self.format(record)}\n")
             sys.stderr.flush()
-        except (OSError, ValueError):  # nobody reads it any more
+        except (OSError, ValueError):  # standard error is closed
             self.handleError(record)
 
 
 def log_to(console: Console, options: LogOptions) -> None:
-    """What py4j says when a command is interrupted helps nobody."""
+    """Silences py4j, whose messages after an interrupt do not help."""
     is_json = options.form is LogFormat.JSON
     everything, ours = logging.getLogger(), logging.getLogger(ROOT)
     for log in (everything, ours):

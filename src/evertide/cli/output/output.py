@@ -1,10 +1,10 @@
-"""What commands say: tables and sentences for people, JSON for programs, errors for both.
+"""`Output`: tables and sentences for people, JSON for programs, errors for both.
 
-1. With `--json`, standard output holds one JSON document, or JSON lines, and nothing else.
+1. With `--json`, standard output holds only one JSON document, or JSON lines.
 2. An error is one line on standard error: what happened, the facts, the remedy. With `--json` it is one JSON object
    there: `error_code`, `message`, `remedy`, and the facts. The exit code is the error's.
-3. Progress bars, warnings and what Spark says go to standard error.
-4. No stack trace for an `EvertideError`. Ctrl-C is no error; it is told, and ends with 130.
+3. Progress bars, warnings and Spark's output go to standard error.
+4. An `EvertideError` has no stack trace. Ctrl-C is not an error: the command reports it and exits with 130.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from evertide.cli.output.logs import LogOptions, log_to
 from evertide.errors import EvertideError
 from evertide.json_values import error_to_json, one_line, to_json_value
 
-if TYPE_CHECKING:  # pyarrow, which `--help` does without
+if TYPE_CHECKING:  # pyarrow, not needed for `--help`
     from evertide.sources.contract import Lag
 
 __all__ = [
@@ -61,7 +61,7 @@ STATE_COLOURS = {
     "warning": "yellow",
     "undeclared": "dim",
 }
-"""Other states are something that somebody should look at: red."""
+"""Other states need attention: red."""
 
 _KIB = 1024
 _MINUTE_S = 60
@@ -69,44 +69,42 @@ _WIDE = 1000
 
 
 class Output:
-    """One per command."""
-
     def __init__(self, *, is_json: bool, logs: LogOptions | None = None) -> None:
         self.is_json = is_json
-        # What is piped on is not folded at the width of a terminal that is not there.
+        # Output to a pipe is not wrapped at the width of a terminal.
         self.out = Console(width=None if sys.stdout.isatty() else _WIDE, highlight=False)
         self.err = Console(stderr=True, highlight=False, soft_wrap=True)
         log_to(self.err, logs or LogOptions())
 
     @property
     def is_live(self) -> bool:
-        """Whether a person watches, so that the same place may be written again and again."""
+        """Whether the output is a terminal, which can be redrawn."""
         return self.out.is_terminal and not self.is_json
 
     def document(self, value: Any) -> None:
-        """The one document of a command that was asked for JSON."""
+        """Print the only JSON document of a command."""
         self._write(json.dumps(to_json_value(value), indent=2, ensure_ascii=False))
 
     def line(self, value: Any) -> None:
-        """One of many."""
+        """Print one of several JSON lines."""
         self._write(json.dumps(to_json_value(value), ensure_ascii=False))
 
     def raw(self, text: str) -> None:
-        """Exactly this, whatever looks like markup in it."""
+        """Print the text without interpreting markup."""
         self._write(text.rstrip("\n"))
 
     def say(self, *what: Any) -> None:
-        """To people: nothing if JSON was asked for."""
+        """Print for people; nothing with `--json`."""
         if not self.is_json:
             self.out.print(*what)
 
     def _write(self, text: str) -> None:
         sys.stdout.write(f"{text}\n")
-        sys.stdout.flush()  # whoever reads a feed wants it now
+        sys.stdout.flush()  # so that the reader of a stream gets each line at once
 
 
 def guarded(command: Callable[P, T]) -> Callable[P, T]:
-    """A command whose errors are told as above."""
+    """Wrap a command so that it reports errors by the rules above."""
 
     @functools.wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -120,7 +118,7 @@ def guarded(command: Callable[P, T]) -> Callable[P, T]:
             sys.stderr.write("evertide: interrupted\n")
             raise typer.Exit(INTERRUPTED) from None
         except BrokenPipeError:
-            # Whoever read has enough (`evertide subscribe ... | head`). Python would complain once more at its end.
+            # The reader closed the pipe (`evertide subscribe ... | head`). Python would fail again at its exit.
             sys.stdout = None
             raise typer.Exit(0) from None
 
@@ -137,7 +135,7 @@ def error_plain(error: EvertideError) -> dict[str, Any]:
 
 
 class Bars:
-    """Progress bars by the name of the work, made as it is told of. Nothing is shown to programs."""
+    """Progress bars by the name of the work, each added at its first report. Shown on a terminal only."""
 
     def __init__(self, output: Output) -> None:
         columns = (TextColumn("{task.description:<9}"), BarColumn(), TextColumn("{task.fields[count]}"))
@@ -158,7 +156,7 @@ class Bars:
         self._progress.stop()
 
     def told(self, what: str, done: int, total: int) -> None:
-        """As `Pipeline.open` tells of it."""
+        """The `progress` callback of `Pipeline.open`."""
         self._show(what, done, total, f"{done:,} of {total:,}")
 
     def told_bytes(self, what: str, done: int, total: int) -> None:
@@ -171,7 +169,7 @@ class Bars:
 
     @contextmanager
     def working(self, what: str) -> Iterator[None]:
-        """Of work that nobody knows the size of."""
+        """Show a bar for work of unknown size."""
         task = self._progress.add_task(what, total=None, count="")
         try:
             yield
@@ -180,7 +178,7 @@ class Bars:
 
 
 def table_of(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], *, right: Sequence[str] = ()) -> Table:
-    """Columns in `right` hold numbers."""
+    """Columns in `right` are aligned to the right."""
     made = Table(
         title=title or None, title_justify="left", title_style="bold", header_style="bold", box=None, pad_edge=False
     )
@@ -192,7 +190,6 @@ def table_of(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], 
 
 
 def value_text(value: Any) -> str:
-    """A value in a table for people."""
     if value is None:
         return "NULL"
     if isinstance(value, str):
@@ -215,7 +212,7 @@ def bytes_text(size: float) -> str:
 
 
 def seconds_text(seconds: float) -> str:
-    """A duration, to two of its units."""
+    """A duration in its two largest units."""
     if seconds < _MINUTE_S:
         return f"{seconds:.1f} s" if seconds else "0 s"
     days, left = divmod(int(seconds), 24 * 60 * _MINUTE_S)
@@ -225,7 +222,7 @@ def seconds_text(seconds: float) -> str:
 
 
 def lag_text(lag: Lag | None) -> str:
-    """What a source says of how far behind it is; `-` if it says nothing."""
+    """The lag of a source; `-` if it is not known."""
     if lag is None:
         return "-"
     told = [
@@ -238,7 +235,7 @@ def lag_text(lag: Lag | None) -> str:
 
 
 def time_text(seconds: float) -> str:
-    """A moment, as its place in a log."""
+    """A wall-clock time in the local time zone."""
     return datetime.fromtimestamp(seconds, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S") if seconds else "-"
 
 

@@ -1,1 +1,8 @@
-"""What commands that run a pipeline share: opening it, Spark, the server beside it, observers."""
+"""Parts that the commands `run`, `demo` and `shapes` share.
+
+open_pipeline   opens a pipeline, and stops it by signals
+spark           the Spark session of a command
+serve           the HTTP server of a pipeline
+listen_options  the options for tokens, TLS and hosts
+observers       metrics, logs and traces
+"""

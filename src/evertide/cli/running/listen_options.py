@@ -1,4 +1,4 @@
-"""What the options of a command that listens come to: `run`, `shapes` and `demo` share them."""
+"""Turns the options of `run`, `shapes` and `demo` for tokens, TLS and hosts into `ListenOptions`."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def listen_options_of(
     insecure: bool = False,
     settings: Settings | None = None,
 ) -> ListenOptions:
-    """Tokens of the environment count as well. `tls`: certificate, key, and the authority of clients' certificates."""
-    from evertide.server.access import Access, ListenOptions, Tls  # noqa: PLC0415 - only who listens waits for it
+    """Includes the tokens of the environment. `tls` is the certificate, the key, and the authority of the clients."""
+    from evertide.server.access import Access, ListenOptions, Tls  # noqa: PLC0415 - slow to import
 
     return ListenOptions(
         access=Access.load(tokens, os.environ, secret),

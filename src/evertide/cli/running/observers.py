@@ -1,4 +1,4 @@
-"""Who watches a command that runs for long: metrics and the last lines of its log for those who ask; traces."""
+"""`observing`: the metrics, the last log lines and the traces of a long-running command."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ __all__ = ["Observing", "observing"]
 class Observing:
     observer: Observer
     metrics: Metrics | None = None
-    """None if nobody can ask for them."""
+    """None if the command does not listen."""
     logs: Ring | None = None
 
     def watch(self, pipeline: Pipeline, shapes: ShapeService) -> None:
         if self.metrics is not None:
-            from evertide.metrics import watch_pipeline  # noqa: PLC0415 - only who listens waits for it
+            from evertide.metrics import watch_pipeline  # noqa: PLC0415 - slow to import
 
             watch_pipeline(self.metrics, pipeline, shapes)
 
@@ -42,12 +42,12 @@ class Observing:
 
 @contextmanager
 def observing(storage: str, *, listens: bool, traces: bool) -> Iterator[Observing]:
-    """Nobody, unless the command listens or traces are wanted: then it costs nothing."""
+    """Without `listens` and `traces`, the observer does nothing and costs nothing."""
     with ExitStack() as stack:
         found: list[Observer] = []
         metrics, logs = None, None
         if listens:
-            from evertide.metrics.metrics import Metrics  # noqa: PLC0415 - only who listens waits for it
+            from evertide.metrics.metrics import Metrics  # noqa: PLC0415 - slow to import
 
             found.append(metrics := Metrics())
             logs = stack.enter_context(Ring(storage))

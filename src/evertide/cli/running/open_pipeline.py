@@ -1,4 +1,4 @@
-"""A pipeline for the length of one command: what is refused is refused before Spark is started."""
+"""`opened`: a pipeline for one command. Invalid input is refused before Spark starts."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def opened(
     role: Role = Role.ALONE,
     observer: Observer = NO_OBSERVER,
 ) -> Iterator[Pipeline]:
-    """Closed with a checkpoint in the end, unless the block fails."""
+    """Close the pipeline with a checkpoint at the end, unless the block fails."""
     settings = settings or Settings()
-    read_script(script)  # says what is wrong with it in no time
+    read_script(script)  # reports errors in the script before Spark starts
     if role is Role.ALONE:
         with watch_for_hang("looking at the storage", SystemRuntime(), settings):
             _check_free(storage, meta, settings, must_exist=must_exist)
@@ -82,7 +82,7 @@ def _check_free(storage: str, meta: str | None, settings: Settings, *, must_exis
 
 @contextmanager
 def stopped_by_signals(pipeline: Pipeline, output: Output) -> Iterator[None]:
-    """The first Ctrl-C or SIGTERM lets the transaction under way end; the second ends at once, without a checkpoint."""
+    """The first Ctrl-C or SIGTERM stops after the current transaction; the second at once, without a checkpoint."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

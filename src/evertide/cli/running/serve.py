@@ -1,4 +1,4 @@
-"""A pipeline that takes requests while it runs: what `run` and `demo` share."""
+"""The HTTP server of a running pipeline, for `run` and `demo`."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ __all__ = ["address_of", "served"]
 
 @contextmanager
 def address_of(listen: str, listening: ListenOptions) -> Iterator[Server]:
-    """Taken before Spark is started, so that what is wrong with it is said at once; whoever asks is told to wait."""
-    from evertide.server.http.server import Server  # noqa: PLC0415 - only who listens waits for it
+    """Bind before Spark starts, so that errors show at once. Until `served`, clients get 503 with Retry-After."""
+    from evertide.server.http.server import Server  # noqa: PLC0415 - slow to import
 
     with Server(listen, listening) as server:
         yield server.begin()
@@ -39,10 +39,7 @@ def served(
     is_quiet: bool,
     deletion: bool = False,
 ) -> Iterator[None]:
-    """In the end, requests under way are answered; the pipeline is still open then.
-
-    With `deletion` clients may end shapes.
-    """
+    """At the end, answer active requests while the pipeline is still open. With `deletion`, clients may end shapes."""
     from evertide.server.http.app import make_app  # noqa: PLC0415 - pyspark
     from evertide.server.http.garbage_collection import tune_garbage_collection  # noqa: PLC0415
     from evertide.shapes.options import ShapeOptions  # noqa: PLC0415

@@ -1,4 +1,4 @@
-"""Spark for one command: quiet, and ended with it."""
+"""`spark_session`: the Spark session of one command, without Spark's output at its start."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _LINES_MAX = 3
 
 @contextmanager
 def spark_session(master: str | None) -> Iterator[Session]:
-    """The session that is active, or a new one, which is stopped in the end."""
-    from evertide.plan.catalyst.session import open_session  # noqa: PLC0415 - pyspark costs time that other commands save
+    """The active session, or a new one that is stopped at the end."""
+    from evertide.plan.catalyst.session import open_session  # noqa: PLC0415 - pyspark is slow to import
 
     with using_scratch():
         kept = tempfile.TemporaryFile()  # noqa: SIM115 - closed below
@@ -43,7 +43,7 @@ def spark_session(master: str | None) -> Iterator[Session]:
 
 @contextmanager
 def _elsewhere(to: int) -> Iterator[None]:
-    """The JVM inherits standard error when it starts, and greets there: it gets a file of nobody instead."""
+    """Redirect standard error, which the JVM inherits at its start and prints to."""
     kept = os.dup(_STDERR)
     try:
         os.dup2(to, _STDERR)

@@ -1,1 +1,6 @@
-"""What a command works on: a storage that it opens itself (`local`), or a server that it calls (`remote`)."""
+"""The target of a command: a storage that it opens, or a server that it calls.
+
+target  the interface `Place`, and the choice between the two
+local   a storage
+remote  a server
+"""

@@ -1,4 +1,4 @@
-"""`Near`: a storage that this process reads itself; or, for what only the one who runs it can do, opens alone."""
+"""`Near`: a storage that this process reads, or opens as its only writer for `push` and `checkpoint`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,6 @@ class Near:
     given: Given
     output: Output
     stack: ExitStack = field(repr=False)
-    """Closed when the command is done."""
     bars: Bars = field(repr=False)
 
     @cached_property
@@ -72,11 +71,11 @@ class Near:
         return summarize_checkpoints(self._reader.checkpoints)
 
     def query(self, question: Question) -> Answer:
-        from evertide.server.query.workers import Workers  # noqa: PLC0415 - which others do without
+        from evertide.server.query.workers import Workers  # noqa: PLC0415 - not needed by other commands
 
         reader = self._reader
         master = self.given.master or os.environ.get("SPARK_MASTER", "local[*]")
-        # Which zone the pipeline runs in is not stored: both engines count hours by the same one.
+        # The storage does not record the pipeline's time zone, so both engines use UTC.
         results = {"spark.sql.session.timeZone": "UTC"}
         with Workers(
             reader.storage.address, results.copy, settings=reader.settings, runtime=reader.runtime, master=master

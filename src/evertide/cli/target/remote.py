@@ -1,4 +1,4 @@
-"""`Far`: a pipeline that another process runs, and serves."""
+"""`Far`: a pipeline that another process serves over HTTP."""
 
 from __future__ import annotations
 

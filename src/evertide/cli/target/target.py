@@ -1,6 +1,6 @@
-"""Where a command asks: a storage, by itself, or a server, which another process runs (`--url`).
+"""`Place`: the target of a command, a storage or a server (`--url`).
 
-A `Place` answers the same questions with the same values wherever it is, so that a command need not know.
+All targets return the same values, so that a command need not know which one it has.
 """
 
 from __future__ import annotations
@@ -30,8 +30,6 @@ __all__ = ["Given", "Made", "Place", "Remote", "asked"]
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A checkpoint."""
-
     number: int
     time: int
     made_at_s: float
@@ -49,7 +47,7 @@ class Place(Protocol):
     def query(self, question: Question) -> Answer: ...
 
     def subscribe(self, name: str, since: int | None, *, follow: bool) -> Iterator[tuple[int, pa.Table]]:
-        """The first time that is not told of yet, and the changes below it that were not told of before."""
+        """Pairs of the frontier, and the changes below it that were not in an earlier pair."""
         ...
 
     def explain(self, view: str | None, form: str) -> Any:
@@ -59,13 +57,13 @@ class Place(Protocol):
     def push(
         self, table: str, file: Path, form: Format | None, *, is_delete: bool, producer: str, sequence: int | None
     ) -> tuple[int, int]:
-        """How many rows, and the time."""
+        """The number of rows, and the time of their transaction."""
         ...
 
     def checkpoint(self) -> Made: ...
 
     def pause(self) -> str:
-        """The state that follows."""
+        """The new state of the pipeline."""
         ...
 
     def resume(self) -> str: ...
@@ -73,7 +71,7 @@ class Place(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Remote:
-    """What was said before the command: `evertide --url URL ...`."""
+    """The global options for a server: `evertide --url URL ...`."""
 
     url: str | None = None
     token_file: Path | None = None
@@ -83,7 +81,7 @@ class Remote:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What a command was given of a storage. What it does not need is not there."""
+    """The options of a command for a storage; None for those that it does not have."""
 
     storage: str | None = None
     meta: str | None = None
@@ -97,7 +95,7 @@ def asked(context: typer.Context, output: Output, given: Given, *, needs_storage
     with ExitStack() as stack:
         if remote.url is not None:
             _check_one(given)
-            from evertide.cli.target.remote import Far  # noqa: PLC0415 - httpx, which others do without
+            from evertide.cli.target.remote import Far  # noqa: PLC0415 - httpx, not needed locally
 
             yield stack.enter_context(Far.open(remote))
             return

@@ -3,10 +3,10 @@
 1. Memory is reserved step by step while a body arrives, and released when the response starts. A client that announces
    a large body and sends little holds little.
 2. The decoded size of a body counts as well. A handler reserves it before it decodes (`Reservation.reserve`).
-3. A request that finds no memory waits, in order of arrival. After `wait_s` seconds the server answers 503, and nothing
-   was changed.
-4. Requests that wait could each hold what the others wait for. So one request that already holds something may exceed
-   the limit: it completes, then the next one. All requests together hold at most the limit plus one request.
+3. A request that finds no memory waits, in order of arrival. After `wait_s` seconds the server answers 503, and the
+   request has changed nothing.
+4. Waiting requests could deadlock, each holding memory that the others wait for. So one request at a time may exceed
+   the limit, and completes. All requests together hold at most the limit plus one request.
 """
 
 from __future__ import annotations
@@ -26,8 +26,6 @@ _RESERVATION = "evertide.reservation"
 
 
 class Reservation:
-    """The memory that one request holds."""
-
     def __init__(self, memory: BodyMemory, declared: int | None) -> None:
         self._memory = memory
         self._declared = declared
@@ -42,7 +40,7 @@ class Reservation:
             await self.reserve(wanted - self.bytes)
 
     async def reserve(self, size: int) -> None:
-        """Raise 503 if there is no memory for too long."""
+        """Raise 503 if no memory is free within `wait_s`."""
         await self._memory.acquire(self, size)
 
     def count_received(self, size: int, *, is_last: bool) -> None:

@@ -135,7 +135,7 @@ def _abort_connection(scope: Scope) -> None:
 
 
 def _make_room(transport: Any, size: int) -> None:
-    """Let the kernel take this many bytes in one write. Only if needed: the buffer no longer grows by itself then."""
+    """Let the kernel accept this many bytes in one write. Only if needed, because it disables automatic growth."""
     bound = transport.get_extra_info("socket")
     if bound is not None and bound.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) < min(size, 2 * _SEND_BUFFER_BYTES):
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)

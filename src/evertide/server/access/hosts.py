@@ -6,7 +6,7 @@
    or from a configured host; otherwise 403. With tokens, the token decides: a page of another origin has none, because
    the server uses no cookies.
 3. A browser sends some requests without `Origin` (images, scripts, links, some forms), and names their cause in
-   `Sec-Fetch-Site`. Without tokens, such a request of another site is error_response too, except a link to the console.
+   `Sec-Fetch-Site`. Without tokens, such a request of another site is refused too, except a link to the console.
    Another port of the same host (`same-site`) may read, but not change anything.
 """
 

@@ -53,6 +53,5 @@ class ListenOptions:
         """The app, behind the checks of hosts, bodies and timeouts."""
         hosts = Hosts(app, self.hosts, is_loopback=is_loopback(host), is_open=self.access.is_open)
         memory = BodyMemory(hosts, self.settings.bodies_bytes_max, self.settings.bodies_wait_s)
-        return ClientTimeouts(
-            memory, self.settings.request_pause_s
-        )  # outermost: waiting for memory is no client's pause
+        # Outermost, so that waiting for memory does not count as a pause of the client.
+        return ClientTimeouts(memory, self.settings.request_pause_s)

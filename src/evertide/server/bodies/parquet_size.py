@@ -57,8 +57,6 @@ class _Page:
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    """The pages of a column in a row group."""
-
     name: str
     width: int
     is_text: bool

@@ -101,8 +101,6 @@ class Graph(msgspec.Struct, frozen=True):
 
 
 class CollectionEndpoints:
-    """The endpoints."""
-
     def __init__(self, pipeline: Pipeline, history: History) -> None:
         self._pipeline = pipeline
         self._history = history

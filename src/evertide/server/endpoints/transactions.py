@@ -91,7 +91,7 @@ class _Open:
         self.expires_at_s = 0.0
         self.state = TransactionState.OPEN
         self.result: PushResult | None = None
-        """Of the commit."""
+        """The result of the commit."""
 
 
 class OpenTransactions:
@@ -151,7 +151,6 @@ class OpenTransactions:
         )
 
     def close(self) -> None:
-        """Drop all open transactions."""
         with self._lock:
             open_ = [*self._open.values()]
         for one in open_:

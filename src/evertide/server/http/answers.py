@@ -132,7 +132,7 @@ class _ClosingStream(StreamingResponse):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
-        except EvertideError as error:  # the response has started: its missing end tells the client
+        except EvertideError as error:  # the response has started: the client sees that its end is missing
             logger.log(logging.ERROR, "%s %s: the response was cut off: %s", scope["method"], scope["path"], error)
         finally:
             with anyio.CancelScope(shield=True):

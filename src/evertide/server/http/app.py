@@ -50,7 +50,7 @@ def make_app(
     observer: Observer = NO_OBSERVER,
     logs: Ring | None = None,
 ) -> Starlette:
-    """The pipeline is open. `Pipeline.run` may run it in another thread, but need not: pushes commit by themselves.
+    """The pipeline is open. `Pipeline.run` may run in another thread, but need not: a push commits its own transaction.
 
     Without `access`, every client may do everything. The app serves `metrics` and `logs`, and notifies the `observer`
     of requests.

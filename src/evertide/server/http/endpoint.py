@@ -60,8 +60,6 @@ class Endpoint:
 
 
 class EndpointGroup(Protocol):
-    """Endpoints that belong together."""
-
     def endpoints(self) -> Iterable[Endpoint]: ...
 
 

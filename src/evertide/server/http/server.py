@@ -126,7 +126,7 @@ class Server:
 
 
 class _CurrentApp:
-    """Forwards each request to the app of the moment."""
+    """Forwards each request to the current app."""
 
     def __init__(self) -> None:
         self.app: ASGIApp = answer_while_opening

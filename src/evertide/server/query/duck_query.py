@@ -31,8 +31,6 @@ __all__ = ["Given", "as_now", "ask", "rows_wanted", "time_of"]
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """The result of a query."""
-
     time: int
     rows: pa.Table
     is_truncated: bool

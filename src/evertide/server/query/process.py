@@ -61,8 +61,6 @@ _ALLOCATING = {"ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "2"}
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """What a worker needs to start."""
-
     engine: Chosen
     address: Address
     results: Mapping[str, str]

@@ -236,8 +236,6 @@ def _date_trunc(terms: list[Term]) -> Term:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call of an aggregate."""
-
     name: str
     is_distinct: bool
     under: str

@@ -1,4 +1,10 @@
-"""A Python client for a pipeline that another process serves over HTTP."""
+"""A Python client for a pipeline that another process serves over HTTP.
+
+client        `Client`
+transaction   a transaction of several requests
+errors        error responses as the errors of the pipeline
+arrow_stream  Arrow from a response as it arrives
+"""
 
 from evertide.client.client import Client
 from evertide.client.transaction import RemoteTransaction

@@ -37,7 +37,6 @@ class _Incoming(io.RawIOBase):
 
 
 def batches_of(response: httpx.Response) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
-    """The schema, and an iterator over the batches."""
     try:
         reader = pa.ipc.open_stream(io.BufferedReader(_Incoming(response)))
     except pa.ArrowException as error:

@@ -1,7 +1,14 @@
 """Metrics for Prometheus and traces for OpenTelemetry.
 
-`catalog` lists every metric; `metrics` counts the events that observers receive; `gauges` samples the current state at
-a scrape; `request_times` times HTTP requests; `endpoint` serves the metrics; `traces` turns the same events into spans.
+catalog        every metric: name, kind, labels, description
+metrics        counts the events that an observer receives
+tallies        the counters and histograms for it
+request_times  times HTTP requests
+gauges         samples the current state at a scrape
+samples        the values that a scrape samples
+watch          attaches metrics to a pipeline or a storage
+endpoint       `/metrics`
+traces         turns events into OpenTelemetry spans
 """
 
 from evertide.metrics.endpoint import metrics_route

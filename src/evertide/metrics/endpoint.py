@@ -1,4 +1,4 @@
-"""Serve `/metrics` for Prometheus, in its text format, or as OpenMetrics if the client asks for it."""
+"""Serve `/metrics` for Prometheus, in its text format, or as OpenMetrics if the client accepts it."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 1. The storage is sampled at most once per second, however many clients scrape, and in a separate thread: a scrape waits
    for it at most `_WAIT_S`. If no new sample arrives, the scrape serves the last one with its age, and `evertide_up`
-   is 0. So it is if storage does not answer: the state is current then, and all else as old as the age says.
+   is 0. The same applies if storage does not answer, except that the state is current.
 2. Values in memory (liveness, shapes) are always current.
 3. A scrape never fails, whatever the storage does, and takes no lock that a transaction needs.
 """

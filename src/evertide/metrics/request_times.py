@@ -52,7 +52,6 @@ class RequestTimer:
 
 
 def _kind(query: bytes) -> str:
-    """The kind of a shape request."""
     params = parse_qs(query.decode("latin-1"), max_num_fields=None)
     is_live = params.get("live", [""])[-1] == "true"
     if is_live and "true" in (params.get("live_sse", [""])[-1], params.get("experimental_live_sse", [""])[-1]):

@@ -10,7 +10,7 @@ from evertide.pipeline.reading.reader import Reader
 from evertide.pipeline.status.status import Status
 from evertide.shapes.log.registry import Shapes
 
-if TYPE_CHECKING:  # pyspark, which a process that serves shapes does without
+if TYPE_CHECKING:  # pyspark, not needed to serve shapes
     from evertide.pipeline.pipeline import Pipeline
     from evertide.plan.catalyst.driver import DriverUsage
 
@@ -27,8 +27,6 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class ArrangementSize:
-    """The size of one arrangement."""
-
     name: str
     rows: int
     bytes: int
@@ -44,7 +42,7 @@ class Sample:
     arrangements: tuple[ArrangementSize, ...] = ()
     driver: DriverUsage | None = None
     has_storage: bool = True
-    """Whether storage answered; if not, `status` has what it said last."""
+    """Whether storage answered; if not, `status` has the last content that it returned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +86,7 @@ def pipeline_sampler(pipeline: Pipeline) -> TakeSample:
 
 
 def reader_sampler(reader: Reader) -> TakeSample:
-    """Without arrangements and Spark, which another process has."""
+    """Samples no arrangements and no Spark driver, which belong to another process."""
     leases = reader.shards.leases
     return lambda: Sample(reader.status(), leases.held, leases.lost)
 

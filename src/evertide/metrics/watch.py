@@ -11,7 +11,7 @@ from evertide.pipeline.reading.reader import Reader
 from evertide.runtime import Runtime, SystemRuntime
 from evertide.shapes.service import ShapeService
 
-if TYPE_CHECKING:  # pyspark, which a process that serves shapes does without
+if TYPE_CHECKING:  # pyspark, not needed to serve shapes
     from evertide.pipeline.pipeline import Pipeline
 
 __all__ = ["watch_pipeline", "watch_reader"]
@@ -30,5 +30,4 @@ def watch_pipeline(
 
 
 def watch_reader(metrics: Metrics, reader: Reader, shapes: ShapeService) -> None:
-    """Sample a storage that another process writes to."""
     metrics.watch(StatusCollector(reader_sampler(reader), reader.runtime, shapes=lambda: measure_shapes(shapes.shapes)))

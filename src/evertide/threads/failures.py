@@ -1,7 +1,7 @@
-"""`Failures`: background work that fails, by name: since when, why, and when it is tried again.
+"""`Failures`: by name, background work that fails: since when, why, and when it is retried.
 
-The wait before the next try starts at the interval of the thread that does the work and doubles up to one minute. An
-error is logged when it first appears and when its text changes, not on every try.
+The wait before a retry starts at the interval of the thread that does the work and doubles up to one minute. An error
+is logged when it first appears and when its text changes, not on every retry.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Failures:
             logger.warning("%s failed, and is tried again: %s", work, error)
 
     def remove(self, work: str) -> None:
-        """It succeeded."""
+        """Record that the work succeeded."""
         with self._lock:
             known = self._failures.pop(work, None)
         if known is not None:
@@ -60,7 +60,7 @@ class Failures:
         return work in self._failures
 
     def is_waiting(self, work: str) -> bool:
-        """Whether it failed and its next try is not due yet."""
+        """Whether the work failed and its retry is not due yet."""
         known = self._failures.get(work)
         return known is not None and self._runtime.monotonic_s() < known.next_s
 
@@ -70,7 +70,7 @@ class Failures:
             return {work: failure.error for work, failure in self._failures.items()}
 
     def problems(self) -> list[Problem]:
-        """Warnings: the transactions go on."""
+        """Warnings: they stop no transactions."""
         with self._lock:
             return [
                 Problem(

@@ -1,8 +1,8 @@
-"""`note_step`: a thread says that it gets on, from inside of long work, so that it is not taken for one that hangs.
+"""`note_step`: report progress from inside long work, so that its thread is not mistaken for one that hangs.
 
-Long work ends no phase for a long time, but it consists of many small steps: a call to storage that was answered, a
-stage of a view that was computed, a batch of rows that a source gave. Where such a step ends, the code calls
-`note_step`. It costs a look into a thread-local variable, and does nothing in a thread that nobody watches.
+Long work consists of many small steps: an answered storage call, a computed stage of a view, a batch of rows from a
+source. The code calls `note_step` after each. A call costs one read of a thread-local variable, and does nothing in a
+thread that is not watched.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def note_step() -> None:
 
 
 def note_each_step(items: Iterable[_Item]) -> Iterator[_Item]:
-    """The items; each of them is a step."""
+    """Yield the items, and note a step for each."""
     for item in items:
         note_step()
         yield item
@@ -34,7 +34,7 @@ def note_each_step(items: Iterable[_Item]) -> Iterator[_Item]:
 
 @contextmanager
 def watch_steps(mark: Callable[[], None]) -> Iterator[None]:
-    """Steps of this thread, within the block, are marked."""
+    """Within the block, call `mark` at each step of this thread."""
     before = getattr(_WATCHED, "mark", None)
     _WATCHED.mark = mark
     try:

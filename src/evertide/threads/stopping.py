@@ -1,4 +1,4 @@
-"""Long work that nobody waits for any more, as its owner stops: it asks now and then, and gives up."""
+"""End long work early when its owner stops: the work checks `is_stopping` now and then, and raises `Stopped`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _Item = TypeVar("_Item")
 
 
 class Stopped(Exception):
-    """Raised in the middle of work. What was done of it is not needed."""
+    """Raised in the middle of work whose result is no longer needed."""
 
 
 def never_stopping() -> bool:
@@ -25,7 +25,7 @@ def check_not_stopping(is_stopping: IsStopping) -> None:
 
 
 def until_stopping(items: Iterable[_Item], is_stopping: IsStopping) -> Iterator[_Item]:
-    """The items, as long as nobody stops."""
+    """Yield the items; raise `Stopped` once `is_stopping` returns true."""
     for item in items:
         check_not_stopping(is_stopping)
         yield item

@@ -1,6 +1,7 @@
-"""A thread that does something again and again beside the appends, until it is stopped.
+"""`Ticker`: a thread that repeats its work at an interval until it is stopped.
 
-An error that `tick` does not handle shows as a problem until a tick succeeds; the thread goes on."""
+An error that `tick` does not handle shows as a problem until a tick succeeds; the thread continues.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ __all__ = ["Ticker"]
 
 
 class Ticker(ABC):
-    """Use it as a context manager, or `start` and `stop` it. It ends by itself when `tick` says so."""
+    """Use it as a context manager, or call `start` and `stop`. The thread ends when `tick` returns False."""
 
     def __init__(self, name: str, interval_s: float) -> None:
         self._interval_s = interval_s
@@ -25,7 +26,7 @@ class Ticker(ABC):
 
     @abstractmethod
     def tick(self) -> bool:
-        """Once every interval, in the thread. False ends it."""
+        """Do the work once; called every `interval_s` in the thread. Return False to end the thread."""
 
     def start(self) -> Self:
         self._thread.start()
@@ -37,7 +38,7 @@ class Ticker(ABC):
             self._thread.join()
 
     def ended(self) -> list[str]:
-        """Its name, if it should run, and does not."""
+        """The thread's name, if the thread ended without `stop`."""
         is_over = self._thread.ident is not None and not self._thread.is_alive() and not self._stopping.is_set()
         return [self._thread.name] if is_over else []
 

@@ -1,10 +1,10 @@
-"""Threads whose unexpected end is seen: every thread of Evertide is a `WatchedThread` one.
+"""`WatchedThread`: a thread whose unexpected end is reported. Every thread of Evertide is one.
 
-1. Whatever ends a thread, of any class, is logged with its traceback and stays as its `problem`, which `status` shows
-   (`Pipeline.watch`). What waits for the thread learns of it by `died`.
-2. A thread that does the same work again and again does it within `trying`: an error is logged and shows, the thread
-   lives on, and the problem is gone when the work succeeds.
-3. Errors that a thread expects are its own to handle, before they come here.
+1. An exception of any class that ends a thread is logged with its traceback and stays as its `problem`, which `status`
+   shows (`Pipeline.watch`). A component that waits for the thread gets the error through `died`.
+2. A thread that repeats its work does it within `retrying`: an error is logged and shows as the problem, the thread
+   continues, and the problem ends when the work succeeds.
+3. A thread handles the errors that it expects itself, so they do not get here.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ logger = logging.getLogger(__name__)
 
 
 def unexpected_error(where: str, error: BaseException) -> Unexpected:
-    """The error that stands for one of any class, for those who handle errors of Evertide."""
+    """Convert an error of any class to an error of Evertide."""
     said = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
     return Unexpected(where=where, why=f"{type(error).__name__}: {said}" if said else type(error).__name__)
 
 
 class WatchedThread(threading.Thread):
-    """A daemon thread. It calls `run` with the arguments; `died` gets what it died of, in the thread itself."""
+    """A daemon thread that calls `run` with the arguments. If the thread dies, it calls `died` with the error."""
 
     def __init__(
         self, name: str, run: Callable[..., None], *args: Any, died: Callable[[Unexpected], None] | None = None
@@ -45,7 +45,7 @@ class WatchedThread(threading.Thread):
     def run(self) -> None:
         try:
             self._work(*self._args)
-        except BaseException as error:  # nothing above it would ever see this
+        except BaseException as error:  # no caller would see it
             logger.exception("the thread %s died", self.name)
             self._has("died", error)
             if self._died is not None:
@@ -56,10 +56,10 @@ class WatchedThread(threading.Thread):
 
     @contextmanager
     def retrying(self) -> Iterator[None]:
-        """Work that is done again later: an unexpected error ends the block, and not the thread."""
+        """Within the block, an unexpected error ends the block and not the thread: the work is repeated later."""
         try:
             yield
-        except Exception as error:  # whatever it is, the next try may succeed
+        except Exception as error:  # of any class: the next attempt may succeed
             if self._has("failed, and tries again", error):
                 logger.exception("the thread %s failed, and tries again", self.name)
         else:
@@ -69,7 +69,7 @@ class WatchedThread(threading.Thread):
         return [] if self.problem is None else [self.problem]
 
     def _has(self, what: str, error: BaseException) -> bool:
-        """Whether the problem is a new one."""
+        """Record the problem. Return whether it is new."""
         told = unexpected_error(f"thread {self.name}", error)
         why = f"the thread {self.name} {what}: {told.why}"
         if self.problem is not None and self.problem.why == why:
@@ -79,4 +79,4 @@ class WatchedThread(threading.Thread):
 
 
 def _nothing(*_: Any) -> None:
-    """What a thread that has ended does: it holds nothing any more."""
+    """The work of a thread that has ended: it keeps no references."""

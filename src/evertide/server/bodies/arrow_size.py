@@ -25,7 +25,7 @@ from evertide.rows.columns import Longs
 __all__ = ["is_foreign", "may_repeat", "message_bytes", "plain_bytes"]
 
 _VALUE_BYTES = 8
-"""Minimum size of a value of any type, with its share of a transaction."""
+"""Minimum size of a value of any type, including its position in the transaction."""
 
 _HEADER, _RECORDS, _DICTIONARY = 2, 3, 2
 """The field of a message that is its header, and the kinds of header that carry values."""

@@ -8,7 +8,7 @@
 
 `/v1/status` always answers: if storage does not, with the last known status.
 
-For Kubernetes, `/v1/health/live` tells whether the process makes progress, without reading storage, and
+For Kubernetes, `/v1/health/live` reports whether the process makes progress, without reading storage, and
 `/v1/health/ready` whether it should receive requests: 200 or 503.
 """
 

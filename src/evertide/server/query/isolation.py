@@ -1,6 +1,6 @@
 """Restricts a worker process to its storage and the programs that it needs, enforced by the Linux kernel.
 
-The worker gives up its access itself, before it starts a thread or opens anything. The restrictions also apply to its
+The worker drops its own access before it starts a thread or opens anything. The restrictions also apply to its
 children, and cannot be lifted.
 
 1. Files (Landlock): the worker may change its storage and its scratch directory, and read what programs need to run,

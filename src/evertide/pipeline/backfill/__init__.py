@@ -1,1 +1,5 @@
-"""Views computed beside the transactions (`backfill`), and which of them are due (`scheduler`)."""
+"""Hydration of views while transactions continue.
+
+backfill    computes views and makes them members
+scheduler   decides which views are backfilled, and when
+"""

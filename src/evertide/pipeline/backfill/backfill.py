@@ -1,14 +1,13 @@
-"""A backfill: views computed from the tables while the pipeline goes on.
+"""A backfill: hydrates views from their tables while transactions continue.
 
-1. *Hold.* A hold on each table that it reads keeps what it still has to read, however many checkpoints are made
-   meanwhile.
-2. *Compute* the views as of one time, into new shards, beside the transactions.
-3. *Catch up* with the transactions since, from the tables' shards. The last ones in the turn of the transactions.
-4. *Join.* What is under way is brought to its end first. One commit makes the views members, if no transaction was
-   committed meanwhile: so the views have all transactions below the first that counts them in (I4).
+1. *Hold.* A hold on each table that the views read keeps the times that the backfill still needs.
+2. *Compute* the views as of one time, into new shards, while transactions continue.
+3. *Catch up* with later transactions from the tables' shards; with the last ones while no transaction can run.
+4. *Join.* The transaction under way is completed first. One commit makes the views members, if no transaction was
+   committed meanwhile: so the views have all transactions before the first in which they are members (I4).
 
-Until then the views are away (`ViewRecord.away`). If storage does not answer in step 3 or 4, the step is repeated. If
-it does not in step 1 or 2, the backfill is given up: nothing that it made is named anywhere, and it starts again later.
+Until then the views are away (`ViewRecord.away`). If storage fails in step 3 or 4, the step is retried. If it fails in
+step 1 or 2, the backfill is abandoned, and starts again later; no record names what it made.
 """
 
 from __future__ import annotations
@@ -47,17 +46,17 @@ __all__ = ["HOLDS", "Backfill", "hold_name"]
 logger = logging.getLogger(__name__)
 
 HOLDS = "backfill-"
-"""How the names of holds begin; the id of the writer follows."""
+"""The prefix of the names of holds; the writer's id follows."""
 _FEW = 2
-"""Transactions that may be left to catch up with while the pipeline waits."""
+"""At most this many transactions are caught up with while the pipeline waits."""
 
 
 class _NewShards:
-    """What goes into the shards of views that are computed."""
+    """Receives the content of the views, and writes it to new shards."""
 
     def __init__(self, runner: Runner, members: Members, time: int, is_stopping: IsStopping) -> None:
         self.shards: dict[str, Shard] = {}
-        """By view; made when there is something for it."""
+        """By view; created on first use."""
         self._runner = runner
         self._members = members
         self._time = time
@@ -66,14 +65,14 @@ class _NewShards:
 
     def take(self, found: Mapping[str, pa.Table]) -> None:
         check_not_stopping(self._is_stopping)
-        self._pending.store(self._members)  # what the portion before came to
+        self._pending.store(self._members)  # the result of the previous portion
         self._pending.put({self._shard(name).name: delta for name, delta in found.items()})
 
     def drop(self) -> None:
         self._pending.drop(self._members)
 
     def fill(self, views: Iterable[str]) -> None:
-        """The shards of the views, which have reached the time then."""
+        """Append the content to the shards of the views, as of the backfill's time."""
         shards = [self._shard(name) for name in views]
         if self._time and shards:
             self._pending.fill(shards, self._members)
@@ -97,10 +96,10 @@ class Backfill:
         settle: Callable[[], None] = lambda: None,
         wait: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`turn` is taken for what must not happen beside a transaction.
+        """The backfill holds `turn` for work that excludes transactions.
 
-        `settle` brings to its end what is under way, and takes what peers have committed. `wait` is called before what
-        storage did not answer to is repeated; False gives up.
+        `settle` completes the transaction under way, and replays what peers have committed. `wait` is called before a
+        retry after a storage error; if it returns False, the backfill gives up.
         """
         self._progress = progress
         self._runner = runner
@@ -115,14 +114,14 @@ class Backfill:
         engine = runner.machine.engine
         self._tables = sorted({table for view in views for table in tables_under(engine.views, view)})
         self._stepped: dict[str, pa.Table] | None = None
-        """What transaction `_time` came to, until it is appended."""
+        """The result of transaction `_time`, until it is appended."""
         self._held: list[Shard] = []
         self._is_behind = False
-        """Whether a peer moved on, and we have to keep up before anything else."""
+        """Whether a peer changed the generation or a shard, so that `settle` must run first."""
         self._is_joining = False
 
     def run(self, is_stopping: IsStopping = never_stopping) -> None:
-        """Until the views are members, or away for a reason."""
+        """Run until the views are members, or have failed."""
         try:
             with self._turn:
                 self._time = self._runner.time
@@ -158,13 +157,13 @@ class Backfill:
             shard.hold(hold_name(self._runner.writer), self._time - 1)
 
     def _release(self) -> None:
-        """A hold that storage does not let go of is moved by the next backfill, or released by the next opening."""
+        """If a release fails, the next backfill moves the hold, or the next opening releases it."""
         for shard in self._held:
             with log_failure(f"the hold on shard {shard.name} stays"):
                 shard.release(hold_name(self._runner.writer))
 
     def _give_up(self) -> None:
-        """What was computed for views that did not become members, unless it is not known whether they did."""
+        """Discard the results of views that did not join; keep their shards if the outcome of the join is unknown."""
         machine = self._runner.machine
         if self._cohort is not None and not any(self._cohort is one for one in machine.cohorts):
             machine.store.abandoned.extend([*(part.key for part in self._cohort.parts()), *self._cohort.released()])
@@ -172,7 +171,7 @@ class Backfill:
             self._finalize([shard.name for shard in self._shards.values()])
 
     def _try_join(self, is_stopping: IsStopping) -> bool:
-        """Whether the views are members."""
+        """Catch up and join. True if the views are members."""
         runner = self._runner
         while not self._is_behind and runner.journal.committed_upper - self._time > _FEW and not is_stopping():
             with self._beside():
@@ -183,7 +182,7 @@ class Backfill:
                 return False
             self._settle()
             self._is_behind = False
-            if self._is_joining and self._are_members():  # by the commit whose outcome was unknown
+            if self._is_joining and self._are_members():  # the commit of unknown outcome succeeded
                 return True
             self._catch_up(runner.time)
             return self._join()
@@ -204,13 +203,13 @@ class Backfill:
         filling.fill(self._left)
 
     def _catch_up(self, upper: int) -> None:
-        """May be called again if storage does not answer: a transaction is taken once."""
+        """Apply the transactions below `upper`. Safe to repeat after a storage error: none is applied twice."""
         while self._time < upper:
             if self._stepped is None:
                 deltas = self._runner.members.table_changes(self._time, self._time + 1, self._tables)
                 self._stepped = self._step(deltas, self._time)
                 self._append(self._stepped, self._time)
-            else:  # a try before may have appended it
+            else:  # an earlier try may have appended some of it
                 missing = {name for name in self._stepped if self._shards[name].upper == self._time}
                 self._append({name: self._stepped[name] for name in missing}, self._time)
             self._stepped, self._time = None, self._time + 1
@@ -242,7 +241,7 @@ class Backfill:
         self._left = [name for name in self._left if name not in error.views]
 
     def _join(self) -> bool:
-        """Make the views members, between two transactions. False if a peer has committed another one meanwhile."""
+        """Make the views members, between two transactions. False if a peer committed a transaction meanwhile."""
         runner = self._runner
         before = runner.definition.views
         views = dict(before)
@@ -268,18 +267,18 @@ class Backfill:
         return True
 
     def _finalize(self, shards: Collection[str]) -> None:
-        """End shards that nothing needs any more; those that storage does not let end, end with the next opening."""
+        """Finalize shards that are no longer needed. If this fails, the next opening does it."""
         runner = self._runner
         with log_failure(f"the shards {shards} stay"):
             held = held_by_sinks(runner.meta, runner.runtime, runner.settings) if shards else ()
             for name in shards:
-                if name not in held:  # its sink ends it
+                if name not in held:  # else its sink finalizes it
                     runner.members.end(name, runner.writer)
 
 
 @contextmanager
 def log_failure(what: str) -> Iterator[None]:
-    """Housekeeping, whose failure must not look like that of what came before it."""
+    """Log an error of a cleanup instead of raising it, so that it does not hide an earlier error."""
     try:
         yield
     except EvertideError as error:

@@ -1,13 +1,12 @@
-"""Which views are computed beside the transactions, and when: those that are new, and those that failed.
+"""Decides which views are backfilled, and when: new, failed and diverged ones.
 
-A view that failed at transaction t is due when a later transaction, whoever made it, changed a table that it is made
-of: so a row that is repaired while the view is computed makes it due again. It is tried at most every `retry_view_s`,
-and all that are due at once, as one may read another. A view over a table that is not kept cannot be computed again.
-A view whose state has diverged is computed again at once, and if that happens again, after waits that double.
-One backfill runs at a time, in a thread of its own; without threads it runs in line.
-If it dies of an error that nothing expects, its views are due again; status shows the error until another one runs.
-If a file that it needs is damaged, or its own state contradicts itself, it begins again after waits that double; the
-transactions go on, and status says so.
+1. A view that failed at transaction t is due when a later transaction changed one of its tables, so a row that is
+   repaired during a backfill makes the view due again. It is retried at most every `retry_view_s`.
+2. All due views are backfilled together, as one may read another. A view over a table that is not kept is never due.
+3. A view whose state diverged is recomputed at once; each further time within an hour waits twice as long.
+4. One backfill runs at a time, in its own thread; without threads it runs in the caller's.
+5. After an unexpected error the views are due again, and status shows the error until the next backfill. If data is
+   damaged, the backfill is retried with exponential backoff; transactions continue, and status has a warning.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ __all__ = ["BackfillScheduler"]
 logger = logging.getLogger(__name__)
 
 _PASSING = (Unavailable, OutcomeUnknown, GenerationMoved, TimeCompacted, LeaseLost)
-"""What may be over when a backfill starts again."""
+"""Errors after which a new backfill may succeed."""
 
 
 class BackfillScheduler:
@@ -59,7 +58,7 @@ class BackfillScheduler:
         *,
         threads: bool,
     ) -> None:
-        """`turn` is that of the transactions; `failed` is told what ends the pipeline; `settle` is as in `Backfill`."""
+        """`failed` is called with an error that ends the pipeline; `turn` and `settle` are as in `Backfill`."""
         self._runner = runner
         self._turn = turn
         self._stopping = stopping
@@ -69,25 +68,24 @@ class BackfillScheduler:
         self._has_threads = threads
         self._thread: WatchedThread | None = None
         self._one = threading.RLock()
-        """Held by the backfill that runs."""
+        """Held by the running backfill."""
         self._is_running = False
         self._starting = threading.Lock()
         self._is_stopped = False
         self._due: set[str] = set()
         self._tried_s: dict[str, float] = {}
         self._backoffs: dict[str, Backoff] = {}
-        """Of views whose state has diverged, or which are stuck."""
+        """Of views that diverged or are in `_stuck`."""
         self._stuck: dict[str, Problem] = {}
-        """Views that could not be computed because something is damaged."""
+        """Views that damaged data keeps from being computed."""
         self._seen: set[str] = set()
-        """Views that failed, and were looked at."""
+        """Failed views whose tables were checked in storage once."""
 
     def begin(self) -> None:
-        """Those that the definition says are to be computed."""
         self.start_due()
 
     def start_due(self) -> None:
-        """Try what is due, unless one runs."""
+        """Start a backfill of the due views, unless one runs."""
         if self._is_running or (self._thread is not None and self._thread.is_alive()):
             return
         definition, now_s = self._runner.definition, self._runner.runtime.monotonic_s()
@@ -106,7 +104,7 @@ class BackfillScheduler:
         self._start(views)
 
     def _wait_s(self, view: str, now_s: float) -> float:
-        """Until it may be tried again."""
+        """The time until the next try of a view is allowed."""
         wait_s = self._tried_s.get(view, -1e9) + self._runner.settings.retry_view_s - now_s
         backoff = self._backoffs.get(view)
         if backoff is not None and (view in self._stuck or view in self._runner.definition.diverged()):
@@ -114,20 +112,20 @@ class BackfillScheduler:
         return max(0.0, wait_s)
 
     def problems(self) -> list[Problem]:
-        """The views whose state has diverged, or which damage keeps from being computed, until they are back."""
+        """The problems of views that diverged or that damaged data keeps from being computed."""
         now_s = self._runner.runtime.monotonic_s()
         found = {**divergences(self._runner.definition), **self._stuck}
         return [replace(one, wait_s=self._wait_s(name, now_s) or None) for name, one in found.items()]
 
     def _touched(self, failed: Iterable[str]) -> list[str]:
-        """Views of which a table was changed since they failed."""
+        """The failed views with a table that changed since the failure."""
         members = self._runner.members
         found = []
         for name in failed:
             away, tables = members.definition.views[name].away, self._tables_of(name)
             if away is None or not tables:
                 continue
-            if name not in self._seen:  # it failed before this process began to lead: the storage knows
+            if name not in self._seen:  # it may have failed before this process led: read the shards
                 is_changed = any(members.is_changed_since(table, away.time) for table in tables)
                 self._seen.add(name)
             else:
@@ -137,13 +135,13 @@ class BackfillScheduler:
         return found
 
     def _tables_of(self, view: str) -> set[str]:
-        """Those that a view is made of; none if one of them is not kept."""
+        """The tables under a view; empty if one of them is not kept."""
         definition = self._runner.definition
         tables = tables_under(definition.views, view)
         return tables if all(definition.tables[name].shard for name in tables) else set()
 
     def retry(self, view: str) -> None:
-        """Try one that failed, now, and wait for it."""
+        """Backfill a failed view now, and wait for the result."""
         with self._one:
             failed = {name.lower(): name for name in self._runner.definition.away("failed")}
             if view.lower() not in failed:
@@ -157,7 +155,7 @@ class BackfillScheduler:
             self._run([failed[view.lower()]])
 
     def troubles(self) -> list[Problem]:
-        """What the last one died of."""
+        """The error that ended the last backfill's thread."""
         return [] if self._thread is None else self._thread.troubles()
 
     def wait(self, timeout_s: float | None = None) -> None:
@@ -165,7 +163,7 @@ class BackfillScheduler:
             self._thread.join(timeout_s)
 
     def stop(self) -> None:
-        """Whoever calls it must not hold the turn, which the one that runs may need to come to its end."""
+        """The caller must not hold the turn, which a running backfill may need to end."""
         with self._starting:
             self._is_stopped = True
         self.wait()
@@ -188,12 +186,12 @@ class BackfillScheduler:
         except EvertideError as error:
             logger.exception("the views %s could not be computed", views)
             self._failed(error)
-        except BaseException:  # the thread dies of it, and says so; the views are computed all the same
+        except BaseException:  # the thread ends and reports the error; the views are due again
             self._due.update(views)
             raise
 
     def _try(self, views: Collection[str]) -> None:
-        """Storage that is away or in doubt, and a generation that moved, are found out by the next try."""
+        """Run a backfill. After a `_PASSING` error or damage, the views are due again."""
         try:
             self._run(views)
             self._stuck = {name: one for name, one in self._stuck.items() if name not in views}
@@ -218,8 +216,8 @@ class BackfillScheduler:
                 backfill.run(self._stopping.is_set)
             finally:
                 self._is_running = False
-                self._progress("backfill", 0, 0)  # or it would seem to be under way for ever
+                self._progress("backfill", 0, 0)  # else it would be reported as under way forever
 
     def _wait(self) -> bool:
-        """Before what storage did not answer to is repeated; False if the pipeline ends."""
+        """Wait before a retry after a storage error; False if the pipeline stops."""
         return not self._stopping.wait(self._runner.settings.retry_wait_max_s)

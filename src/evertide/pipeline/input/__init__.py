@@ -1,1 +1,9 @@
-"""What a transaction is made of: sources and their offers, pushed rows, and where each source stands."""
+"""The input of transactions.
+
+open_sources      opens the sources that a script declares
+input_reader      reads what sources offer for the next transaction
+bound_rows        the rows of a bound transaction
+pushes            the source of pushed rows
+pushed_files      the rows of a pushed file
+source_positions  the position of each source, also while its tables are not declared
+"""

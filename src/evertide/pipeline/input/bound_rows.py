@@ -1,4 +1,4 @@
-"""What is bound, as rows: staged fragments from the journal, the others from their sources."""
+"""Reads the rows of a bound transaction: staged fragments from the journal, the others from their sources."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def read_input(
     is_wanted: Callable[[str], bool] = lambda _: True,
     read: Mapping[str, Sequence[Rows]] | None = None,
 ) -> Iterator[tuple[str, Rows]]:
-    """The rows of a transaction with the names of their sources, in order; only of the tables that are wanted.
+    """The rows of the wanted tables with the names of their sources, in order.
 
-    What was `read` already, by source, is not read again.
+    `read` has, by source, rows that are already in memory.
     """
     for name, given in bound.inputs.items():
         if read is not None and name in read:
@@ -50,7 +50,7 @@ def _known(sources: Mapping[str, Source], name: str, bound: Bound) -> Source:
 
 
 def xids_of(bound: Bound, *, has_upstream: bool) -> tuple[int, ...] | msgspec.UnsetType:
-    """The upstream transactions in it; if there are none, it is said so in a pipeline that follows a database."""
+    """The xids of a transaction; without any, an empty tuple if a source has xids (`has_upstream`), else UNSET."""
     known = [one.xids for one in bound.inputs.values() if not isinstance(one.xids, msgspec.UnsetType)]
     if not known and not has_upstream:
         return msgspec.UNSET

@@ -1,7 +1,7 @@
-"""What sources offer for the next transaction, and what they are told.
+"""Reads what sources offer for the next transaction, acknowledges bound input, and reports each source's state.
 
-What is not staged is read before it is bound: a source that cannot be read has no part in the transaction, and stalls
-alone. What is staged lies in our own storage, and may be more than fits into memory.
+Input that is not staged is read before it is bound, so that a source that cannot be read stalls alone. Staged input is
+in Evertide's own storage, and may be larger than memory.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ class InputReader:
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
         self.stalled: dict[str, Problem] = {}
-        """By source; under "" what stops all of them."""
+        """By source; the key "" has the problem that stops all sources."""
         self._moving: set[str] = set(runner.sources)
-        """Those that may have more: they had something when they were last asked, or were not asked yet."""
+        """Sources that may have more: their last offer had input, or they have made none yet."""
 
     def read(self, asked: Collection[str] | None = None) -> tuple[dict[str, Input], dict[str, list[Rows]]]:
-        """For the journal, and what was read. Every source is in it, those that have nothing where they stand.
+        """The input for the journal, and the rows that were read. A source without input keeps its position.
 
-        If only some are to be `asked`, the others are left to whoever leads.
+        If `asked` is given, only these sources make an offer; the leader reads the others.
         """
         runner, settings = self._runner, self._runner.settings
         limit = Limit(settings.transaction_rows_max, settings.transaction_bytes_max)
@@ -70,13 +70,13 @@ class InputReader:
         return inputs, read
 
     def mark(self) -> None:
-        """Sources to which others write without end are idle once that is bound which is there now."""
+        """Let each `Markable` source count as idle once its current upstream content is bound."""
         for source in self._runner.sources.values():
             if isinstance(source, Markable):
                 source.mark()
 
     def is_idle(self) -> bool:
-        """Whether no source has anything left, as far as they know. One that stalls is told of, and not waited for."""
+        """Whether no source has more input, as far as known. Stalled sources are not waited for."""
         going = [source for name, source in self._runner.sources.items() if name not in self.stalled]
         return "" not in self.stalled and not any(map(self._has_more, going))
 
@@ -85,13 +85,13 @@ class InputReader:
         return is_moving or (isinstance(source, MayWait) and source.is_waiting)
 
     def acknowledge(self, bound: Bound, *, is_staged: bool) -> None:
-        """What is staged is ours once it is bound; what can be read again, once the shards hold it (I10)."""
+        """Acknowledge staged input once it is bound, and input that can be read again once it is committed (I10)."""
         for name, given in bound.inputs.items():
             if given.before == given.after or _is_staged(given.fragments) != is_staged:
                 continue
             try:
                 self._runner.sources[name].acknowledge(given.after)
-            except SourceFailed as error:  # what it was to be told is durable, and is told again with the next
+            except SourceFailed as error:  # the position is durable, and the next acknowledgement covers it
                 self.stalls(name, error)
 
     def status(self, source: Source, position: str) -> SourceStatus:
@@ -99,11 +99,10 @@ class InputReader:
         return SourceStatus(source.name, found.tables, position, found.state, found.lag, found.problems)
 
     def records(self) -> dict[str, SourceRecord]:
-        """How each source fares, for other processes."""
         return {name: self._record(source) for name, source in self._runner.sources.items()}
 
     def _record(self, source: Source) -> SourceRecord:
-        """What it says of its connection is newer than what its last offer came to: one that is paused makes none."""
+        """The problems that a source reports are newer than the error of its last offer: a paused one makes none."""
         stalled = self.stalled.get(source.name)
         told = source.problems if isinstance(source, Monitored) else ()
         is_old = isinstance(source, Monitored) and stalled is not None and stalled.state == "reconnecting"
@@ -113,8 +112,8 @@ class InputReader:
         return SourceRecord(source.tables, state, source.lag if isinstance(source, Monitored) else None, told)
 
     def stalls(self, name: str, error: EvertideError) -> None:
-        """Since when, is since when it is in that state, whatever it says of it meanwhile."""
-        if name:  # what stops all of them is told by the step that it stops
+        """Note a problem. Its `since_s` is kept while the state is the same, even if the reason changes."""
+        if name:  # a problem of all sources is reported by the step that fails
             self._runner.observer.on_fault(Fault("source", name, error.error_code))
         known = self.stalled.get(name)
         if known is None or known.why != error.message:

@@ -1,4 +1,4 @@
-"""The sources of a pipeline: those that tables name, and the one of all tables that are pushed to."""
+"""Opens the sources of a pipeline: those of the tables' connectors, and the one for pushed rows."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["open_feeds"]
 
 @dataclass(frozen=True, slots=True)
 class _Staging:
-    """The journal, as one source may use it."""
+    """The journal's staging area for one source."""
 
     source: str
     journal: Journal
@@ -50,9 +50,9 @@ def open_feeds(  # noqa: PLR0917
     settings: Settings,
     executors: Executors | None = None,
 ) -> tuple[Pushes, dict[str, Source]]:
-    """All of them by name, that of pushes first. Relative paths in options are relative to `base`.
+    """All sources by name, pushes first. Relative paths in options are relative to `base`.
 
-    Sources that can let others work for them get the executors, if there are any.
+    Sources that can distribute their work (`Distributed`) receive the executors, if given.
     """
     declared = {
         name: TableDeclaration(
@@ -75,7 +75,7 @@ def open_feeds(  # noqa: PLR0917
 
 
 def _check_deletable(table: DeclaredTable) -> None:
-    """A row that is deleted upstream must be known here."""
+    """A delete from upstream needs a key or the stored rows."""
     if table.connector.lower() == "postgres" and not table.key and not table.is_kept:
         why = "a table without a key that is not kept cannot apply deletes of its source; declare a key, or keep it"
         raise InvalidInput(where=f"{table.where}, table {table.name!r}", why=why)

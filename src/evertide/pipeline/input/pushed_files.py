@@ -1,4 +1,4 @@
-"""The rows of a pushed file. They are read as by the connector `files`, but a row that does not fit is refused."""
+"""Reads the rows of a pushed file as the connector `files` does, except that a row that does not fit is refused."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def rows_of_file(
 
 
 def _declaration(table: DeclaredTable, *, is_delete: bool) -> TableDeclaration:
-    """For deletes by key only the key is read."""
+    """For deletes by key, only the key columns are read."""
     schema = table.schema
     if is_delete and table.key:
         schema = pa.schema([schema.field(name) for name in table.key])

@@ -1,12 +1,11 @@
-"""Rows that people and programs push: a source whose input is there only once, and so is staged before it is bound.
+"""The source of pushed rows. It cannot repeat its input, so the input is staged before it is bound.
 
-A *push transaction* holds rows for one table or several; all of them become part of one transaction, or none. It may
-carry the name of a producer and a sequence number: a request that is repeated, because its answer was lost, is then
-recognised and not taken twice (J10). Per producer, numbers must go up: it waits for an answer before the next one.
-
-Position: how many push transactions were bound. The last number of each producer is the journal's to remember
-(`evertide.journal.producers`); a position names them only where it has to stand for itself, in a checkpoint, and where
-an earlier version wrote it. The first bind after such a position gives them to the journal.
+1. A *push transaction* has rows for one or more tables; all of them become part of one transaction, or none.
+2. It may have the name of a producer and a sequence number, so that a repeated push takes effect once (J10). A
+   producer's numbers must increase: the producer waits for each answer before it sends the next push.
+3. The position is the number of push transactions that were bound. The journal stores the last number of each producer
+   (`evertide.journal.producers`). A position has these numbers only in a checkpoint, or if an earlier version wrote it;
+   the next bind then moves them to the journal.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 
 _APART = 2
-"""Instead of the producers: the journal remembers them. An earlier version, which would miss them, refuses this."""
+"""Stands in place of the producers, which the journal stores. An earlier version of Evertide refuses it."""
 
 
 class _Position(msgspec.Struct, frozen=True):
@@ -46,18 +45,18 @@ class _Position(msgspec.Struct, frozen=True):
 
     @property
     def own(self) -> Mapping[str, tuple[int, int]] | None:
-        """The producers, if it has them itself: number, and the time that bound it."""
+        """Per producer, the last number and the time that bound it; None if the journal stores them."""
         return self.producers if isinstance(self.producers, dict) else None
 
 
 def complete_position(position: str, producers: Mapping[str, tuple[int, int]]) -> str:
-    """A position that stands for itself. `producers` are those that the journal knew then."""
+    """The position with the producers in it. `producers` are those of the journal at that position."""
     at = msgspec.json.decode(position, type=_Position)
     return msgspec.json.encode(_Position(at.pushes, dict(producers if at.own is None else at.own))).decode()
 
 
 class PushTransaction:
-    """Use it as a context manager: what was pushed is dropped if the block fails. Not shared between threads."""
+    """A context manager: the rows are dropped if the block fails. Not safe to share between threads."""
 
     def __init__(self, pushes: Pushes, producer: str = "", sequence: int = 0) -> None:
         self._pushes = pushes
@@ -68,12 +67,12 @@ class PushTransaction:
         self.fragments: list[Staged] = []
         self.rows = 0
         self.time: int | None = None
-        """The time that bound it, once that is durable: from then on it is not lost any more."""
+        """The time that bound the rows, once the bind is durable."""
         self.is_repeated = False
-        """Whether it was bound by an earlier one of the same producer and number, and so is not taken again."""
+        """Whether an earlier push of the same producer and number was bound, so that this one has no effect."""
 
     def push(self, table: str, rows: Any = (), *, deletes: Any = ()) -> None:
-        """Rows by upsert and rows, or keys, to delete. What does not fit the table is refused as a whole."""
+        """Add rows to upsert, and rows or keys to delete. If one does not fit the table, the call adds none."""
         made = convert_push(self._pushes.declaration(table), rows, deletes)
         if made.rows.num_rows == 0:
             return
@@ -84,13 +83,12 @@ class PushTransaction:
             self.stage()
 
     def stage(self) -> None:
-        """Make durable what waits in memory, a fragment per table."""
+        """Store the rows in memory as staged fragments, one per table."""
         for table, pieces in self._waiting.items():
             self.fragments.append(self._pushes.staged(table, pa.concat_tables(pieces)))
         self._waiting, self._bytes = {}, 0
 
     def abort(self) -> None:
-        """Forget all of it."""
         self._pushes.drop(self.fragments)
         self._waiting, self.fragments, self.rows, self._bytes = {}, [], 0, 0
 
@@ -105,7 +103,7 @@ class PushTransaction:
 
 
 class Pushes:
-    """The source of all tables that are pushed to. Safe to share between threads."""
+    """The source of all tables without a connector. Safe to share between threads."""
 
     name = PUSH
     start = msgspec.json.encode(_Position()).decode()
@@ -128,7 +126,7 @@ class Pushes:
         self._ready: list[PushTransaction] = []
         self._offered: list[PushTransaction] = []
         self._echoes: list[PushTransaction] = []
-        """Repeats of what is offered with them: neither bound nor repeated until the bind is durable."""
+        """Repeats of offered push transactions; they are settled once the bind is durable."""
         self._offered_time = 0
 
     def declaration(self, table: str) -> TableDeclaration:
@@ -139,7 +137,7 @@ class Pushes:
         return found
 
     def offer_pushed(self, pushed: PushTransaction) -> None:
-        """It is complete: the next transaction takes it."""
+        """Stage a complete push transaction for the next transaction."""
         if pushed.rows:
             pushed.stage()
             with self._lock:
@@ -152,11 +150,11 @@ class Pushes:
         if fragments:
             try:
                 self._journal.drop(fragments, self._writer)
-            except EvertideError as error:  # nothing names them, and whoever gave them is told of something else
+            except EvertideError as error:  # no record names them, and the client receives another error
                 logger.warning("staged rows are left for collection: %s", error)
 
     def _bound_at(self, at: _Position, pushed: PushTransaction) -> int | None:
-        """The time that bound this number of a producer, or a later one; None if it is new."""
+        """The time that bound the producer's last number; None if this number is higher."""
         if at.own is not None:
             number, time = at.own.get(pushed.producer, (-1, -1))
         else:
@@ -166,7 +164,7 @@ class Pushes:
 
     @contextmanager
     def taking(self, pushed: PushTransaction) -> Iterator[None]:
-        """Whoever is told of an error gives it again: unless it is bound by then, it must not be taken later on."""
+        """After an error the client retries, so withdraw the push transaction unless it is bound already."""
         try:
             yield
         except BaseException as error:
@@ -178,8 +176,8 @@ class Pushes:
             raise
 
     def _bound_after(self, pushed: PushTransaction, error: BaseException) -> int | None:
-        """The time that bound it, if its bind was durable before an error came; None if it is not bound, and will not
-        be. `OutcomeUnknown` if that cannot be read."""
+        """The time that bound it, if the bind was durable before the error; None if it will not be bound.
+        `OutcomeUnknown` if the journal cannot be read."""
         if pushed not in self._offered or not isinstance(error, Exception):
             return None
         time, keys = self._offered_time, {fragment.key for fragment in pushed.fragments}
@@ -193,7 +191,7 @@ class Pushes:
         fragments = bound.fragments if bound is not None else ()
         return time if keys & {one.key for one in fragments if isinstance(one, Staged)} else None
 
-    def offer(self, position: str, limit: Limit) -> Offer | None:  # noqa: ARG002 - whoever commits wants all of it
+    def offer(self, position: str, limit: Limit) -> Offer | None:  # noqa: ARG002 - a commit takes all pushed rows
         self._look_back()
         with self._lock:
             ready = list(self._ready)
@@ -226,7 +224,7 @@ class Pushes:
             raise Unexpected(where="Pushes.read", why=f"{fragment} is not a staged fragment")
         yield Rows(fragment.table, self._journal.load(fragment))
 
-    def acknowledge(self, position: str) -> None:  # noqa: ARG002 - whatever was offered last is bound
+    def acknowledge(self, position: str) -> None:  # noqa: ARG002 - the last offer is bound
         for pushed in self._offered:
             pushed.time = self._offered_time
         self._forget(self._offered)
@@ -234,10 +232,10 @@ class Pushes:
         self._offered, self._echoes = [], []
 
     def _look_back(self) -> None:
-        """What a bind of unknown outcome named is bound if its record is there, and must not be offered again."""
+        """After a bind of unknown outcome: do not offer again what the journal shows as bound."""
         doubtful = [pushed for pushed in self._ready if self._journal.may_be_bound(pushed.fragments, self._writer)]
         if not doubtful or self._next_time() <= self._offered_time:
-            return  # while its number is free, the same number is tried again, and only one of the two can be bound
+            return  # the next bind has the same number, so at most one of the two succeeds
         try:
             named = {fragment.key for fragment in staged_of(self._journal.read(self._offered_time))}
         except TimeCompacted:

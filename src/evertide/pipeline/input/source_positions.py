@@ -1,12 +1,12 @@
-"""Tables that leave their sources and come back: a source goes on where it stood when its table left.
+"""The positions of sources, also of those whose tables were removed from the script and declared again.
 
-The journal's newest record says where each source of the generation stands. A source whose tables are all taken out of
-the script is not in the next record any more; so the table's own record says where it stood (`LastPosition`).
+The journal's newest record has the position of each source of the generation. A source without declared tables is
+missing in later records, so each table's record keeps the last position (`LastPosition`).
 
-1. A table that comes back goes on from there, if its source was away meanwhile as well.
-2. If its source went on without it, because it feeds other tables too, rows are missing that nobody can tell: refused.
-3. A position means something to its own kind of connector only. A table that gets another kind is refused as long as
-   the journal's newest record has its position; after a transaction without it, it is read from the beginning.
+1. The source of a table that is declared again continues from that position, if it did not run meanwhile.
+2. If the source fed other tables meanwhile, changes of this table are missing, and the script is refused.
+3. Only the same kind of connector can interpret a position. A table with another kind is refused while the journal's
+   newest record has the position; after a transaction without it, the table is read from the beginning.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 def feeding(sources: Mapping[str, Source]) -> dict[str, str]:
-    """The name of the source of each table."""
+    """By table, the name of its source."""
     return {table: name for name, source in sources.items() for table in source.tables}
 
 
@@ -51,7 +51,7 @@ def read_positions(
 ) -> dict[str, str]:
     """The position of each source after all bound transactions, or after all below `upper`.
 
-    A new source is at its start, a returned one where it was when its tables left.
+    A new source is at its start, a returned one at the position where it stopped.
     """
     recorded = journal.read(upper - 1).inputs if upper else None
     known = journal.positions() if recorded is None else {name: one.after for name, one in recorded.items()}
@@ -60,7 +60,7 @@ def read_positions(
 
 
 def _left_positions(definition: Definition) -> dict[str, str]:
-    """By source that has returned, the position where it left."""
+    """By returned source, the position at which it stopped."""
     back = [left for table in definition.tables.values() if (left := _left(table)) is not None]
     return {left.source: left.position for left in back}
 
@@ -71,9 +71,9 @@ def fed_tables(
     sources: Mapping[str, Source],
     positions: Mapping[str, str],
 ) -> dict[str, TableRecord]:
-    """The tables of the definition with the sources that feed them now. `positions` are the journal's newest.
+    """The tables of the definition with their current sources. `positions` are the journal's newest.
 
-    `InvalidInput` if one of them would miss rows, or a position means nothing to its connector.
+    `InvalidInput` if a table would miss rows, or its connector cannot interpret the position.
     """
     fed, made = feeding(sources), {}
     came: list[str] = []
@@ -96,16 +96,16 @@ def fed_tables(
 
 
 def _source_before(name: str, table: TableRecord, definition: Definition) -> str:
-    """The source that feeds it by the definition; empty if none does."""
+    """The source of a table in the definition; empty if it has none."""
     if not table.is_declared:
         return ""
     if isinstance(table.source, str):
         return table.source
-    return name if name in definition.sources else ""  # an earlier version stored no source; most are named so
+    return name if name in definition.sources else ""  # an earlier version stored no source; most have the table's name
 
 
 def _left(table: TableRecord) -> LastPosition | None:
-    """Where the source that feeds it now stopped feeding it before."""
+    """The position at which the table's current source stopped feeding it before."""
     left = table.left
     if isinstance(left, msgspec.UnsetType) or not table.is_declared:
         return None
@@ -113,7 +113,7 @@ def _left(table: TableRecord) -> LastPosition | None:
 
 
 def _check_kind(table: DeclaredTable, known: TableRecord, source: str) -> None:
-    """The newest record says where the source stands; it must mean something to the connector."""
+    """Refuse a connector that cannot interpret the source's recorded position."""
     kinds = {known.source: family(known.connector)}
     if isinstance(known.source, msgspec.UnsetType):
         kinds = {table.name: family(known.connector)}

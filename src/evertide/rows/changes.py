@@ -5,9 +5,9 @@ NULL, not 0 once checked). All functions are pure and return new tables.
 
 Equality of rows is bit-exact, as in `evertide.rows.digest`: NaN equals NaN, NULL equals NULL, -0.0 and 0.0 differ.
 
-A consolidated table holds each (row, time) once, with a diff that is not 0, in an order that depends on its content
-only: by the columns that can be sorted, in order, NULL first, then time, then the row's hash. So the same multiset is
-the same table, whatever the order and chunks it arrived in, and neighbouring rows compress and prune well.
+A consolidated table has each (row, time) once, with a diff that is not 0, in an order that depends on its content only:
+by the sortable columns, in order, NULL first, then time, then the row's hash. So equal multisets are equal tables,
+whatever the order and chunks of the input, and neighbouring rows compress and prune well.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _SORTABLE = frozenset(
 
 @lru_cache(maxsize=1024)
 def changes_schema(schema: pa.Schema) -> pa.Schema:
-    """The columns of a shard, then time and diff; refuses what a shard cannot hold."""
+    """The columns of a shard, then time and diff. Raise `InvalidInput` for columns that a shard cannot store."""
     names = schema.names
     for field in schema:
         if field.name in (TIME, DIFF):
@@ -78,15 +78,14 @@ def changes_schema(schema: pa.Schema) -> pa.Schema:
 
 
 def empty(schema: pa.Schema) -> pa.Table:
-    """No changes, of a shard with these columns."""
     return changes_schema(schema).empty_table()
 
 
 def check_changes(table: pa.Table, schema: pa.Schema, lower: int, upper: int, where: str) -> pa.Table:
-    """The same changes exactly as the shard `where` declares them, without those of diff 0; or `InvalidInput`.
+    """Return the changes exactly as the shard `where` declares them, without those of diff 0; or raise `InvalidInput`.
 
-    Times must lie in [lower, upper), the columns be those of `schema` in order, of like types, with no NULL where the
-    schema allows none. Messages name the first row that offends, counted from 0.
+    Times must be in [lower, upper), and the columns those of `schema` in order, of like types, with no NULL where the
+    schema allows none. Messages name the first invalid row, counted from 0.
     """
     wanted = changes_schema(schema)
     _check_names(table, wanted, where)
@@ -98,7 +97,7 @@ def check_changes(table: pa.Table, schema: pa.Schema, lower: int, upper: int, wh
 
 
 def advance(table: pa.Table, since: int) -> pa.Table:
-    """Times below `since` become `since`: nobody can tell them apart any more."""
+    """Move times below `since` up to `since`: no reader can tell them apart."""
     times = _longs(table.column(TIME))
     if len(times) == 0 or times.min() >= since:
         return table
@@ -106,7 +105,7 @@ def advance(table: pa.Table, since: int) -> pa.Table:
 
 
 def consolidate(table: pa.Table, where: str = "changes") -> pa.Table:
-    """Each (row, time) once, with the sum of its diffs, without sums of 0, in an order that the content decides."""
+    """Return each (row, time) once, with the sum of its diffs if that is not 0, in the order of the header."""
     columns = table.drop_columns([TIME, DIFF])
     rows, diffs = _summed(columns, _longs(table.column(TIME)), _longs(table.column(DIFF)), where)
     taken = table.drop_columns([DIFF]).take(pa.array(rows))
@@ -114,7 +113,7 @@ def consolidate(table: pa.Table, where: str = "changes") -> pa.Table:
 
 
 def content(table: pa.Table, as_of: int, where: str = "changes") -> pa.Table:
-    """The multiset at a time: the changes up to it, their times forgotten, consolidated. Columns, then `__diff`."""
+    """The multiset at a time: the sum of the changes up to it, consolidated. Columns, then `__diff`."""
     times = _longs(table.column(TIME))
     if len(times) and times.max() > as_of:
         table = table.take(pa.array(np.flatnonzero(times <= as_of)))
@@ -122,9 +121,9 @@ def content(table: pa.Table, as_of: int, where: str = "changes") -> pa.Table:
 
 
 def net(table: pa.Table, where: str = "changes", *, is_sorted: bool = True) -> pa.Table:
-    """Changes without times (columns, then `__diff`): each row once, with the sum of its diffs, without sums of 0.
+    """Add up changes without times (columns, then `__diff`): each row once, with the sum of its diffs if not 0.
 
-    In an order that the content decides, unless the caller does without: sorting costs more than summing.
+    The content decides the order, unless `is_sorted` is false: sorting costs more than adding up.
     """
     columns = table.drop_columns([DIFF])
     rows, diffs = _summed(columns, None, _longs(table.column(DIFF)), where, is_sorted=is_sorted)
@@ -132,14 +131,14 @@ def net(table: pa.Table, where: str = "changes", *, is_sorted: bool = True) -> p
 
 
 def lowest(table: pa.Table) -> pa.Table:
-    """Of changes without times, in order: each row whose diffs sum to less than 0 on the way, with the lowest sum."""
+    """Of changes without times, in order: each row whose running sum of diffs falls below 0, with the lowest sum."""
     columns, diffs = table.drop_columns([DIFF]), _longs(table.column(DIFF))
     if len(diffs) == 0:
         return table
     order, again = _verified(columns, *_grouped(row_hashes(columns).high, None))
     is_first = np.concatenate(([True], ~again))
     starts = np.flatnonzero(is_first)
-    order = order[np.lexsort((order, np.cumsum(is_first)))]  # equal rows are neighbours as before, now as they came
+    order = order[np.lexsort((order, np.cumsum(is_first)))]  # equal rows stay neighbours, now in input order
     sums = np.cumsum(diffs[order])
     before = np.repeat((sums - diffs[order])[starts], np.diff(np.append(starts, len(order))))
     found = np.minimum.reduceat(sums - before, starts)
@@ -147,19 +146,19 @@ def lowest(table: pa.Table) -> pa.Table:
 
 
 def expand(table: pa.Table, where: str = "collection") -> pa.Table:
-    """A multiset as `content` gives it, each row repeated as often as it is there."""
+    """Repeat each row of a multiset, as `content` returns it, as often as its count."""
     columns, counts = _counted(table, where)
     return _repeated(columns, counts)
 
 
 def expanded(table: pa.Table, where: str = "collection") -> Iterator[pa.Table]:
-    """The same in pieces: one small row may be there a billion times, and nobody has memory for all of them."""
+    """Like `expand`, in pieces: one small row may occur a billion times, more than fits in memory."""
     columns, counts = _counted(table, where)
     yield from _pieces(columns, counts)
 
 
 def _pieces(columns: pa.Table, counts: Longs) -> Iterator[pa.Table]:
-    """In halves, until a piece is small enough, or holds one row."""
+    """Halve the rows until a piece is small enough, or has one row."""
     most = int(counts.max(initial=0))
     if most <= 1 or (columns.nbytes <= _PIECE_BYTES // most and counts.sum(dtype=np.float64) <= _PIECE_ROWS):
         yield _repeated(columns, counts)
@@ -174,7 +173,7 @@ def _pieces(columns: pa.Table, counts: Longs) -> Iterator[pa.Table]:
 
 
 def _counted(table: pa.Table, where: str) -> tuple[pa.Table, Longs]:
-    """The rows, and how often each is there."""
+    """The rows, and the count of each. A negative count is damage."""
     counts = _longs(table.column(DIFF))
     columns = table.drop_columns([name for name in (TIME, DIFF) if name in table.schema.names])
     negative = np.flatnonzero(counts < 0)
@@ -208,10 +207,10 @@ def _check_names(table: pa.Table, wanted: pa.Schema, where: str) -> None:
 
 
 def check_column(column: Any, field: Any, where: str) -> Any:
-    """The same values exactly as `field` declares them; or `InvalidInput`, with the first row that offends."""
+    """Return the values exactly as `field` declares them; or raise `InvalidInput` with the first invalid row."""
     as_declared = column.type.equals(field.type, check_metadata=True)
     if as_declared and not forbids_null(field.type) and (field.nullable or column.null_count == 0):
-        return column  # nothing to convert, and nothing that could be wrong: every append of our own engine
+        return column  # nothing to convert or check: the case of every append of the engine
     place = f"{where}, column {field.name!r}"
     if not alike(column.type, field.type):
         raise InvalidInput(where=place, why=f"has the type {column.type}, but {field.type} is declared")
@@ -239,11 +238,11 @@ def _check_times(times: Longs, lower: int, upper: int, where: str) -> None:
 def _summed(
     columns: pa.Table, times: Longs | None, diffs: Longs, where: str, *, is_sorted: bool = True
 ) -> tuple[Longs, Longs]:
-    """Of each distinct (row, time) whose diffs do not sum to 0: one of its rows and that sum, in order.
+    """For each distinct (row, time) whose diffs do not sum to 0: one of its rows and that sum, in order.
 
-    1. Rows are sorted by hash and time, which makes equal ones neighbours, and verified.
-    2. The diffs of each group are summed; the sum stays with one row of it.
-    3. What is left is put into its final order: sorting all by value would cost more, as equal rows tie everywhere.
+    1. Sort the rows by hash and time, so that equal ones are neighbours, and verify them.
+    2. Sum the diffs of each group; the sum stays with one row of it.
+    3. Sort the remaining rows: sorting all rows by value would cost more, because equal rows tie in every column.
     """
     if len(diffs) == 0:
         return np.empty(0, np.int64), diffs
@@ -264,7 +263,7 @@ def _summed(
 def _grouped(high: Words, times: Longs | None) -> tuple[Longs, Bools]:
     """An order in which equal rows of one time are neighbours, and which row may equal the one before it.
 
-    Half of the hash does, as all is verified. The factor is odd: equal rows share a key only at the same time.
+    Half of the hash suffices, because all is verified. The factor is odd: equal rows share a key only at the same time.
     """
     key = high if times is None else high + times.view(np.uint64) * _TIME_SPREAD
     order = np.argsort(key)
@@ -273,7 +272,7 @@ def _grouped(high: Words, times: Longs | None) -> tuple[Longs, Bools]:
 
 
 def _sorted(columns: pa.Table, times: Longs | None, hashes: RowHashes, rows: Longs) -> Longs:
-    """The rows by the columns that can be sorted, NULL first, then time, then hash."""
+    """Sort the rows by the sortable columns, NULL first, then time, then hash."""
     everything = len(rows) == columns.num_rows
     keys: list[Any] = []
     for column in columns.columns:
@@ -288,9 +287,9 @@ def _sorted(columns: pa.Table, times: Longs | None, hashes: RowHashes, rows: Lon
 
 
 def _verified(columns: pa.Table, order: Longs, again: Bools) -> tuple[Longs, Bools]:
-    """Whether each row really equals the one before it, where the keys say so: a hash is never trusted.
+    """Verify which rows equal the one before, where the keys are equal: a hash is never trusted.
 
-    A run of like keys that holds different rows is put in order, so that equal ones are neighbours.
+    A run of equal keys with different rows is reordered, so that equal rows are neighbours.
     """
     pairs = np.flatnonzero(again)
     if len(pairs) == 0:
@@ -315,7 +314,7 @@ def _verified(columns: pa.Table, order: Longs, again: Bools) -> tuple[Longs, Boo
 
 
 def _sums(columns: pa.Table, diffs: Longs, order: Longs, starts: Longs, where: str) -> Longs:
-    """In halves of 32 bits, as a sum that wrapped around would be a wrong count that nobody notices."""
+    """Sum in halves of 32 bits, because a sum that wraps around would be a wrong count, unnoticed."""
     upper = np.add.reduceat(diffs >> 32, starts)
     lower = np.add.reduceat(diffs & 0xFFFF_FFFF, starts)
     upper += lower >> 32

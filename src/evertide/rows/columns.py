@@ -1,10 +1,9 @@
-"""Arrow columns as plain numpy arrays: the one place that knows Arrow's memory layout.
+"""Arrow columns as plain numpy arrays: the only module that depends on Arrow's memory layout.
 
-What is read here is the logical content of an array, whatever its physical form: `plain` peels off what is only an
-encoding (dictionary, view, extension), and the readers honour offsets of slices and never look at what lies under a
-NULL as if it were a value.
-
-Arrow's buffers are little endian, on every platform that pyarrow supports and by its IPC format.
+1. Functions return the logical content of an array, whatever its physical form: `plain` removes mere encodings
+   (dictionary, view, extension), and the readers respect the offsets of slices.
+2. The bytes under a NULL are never used as a value.
+3. Arrow's buffers are little endian, on every platform that pyarrow supports and by its IPC format.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ _T = pa.lib
 
 
 def _by_id(names: dict[str, Any]) -> dict[int, Any]:
-    """Types that this version of pyarrow does not have yet are left out."""
+    """Skip types that the installed version of pyarrow lacks."""
     return {getattr(_T, f"Type_{name}"): value for name, value in names.items() if hasattr(_T, f"Type_{name}")}
 
 
@@ -56,7 +55,7 @@ NAN: dict[int, tuple[int, int, int]] = _by_id(
         "DOUBLE": (0x7FFF_FFFF_FFFF_FFFF, 0x7FF0_0000_0000_0000, 0x7FF8_0000_0000_0000),
     }
 )
-"""Per type: all bits but the sign, the bits of infinity (a NaN has more), and the bits of the one NaN that we know."""
+"""By type: all bits but the sign, the bits of infinity (a NaN has more), and the bits of the canonical NaN."""
 
 FIXED: dict[int, npt.DTypeLike] = _by_id(
     {"HALF_FLOAT": "<u2", "FLOAT": "<u4", "DOUBLE": "<u8"}
@@ -65,10 +64,10 @@ FIXED: dict[int, npt.DTypeLike] = _by_id(
     | {"DATE32": "<i4", "DATE64": "<i8", "TIME32": "<i4", "TIME64": "<i8", "TIMESTAMP": "<i8", "DURATION": "<i8"}
     | {"INTERVAL_MONTHS": "<i4", "INTERVAL_DAY_TIME": "<i8", "DECIMAL32": "<i4", "DECIMAL64": "<i8"}
 )
-"""Types whose value fits into one word, and how to read it; floats by their bits."""
+"""Types whose value fits in one word, and the type to read it as; floats by their bits."""
 
 WIDE: dict[int, int] = _by_id({"DECIMAL128": 2, "DECIMAL256": 4, "INTERVAL_MONTH_DAY_NANO": 2})
-"""Types whose value takes several words of 64 bits, lowest first."""
+"""By type, the number of 64-bit words of a value, lowest first."""
 
 BINARY = frozenset(
     (_T.Type_STRING, _T.Type_BINARY, _T.Type_LARGE_STRING, _T.Type_LARGE_BINARY, _T.Type_FIXED_SIZE_BINARY)
@@ -91,7 +90,7 @@ def _large(kind: Any) -> Any:
 
 
 def plain(array: Any) -> Any:
-    """The same values without dictionary, view or extension at the top level."""
+    """Return the values without dictionary, view or extension at the top level."""
     while True:
         kind = array.type
         if isinstance(kind, pa.BaseExtensionType):
@@ -105,7 +104,7 @@ def plain(array: Any) -> Any:
 
 
 def one_chunk(column: Any) -> Any:
-    """A column of a table or batch as one array; with 64-bit offsets, where it is too large for 32-bit ones."""
+    """Return a column of a table or batch as one array, with 64-bit offsets if it is too large for 32-bit ones."""
     if not isinstance(column, pa.ChunkedArray):
         return column
     if column.num_chunks == 1:
@@ -123,7 +122,7 @@ def bools(buffer: Any, offset: int, length: int) -> Bools:
 
 
 def validity(array: Any) -> Bools | None:
-    """Per row whether it is not NULL; None if no row is."""
+    """By row, whether it is not NULL; None if no row is NULL."""
     if array.null_count == 0:
         return None
     if array.type.id == _T.Type_NA:
@@ -132,7 +131,7 @@ def validity(array: Any) -> Bools | None:
 
 
 def bits(array: Any) -> Any:
-    """The values of a type in `FIXED`: integers by value, floats by their bits with all NaN made one."""
+    """The values of a type in `FIXED`: integers by value, floats by their bits with one canonical NaN."""
     kind = array.type.id
     dtype = np.dtype(FIXED[kind])
     found = np.frombuffer(array.buffers()[1], dtype, len(array), array.offset * dtype.itemsize)
@@ -152,9 +151,9 @@ def wide_words(array: Any) -> Words:
 
 
 def list_values(array: Any) -> tuple[Longs, Any]:
-    """Of a type in `LISTS`: n + 1 offsets that start at 0, and the elements that they cover.
+    """For a type in `LISTS`: n + 1 offsets that start at 0, and the elements that they cover.
 
-    A NULL may cover elements too: they are garbage, but keep neighbours contiguous.
+    A NULL may cover elements, too: they are garbage, but keep neighbours contiguous.
     """
     if array.type.id == _T.Type_FIXED_SIZE_LIST:
         size = array.type.list_size

@@ -1,8 +1,8 @@
-"""Columns brought to the exact type that a shard declares.
+"""Convert columns to the exact type that a shard declares.
 
 Two types are *alike* if they hold the same values and differ only in encoding (dictionary, view, 32- or 64-bit offsets)
 or in labels (names of list elements, nullability inside). A column of a like type is converted; any other is refused,
-as a conversion of values is for whoever knows what they mean. Nullability is checked against the values afterwards.
+because only the caller knows how to convert values. Nullability is checked against the values afterwards.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ def alike(left: Any, right: Any) -> bool:
 
 
 def conform(array: Any, kind: Any) -> Any:
-    """The same values with exactly the type `kind`, which is alike."""
+    """Return the values with exactly the type `kind`, which must be alike."""
     return _rebuilt(array, kind, _cast)
 
 
 def conform_table(table: Any, schema: Any) -> Any:
-    """The same rows with exactly the schema's names and types, column by column.
+    """Return the rows with exactly the schema's names and types, column by column.
 
     `Table.cast` refuses a NULL struct that has a NOT NULL field, even if the type does not change.
     """
@@ -80,14 +80,14 @@ def _conform_column(column: Any, kind: Any) -> Any:
 
 
 def reinterpret(array: Any, kind: Any) -> Any:
-    """The same bits with the type `kind`, which has the same layout: for types that a file format lacks."""
+    """Return the bits with the type `kind`, which has the same layout: for types that a file format lacks."""
     return _rebuilt(array, kind, _view)
 
 
 def stored_type(kind: Any) -> Any:
-    """What a file holds instead: Parquet has no intervals, rounds or rescales seconds and date64, and cannot read back
-    lists of a fixed size inside a struct that is NULL. What is NOT NULL inside a struct has no value where that is
-    NULL."""
+    """The type that a file stores instead: Parquet has no intervals, rounds or rescales seconds and date64, and cannot
+    read back fixed-size lists inside a NULL struct. Fields of structs are nullable, because a NULL struct has no
+    values."""
     if isinstance(kind, pa.BaseExtensionType):
         return stored_type(kind.storage_type)
     if pa.types.is_timestamp(kind) and kind.unit == "s":
@@ -143,7 +143,7 @@ def _rebuilt(array: Any, kind: Any, leaf: Callable[[Any, Any], Any]) -> Any:
 
 
 def _filled(offsets: Longs, values: Any, size: int) -> Any:
-    """Elements for lists of a fixed size: where a NULL, or one around it, left no elements, they are NULL."""
+    """Elements for fixed-size lists: NULL where a NULL list, or a NULL around it, has no elements."""
     lengths = np.diff(offsets)
     there = lengths == size
     if there.all():
@@ -155,7 +155,7 @@ def _filled(offsets: Longs, values: Any, size: int) -> Any:
 
 
 def first_null(array: Any, field: Any) -> int | None:
-    """The first row with a NULL where the field, or one inside it, allows none. A field inside a NULL is not there."""
+    """The first row with a NULL where the field, or one inside it, allows none. Fields inside a NULL do not count."""
     if not field.nullable and array.null_count:
         return int(np.argmin(validity(array)))  # type: ignore[arg-type]
     if not forbids_null(field.type):
@@ -177,7 +177,7 @@ def first_null(array: Any, field: Any) -> int | None:
 
 
 def type_fields(kind: Any) -> list[Any]:
-    """The fields inside a type: of a struct all, of a list its element, of a map its entry."""
+    """The fields inside a type: all of a struct, the element of a list, the entry of a map."""
     if pa.types.is_map(kind):
         entry = pa.struct([kind.key_field, kind.item_field])
         return [pa.field("entries", entry, nullable=False)]
@@ -200,7 +200,7 @@ def _validity_buffer(array: Any) -> Any:
 
 
 def _values_type(kind: Any) -> Any:
-    """One type for all that are alike; extension types stay apart."""
+    """The same type for all that are alike; extension types stay distinct."""
     if pa.types.is_dictionary(kind):
         return _values_type(kind.value_type)
     if pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
@@ -215,7 +215,7 @@ def _values_type(kind: Any) -> Any:
 
 
 def _any_field(field: Any, parent: Any) -> Any:
-    """Without its nullability, and without its name where that is a label only; keys of maps allow no NULL anyway."""
+    """The field without its nullability, and without a name that is only a label; keys of maps never allow NULL."""
     name = field.name if pa.types.is_struct(parent) else "item"
     if not pa.types.is_map(parent):
         return pa.field(name, _values_type(field.type))

@@ -1,15 +1,15 @@
-"""Digests: 128 bits that say what a multiset of rows holds, whatever the order and the way it was written.
+"""Digests: 128-bit fingerprints of multisets of rows, independent of order and encoding.
 
-Where it lies: as 32 hexadecimal digits in every part, batch and commit record. Version 1, frozen: a change of any
+Stored as 32 hexadecimal digits in every part, batch and commit record. Version 1, frozen: a change of any
 constant or step below makes every stored digest wrong, and needs a new version of the storage format.
 
 The digest of a set of changes is the sum of hash(row) x diff, modulo 2^128. So:
 
 1. it does not depend on the order of rows, on chunks, or on how they are spread over parts;
 2. it is linear: the digest of a concatenation is the sum, an insertion and its retraction cancel out;
-3. unlike an exclusive or, it sees duplicates.
+3. unlike an exclusive or, it detects duplicates.
 
-The hash of a row is two lanes of 64 bits. A lane starts with its seed and takes in the columns in order, each by
+The hash of a row is two lanes of 64 bits. A lane starts with its seed and mixes in the columns in order, each by
 `lane = mix(lane ^ word)`; `mix` is a bijection with other constants per lane. The word of a column's value is
 
     bool, integers, dates, times, timestamps, durations    the value, extended to 64 bits (with its sign)
@@ -92,7 +92,7 @@ class RowHashes(NamedTuple):
 
 
 def row_hashes(columns: pa.Table | pa.RecordBatch) -> RowHashes:
-    """One hash per row over all columns in order: leave out `__time` and `__diff` before."""
+    """One hash per row over all columns in order: drop `__time` and `__diff` first."""
     rows = columns.num_rows
     words = [
         _words(name, one_chunk(column)) for name, column in zip(columns.schema.names, columns.columns, strict=True)
@@ -129,22 +129,22 @@ def from_hex(value: str) -> int:
 
 
 def add(a: str, b: str) -> str:
-    """The digest of both together, of digests as hexadecimal digits."""
+    """The digest of two sets together, of digests as hexadecimal digits."""
     return to_hex(from_hex(a) + from_hex(b))
 
 
 def negate(a: str) -> str:
-    """The digest of what takes `a` back."""
+    """The digest of the changes that undo those of `a`."""
     return to_hex(-from_hex(a))
 
 
 def _total(high: Words, low: Words) -> int:
-    """Halves of 32 bits, as the sum of up to 2^32 of them still fits 64 bits; what `high` carries out is modulo."""
+    """Sum `low` in halves of 32 bits, as 2^32 of them fit in 64 bits. `high` may wrap: the sum is modulo 2^128."""
     return (_wrapped(high) << 64) + _split_total(low)
 
 
 def _weighted_total(high: Words, low: Words, diffs: Longs) -> int:
-    """Schoolbook multiplication. A negative diff is 2^64 - |diff| here, so 2^64 x hash is taken back at the end."""
+    """Schoolbook multiplication. A negative diff is 2^64 - |diff| here, so 2^64 x hash is subtracted at the end."""
     weights = diffs.view(np.uint64)
     low_0, low_1 = low & _BITS_32, low >> _32
     weight_0, weight_1 = weights & _BITS_32, weights >> _32
@@ -175,7 +175,7 @@ def _mix(lanes: Words, scratch: Words) -> None:
 
 
 def _fold(lanes: Words, words: list[Words]) -> None:
-    """Take words in, in order: each has one word per row, or one per lane and row."""
+    """Mix words in, in order: each has one word per row, or one per lane and row."""
     rows = lanes.shape[1]
     scratch = np.empty((2, min(rows, _BLOCK_ROWS)), np.uint64)
     for start in range(0, rows, _BLOCK_ROWS):
@@ -241,7 +241,7 @@ def _chained(seed: Words, rows: int, words: list[Words]) -> Words:
 
 
 def _binary_words(name: str, array: Any) -> Words:
-    """Where values repeat, hash each once: a sample tells, as encoding distinct ones costs more than it saves."""
+    """If values repeat, hash each once. A sample decides, because encoding distinct values costs more than it saves."""
     if len(array) > 2 * _SAMPLE_ROWS and len(array.slice(0, _SAMPLE_ROWS).unique()) * 2 < _SAMPLE_ROWS:
         return _dictionary_words(name, array.dictionary_encode())
     found = np.frombuffer(b"".join(map(xxhash.xxh3_128_digest, as_bytes(array))), ">u8")
@@ -262,7 +262,7 @@ def _dictionary_words(name: str, array: Any) -> Words:
 
 
 def _list_words(name: str, array: Any) -> Words:
-    """Neighbouring lists tile the elements, so that summing from start to start skips the empty ones."""
+    """Neighbouring lists cover the elements without gaps, so summing from start to start skips empty lists."""
     offsets, values = list_values(array)
     lengths = np.diff(offsets)
     lanes = _chained(_LIST, len(array), [lengths.view(np.uint64)])

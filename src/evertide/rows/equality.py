@@ -1,7 +1,7 @@
-"""Bit-exact equality of values: what a digest calls the same, decided on the values themselves.
+"""Bit-exact equality of values: the equality of digests, decided on the values themselves.
 
 NULL equals NULL, any NaN equals any NaN, -0.0 and 0.0 differ, lists are equal element by element, maps in stored order.
-Hashes only propose; whatever is merged goes through here first, so that a collision of hashes never loses a row.
+Hashes only propose: rows are merged only if they are equal here, so that a hash collision never loses a row.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def equal_rows(columns: pa.Table, left: Longs, right: Longs) -> Bools:
 
 
 def equal_values(left: Any, right: Any) -> Bools:
-    """Row by row, of two arrays with the same type and length."""
+    """Compare two arrays of the same type and length, row by row."""
     left, right = plain(left), plain(right)
     left_valid, right_valid = validity(left), validity(right)
     if left_valid is None and right_valid is None:
@@ -53,7 +53,7 @@ def equal_values(left: Any, right: Any) -> Bools:
 
 
 def _equal_valid(left: Any, right: Any, rows: Bools) -> Bools:
-    """Only `rows` count: elsewhere one of them is NULL, and the answer may be anything."""
+    """Only the results at `rows` count: in other rows one value is NULL, and the result is undefined."""
     kind = left.type.id
     found: Any
     if len(left) == 0 or kind == pa.lib.Type_NA:
@@ -81,7 +81,7 @@ def _bools(array: Any) -> Bools:
 
 
 def _equal_lists(left: Any, right: Any, rows: Bools) -> Bools:
-    """Lists of the same length are compared element by element, all in one go."""
+    """Compare lists of the same length element by element, all at once."""
     left_offsets, left_values = list_values(left)
     right_offsets, right_values = list_values(right)
     lengths = np.diff(left_offsets)

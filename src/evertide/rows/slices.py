@@ -1,8 +1,9 @@
-"""More rows than memory should hold, dealt out by their hash into slices that are taken up one after the other.
+"""`Slices`: distribute more rows than fit in memory over files, and read them back slice by slice.
 
-All changes of a row are in one slice: each can be summed up by itself. A slice is one of 2^n equal ranges of the hash
-of all columns (`by_row`) or of those of a key (`by_columns`); or a range of times (`by_time`).
-Until it is taken up it lies in a file without a name, which is gone with the process, however that ends.
+1. All changes of a row are in one slice, so each slice can be added up separately.
+2. A slice is one of 2^n equal ranges of the hash of all columns (`by_row`) or of a key's columns (`by_columns`), or a
+   range of times (`by_time`).
+3. A slice is a temporary file without a name, which disappears with the process, even after a crash.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ from evertide.scratch import using_scratch
 __all__ = ["SLICES_MAX", "Placing", "Slices", "by_columns", "by_row", "by_time", "slice_count"]
 
 SLICES_MAX = 128
-"""Each is a file that is open, of some 1,000 that a process has, and two may deal at once."""
+"""Each slice is an open file, of about 1,000 that a process may have, and two `Slices` may exist at once."""
 Placing: TypeAlias = Callable[[pa.Table, int], Longs]
-"""The slice, of so many, that each row belongs to."""
+"""Returns the slice of each row, given the number of slices."""
 _OPTIONS = ipc.IpcWriteOptions(compression="lz4")
 
 
 def slice_count(pieces: float) -> int:
-    """The power of 2 that is as large at least."""
+    """The smallest power of 2 that is at least `pieces`."""
     count = 1
     while count < pieces:
         count *= 2
@@ -40,13 +41,13 @@ def slice_count(pieces: float) -> int:
 
 
 class Slices:
-    """Of rows with `__diff`, with or without `__time`; two at least. Use it as a context manager."""
+    """Slices of rows with `__diff`, with or without `__time`; at least two. Use it as a context manager."""
 
     def __init__(self, schema: pa.Schema, count: int, placing: Placing | None = None) -> None:
         self._schema = schema
         self.rows = [0] * count
         self.bytes = [0] * count
-        """In memory, about."""
+        """About the size in memory."""
         self._placing = placing or by_row
         with using_scratch():
             self._opened = [tempfile.TemporaryFile() for _ in range(count)]  # noqa: SIM115 - closed with all of it
@@ -57,7 +58,7 @@ class Slices:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         for file in self._opened:
-            with suppress(OSError):  # of bytes that are not written yet, and not needed any more
+            with suppress(OSError):  # buffered bytes that cannot be written are not needed
                 file.close()
 
     def add(self, rows: pa.Table) -> None:
@@ -75,7 +76,7 @@ class Slices:
             end += size
 
     def scan(self, index: int) -> Iterator[pa.Table]:
-        """What lies in one of them, as it was added. Nothing can be added to it after that."""
+        """Yield the rows of a slice as they were added. Afterwards nothing can be added to it."""
         file = self._opened[index]
         with using_scratch():
             self._writers[index].close()
@@ -86,7 +87,7 @@ class Slices:
         return pa.concat_tables([self._schema.empty_table(), *self.scan(index)])
 
     def take(self, index: int) -> pa.Table:
-        """The same for the last time: its file is gone after that."""
+        """Read a slice for the last time, and delete its file."""
         found = self.read(index)
         self._opened[index].close()
         return found
@@ -97,7 +98,7 @@ def by_row(rows: pa.Table, count: int) -> Longs:
 
 
 def by_columns(names: Sequence[str]) -> Placing:
-    """Rows that agree in these columns share a slice."""
+    """Rows with equal values in these columns share a slice."""
     return lambda rows, count: _by_hash(rows.select([*names]), count)
 
 

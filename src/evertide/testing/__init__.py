@@ -1,6 +1,12 @@
-"""Test tools that ship with Evertide: a manual runtime, a disk that loses power, and every moment at which it may.
+"""Test tools that run the production code unchanged, without a test framework.
 
-They need no test framework, and run the production code unchanged.
+runtime, disk, cuts     a manual clock; a simulated disk (`disk_tree`: its files); a power cut at every operation
+oracle, compare         compare a circuit with Spark and DuckDB; compare rows
+queries, expressions    random queries (`relations`, `rare_relations`: their parts) and expressions
+transactions, ledger    random transactions; the content of tables while transactions are written
+workload, tpch, nexmark tables and queries as SQL files; the two benchmarks
+small_engine, merging   an engine without Spark; a thread that merges arrangements
+arrow                   Hypothesis strategies for Arrow tables
 """
 
 from evertide.testing.cuts import CutsFailed, every_cut, one_cut

@@ -2,8 +2,8 @@
 
 `schemas` and `tables` cover every type that a shard can hold, nested ones too, with NULL, NaN, -0.0, extremes and many
 repeated rows. `reencoded` writes a table in another physical form with the same values: chunks, slices, dictionaries,
-views, large offsets, garbage under NULL. `canonical` turns a column into Python values that are equal if and only if a
-shard holds them for equal; it takes its own way to them, so that it can judge the code under test.
+views, large offsets, garbage under NULL. `canonical` converts a column to Python values that are equal if and only if
+they are equal in a shard. It shares no code with the code under test.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def schemas(draw: st.DrawFn, *, nested: bool = True, columns_max: int = 4) -> An
 
 @st.composite
 def tables(draw: st.DrawFn, schema: Any = None, *, nested: bool = True, rows_max: int = 12) -> Any:
-    """Rows come from a small pool, so that there are repeated ones."""
+    """Rows come from a small pool, so that some repeat."""
     schema = draw(schemas(nested=nested)) if schema is None else schema
     row = st.tuples(*(values(field.type, nullable=field.nullable) for field in schema))
     pool = draw(st.lists(row, min_size=1, max_size=6))
@@ -84,7 +84,7 @@ def tables(draw: st.DrawFn, schema: Any = None, *, nested: bool = True, rows_max
 
 
 def values(kind: Any, *, nullable: bool = True) -> st.SearchStrategy[Any]:
-    """Python values that `pa.array(..., kind)` takes; times are integers in their unit."""
+    """Python values for `pa.array(..., kind)`; times are integers in their unit."""
     found = _nested_values(kind) if pa.types.is_nested(kind) else _flat_values(kind)
     return st.one_of(st.none(), found, found) if nullable else found
 
@@ -144,7 +144,7 @@ def _decimal(unscaled: int, scale: int) -> Decimal:
 
 
 def canonical(array: Any) -> list[Hashable]:
-    """Python values that are equal, and hash alike, if and only if a shard holds them for equal."""
+    """Python values that are equal, with equal hashes, if and only if they are equal in a shard."""
     array = array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array
     kind = array.type
     if isinstance(kind, pa.BaseExtensionType):
@@ -167,7 +167,7 @@ def canonical_rows(table: Any) -> list[tuple[Hashable, ...]]:
 
 
 def _readable(array: Any) -> Any:
-    """As a type whose values Python holds exactly: a `datetime` has no nanoseconds and ends in the year 9999."""
+    """Convert to a type with exact Python values: a `datetime` has no nanoseconds, and no year after 9999."""
     kind = array.type
     if pa.types.is_interval(kind):
         return array.view(pa.binary(16))
@@ -206,12 +206,12 @@ def _column(draw: st.DrawFn, array: Any) -> Any:
 
 
 def _padded(array: Any) -> Any:
-    """A slice out of the middle of a longer array."""
+    """The array as a slice of a longer one."""
     return pa.concat_arrays([array, array, array]).slice(len(array), len(array))
 
 
 def _with_garbage(array: Any) -> Any:
-    """NULL over what is another row's value."""
+    """Put the values of other rows into the memory of NULLs."""
     valid = array.is_valid()
     if array.null_count in (0, len(array)) or pa.types.is_dictionary(array.type) or pa.types.is_union(array.type):
         return array

@@ -1,15 +1,15 @@
-"""Whether two collections hold the same rows: exactly, but for floats, which may differ by a little.
+"""Compares the rows of two collections as multisets: exactly, except that floats may differ slightly.
 
-Spark adds floats up in whatever order its tasks end in, so its own sums differ in their last digits from run to run.
-All else must be equal, as multisets: NULL equals NULL, NaN equals NaN.
+Spark adds floats in the order in which its tasks end, so the last digits of its sums differ from run to run. All other
+values must be equal. NULL equals NULL, and NaN equals NaN.
 
-1. The rows of both sides are netted bit for bit; what is left is only on one side, or differs in floats.
-2. What is left is grouped by the columns that hold no floats. Within a group, rows are matched one to one so that all
-   floats of a pair are close. Sorting both sides by their floats and comparing line by line would pair the wrong rows
-   wherever two are nearly equal in the first float and differ in the second.
+1. Rows that are bitwise equal on both sides cancel out. The remaining rows are on one side only, or differ in floats.
+2. The remaining rows are grouped by the columns without floats. Within a group, rows are matched one to one so that
+   all floats of a pair are close. Sorting both sides by their floats would pair the wrong rows if two rows are nearly
+   equal in the first float and differ in the second.
 
-Another engine may also give another type to the same number. If types need not agree, such a column is compared by
-value: exactly where it can be cast without loss, and otherwise as floats; a decimal's last digit may then differ."""
+Another engine may return the same number with another type. Unless `exact_types`, such a column is compared by value:
+exactly if it can be cast without loss, otherwise as floats; the last digit of a decimal may then differ."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _ROWS_SHOWN = 5
 
 
 class Differs(AssertionError):
-    """A collection is not what it must be. `missing` rows ought to be there, `surplus` ones not; both may be cut."""
+    """A collection lacks the rows `missing`, or has the rows `surplus` too many. Both lists may be truncated."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ def compare(
     absolute: float = 0.0,
     exact_types: bool = True,
 ) -> None:
-    """Raise `Differs` unless both hold the same rows, each as often as it is there."""
+    """Raise `Differs` unless both have the same rows, each the same number of times."""
     found, expected = plain(found), plain(expected)
     if found.schema.names != expected.schema.names:
         raise Differs(where, f"the columns are {found.schema.names}, but must be {expected.schema.names}")
@@ -74,7 +74,7 @@ def compare(
 
 
 def compare_bits(found: pa.Table, expected: pa.Table, *, where: str = "collection") -> None:
-    """Raise `Differs` unless both hold the same rows bit by bit; all NaN are one value."""
+    """Raise `Differs` unless both have the same rows, bit by bit; all NaN are equal."""
     missing, surplus = _only_on_one_side(found, expected)
     if missing or surplus:
         told = f"{len(missing)} rows missing, {len(surplus)} too many; {found.num_rows} found"
@@ -82,7 +82,7 @@ def compare_bits(found: pa.Table, expected: pa.Table, *, where: str = "collectio
 
 
 def plain(table: pa.Table) -> pa.Table:
-    """One type for what differs in form only: instants in UTC, strings and binaries without views, nothing encoded."""
+    """Convert types that differ only in form: timestamps to UTC, views and dictionaries to plain values."""
     fields = [pa.field(field.name, _plain_type(field.type)) for field in table.schema]
     return table.cast(pa.schema(fields))
 
@@ -118,7 +118,7 @@ def _holds_floats(kind: pa.DataType) -> bool:
 
 
 def _alike(found: pa.Table, expected: pa.Table, name: str, where: str) -> tuple[pa.Table, pa.Table, float | None]:
-    """Both with one type for the column; and how far apart its values may be, if not exactly equal."""
+    """Both tables with one type for the column, and the tolerance of its values; None if they must be equal."""
     ours, theirs = found.column(name).type, expected.column(name).type
     try:
         if kinds.is_floating(ours) or kinds.is_floating(theirs):
@@ -135,7 +135,7 @@ def _cast(table: pa.Table, name: str, kind: pa.DataType) -> pa.Table:
 
 
 def _only_on_one_side(found: pa.Table, expected: pa.Table) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """What is missing, and what is too many, each row as often as that."""
+    """The missing and the surplus rows, each repeated by its count."""
     both = pa.concat_tables([delta_of(found, 1), delta_of(expected.cast(found.schema), -1)])
     rest = net(both)
     diffs = np.asarray(rest.column(DIFF).combine_chunks())
@@ -168,7 +168,7 @@ def _unmatched(
 def _matched(
     these: list[dict[str, Any]], those: list[dict[str, Any]], close: Mapping[str, float], relative: float
 ) -> dict[int, int]:
-    """The most pairs of close rows, from the second list's places to the first's (by augmenting paths)."""
+    """A maximum matching of close rows (by augmenting paths): positions in `those` to positions in `these`."""
     near = [
         [
             at

@@ -1,17 +1,17 @@
-"""`every_cut`: let the power go at each operation of a workload, and look what is left.
+"""`every_cut`: cuts the power at each operation of a workload, and checks the disk after the reboot.
 
-1. `build()` makes a fresh disk, with whatever must be on it before. What it does is not cut.
-2. `workload(disk, acknowledge)` runs once to the end, to learn its operations. It calls `acknowledge(x)` for what it
-   tells the outside world: from that moment x must never be lost.
-3. Then, for each operation, for the power going before it and right after it, and for each kind of survivors: `build`
-   again, run the workload until the power goes, reboot, and call `check(disk, acknowledged)`, which raises if the disk
-   is not as it must be. The end of the workload is one more moment, as what it did last may not be durable.
-4. A cut right after an operation that only looks is left out: it is the cut before the next one, with less to demand.
-5. A cut run must do what the first run did up to the cut, or nothing was shown: the logs are compared. A workload with
-   several threads cannot promise that; `repeatable=False` takes the cut wherever the number falls.
+1. `build()` creates a new disk with its initial content. Its operations are not cut.
+2. `workload(disk, acknowledge)` runs once to the end, to record its operations. It calls `acknowledge(x)` when it
+   confirms x to a client: from then on x must not be lost.
+3. Then, for each operation, for a cut before and after it, and for each kind of survivors: `build` a disk, run the
+   workload until the cut, reboot, and call `check(disk, acknowledged)`, which raises if the content is wrong. There is
+   also a cut after the last operation, whose effect may not be durable.
+4. A cut after an operation that only reads is omitted: it is the same as the cut before the next operation.
+5. Up to the cut, a run must do the same operations as the first run: the logs are compared. A workload with several
+   threads is not repeatable; with `repeatable=False` the logs are not compared.
 
 A failure names its operation, the kind of survivors, the last operations, and the call of `one_cut` that repeats it. To
-cut a recovery as well, let `build` run the workload into a cut and reboot, and take the recovery for the workload.
+cut a recovery as well, let `build` run the workload until a cut and reboot, and pass the recovery as the workload.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class _Cut:
 
 
 class CutsFailed(AssertionError):
-    """Some cuts left the disk as it must not be. `failures` are the errors, each with its cut as a note."""
+    """`check` failed after some cuts. `failures` are the errors, each with its cut as a note."""
 
     def __init__(self, failures: Sequence[BaseException], cases: int) -> None:
         self.failures = tuple(failures)
@@ -69,9 +69,9 @@ def every_cut(
     every: int = 1,
     repeatable: bool = True,
 ) -> int:
-    """Try all cuts, or those at every k-th operation and at the end. Returns how many; raises `CutsFailed`.
+    """Try the cuts at every `every`-th operation and at the end. Returns their number; raises `CutsFailed`.
 
-    It gives up after a few failures: they tend to be the same one.
+    It stops after `_FAILURES_MAX` failures, since they mostly have the same cause.
     """
     first, whole = _rehearse(build, workload)
     failures: list[BaseException] = []
@@ -80,7 +80,7 @@ def every_cut(
         cases += 1
         try:
             _run(build, workload, check, cut, whole if repeatable else None)
-        except (Exception, PowerCut) as error:  # noqa: BLE001 - whatever it is, it is reported with its cut
+        except (Exception, PowerCut) as error:  # noqa: BLE001 - any error is reported with its cut
             failures.append(error)
         if len(failures) == _FAILURES_MAX:
             break
@@ -92,7 +92,7 @@ def every_cut(
 def one_cut(
     build: Build, workload: Workload[T], check: Check[T], number: int, *, after: bool, survivors: Survivors
 ) -> None:
-    """The one case, as `every_cut` ran it: `number` is that of the operation in the disk's log."""
+    """Repeat one case of `every_cut`. `number` is that of the operation in the disk's log."""
     _run(build, workload, check, _Cut(number, after, survivors), None)
 
 
@@ -142,7 +142,7 @@ def _run(build: Build, workload: Workload[T], check: Check[T], cut: _Cut, whole:
 def _until_cut(disk: SimulatedDisk, workload: Workload[T], acknowledge: Callable[[T], None]) -> None:
     try:
         workload(disk, acknowledge)
-    except (Exception, PowerCut):  # with the power off it is the cut, or what that became on its way up
+    except (Exception, PowerCut):  # if the power is off, the cut is the cause
         if disk.is_on:
             raise
     disk.cut()

@@ -1,28 +1,30 @@
-"""`SimulatedDisk`: one machine's storage, which forgets at a power cut what nobody made durable.
+"""`SimulatedDisk`: the storage of one machine, which may lose at a power cut all that is not durable.
 
 Production code runs on `disk.files` (the `Files` of `LocalBlob`) and on `disk.meta` (a `Meta`). The model:
 
-1. A file is bytes, and a name in a directory. `write_new` makes both; neither is durable. `sync` makes the bytes
-   durable and not the name; `sync_directory` makes the names in that one directory durable and no bytes. A durable name
-   of bytes that are not is a file that is empty, torn, zeroes or garbage.
-2. A directory is a name in its parent, durable once the parent is synced. A lost directory takes along what is in it.
-3. A rename is one change: after a power cut the file has its old name or its new one, never both, never none. What the
-   target held before is gone or kept accordingly. Changes that share a name keep their order: the later one survives
-   only with the earlier. All others survive in any combination.
-4. A sync that fails with EIO, ENOSPC or EDQUOT has dropped what it should have written: a later sync of the same bytes,
-   or names, succeeds and does nothing for them. Only writing them anew helps. After other errors it never began.
-5. A Meta commit happens as a whole, and is durable from the moment it happens. A truncation is durable with the next
-   commit that happens; until then a power cut may undo it.
-6. The power goes at an operation either before it does anything, or after it did all it does but before the caller
-   hears of it. From then on everything raises `PowerCut`. After `reboot` that still holds for whoever got their `files`
-   or `meta` before it: they are processes that died.
-7. `reboot(survivors)` says what lives on of all that was not durable, because a real disk may well have written it:
-   "none"; "all", which is also what a process leaves behind that was merely killed; "names", every name and no bytes,
-   the classic file of length 0; or a seed, by which each name and each truncation survives or not on its own, and the
-   bytes of each file do, or are torn as in rule 1. What has survived is durable.
-8. `capacity_bytes` bounds the bytes of files and records. A file that does not fit is cut off, and raises ENOSPC; such
-   a commit does not happen (`StorageFull`); even a removal needs some room. Names need none. More capacity heals it.
-9. Every operation, looks too, is numbered from 1 and logged before it is tried: alike for one thread and one seed.
+1. A file is bytes, and a name in a directory. `write_new` creates both; neither is durable. `sync` makes only the bytes
+   durable; `sync_directory` makes only the names in that one directory durable. If the name is durable and the bytes
+   are not, the file is empty, torn, zeroes or garbage after a power cut.
+2. A directory is a name in its parent, durable once the parent is synced. If it is lost, so is its content.
+3. A rename is one change: after a power cut, the file has either its old or its new name, and the previous target is
+   kept or replaced accordingly. Changes that share a name keep their order: the later one survives only with the
+   earlier one. Other changes survive in any combination.
+4. A sync that fails with EIO, ENOSPC or EDQUOT drops the bytes or names that it should have written: a later sync
+   succeeds, but does not make them durable. They must be written again. After any other error, the sync had no effect.
+5. A Meta commit is atomic and durable at once. A truncation is durable with the next commit; until then a power cut may
+   undo it.
+6. The power is cut either before an operation has any effect, or after its full effect but before it returns. From then
+   on every operation raises `PowerCut`. `files` and `meta` from before a `reboot` belong to dead processes, and raise
+   it forever.
+7. `reboot(survivors)` decides which changes that were not durable survive, since a real disk may have written them:
+   "none"; "all", as after the kill of a process; "names", every name and no bytes, which are files of length 0; or a
+   seed, which decides for each name, truncation and file; the bytes of a file may be torn as in rule 1. Survivors are
+   durable.
+8. `capacity_bytes` limits the bytes of files and records. A file that does not fit is truncated, and raises ENOSPC; a
+   commit that does not fit raises `StorageFull`, also one that only removes records if no byte is free. Names need no
+   bytes. A larger capacity ends these errors.
+9. Every operation, also a read, is numbered from 1 and logged before it runs. The log depends only on the seed if there
+   is one thread.
 """
 
 from __future__ import annotations
@@ -51,12 +53,12 @@ _LOOKS = {"read", "list_directory", "exists", "size", "meta.head", "meta.heads",
 
 
 class PowerCut(BaseException):
-    """The machine is off. Not an `Exception`: no retry and no clean-up may take it for a failure to deal with."""
+    """The machine is off. Not an `Exception`, so that no retry or clean-up handles it as an error."""
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One line of the log. `what` is a path or key, `bytes` what it would write."""
+    """An entry of the log. `what` is a path or key, `bytes` the size that it writes."""
 
     number: int
     op: str
@@ -65,7 +67,7 @@ class Operation:
 
     @property
     def changes(self) -> bool:
-        """Whether it can change anything: a cut right after a look is the cut before the next operation."""
+        """Whether it can change anything: a cut after a read is the same as one before the next operation."""
         return self.op not in _LOOKS
 
     def __str__(self) -> str:
@@ -83,7 +85,7 @@ class _Fault:
 
 
 class _Machine:
-    """Power, the log, and the faults to come: what every operation passes through."""
+    """The state that all operations check: power, the log, and the injected faults."""
 
     def __init__(self, runtime: ManualRuntime) -> None:
         self.lock = threading.RLock()
@@ -133,7 +135,7 @@ class _Machine:
 
 @dataclass(slots=True, eq=False, repr=False)
 class _Process:
-    """Somebody who uses the disk, from one boot to the next power cut."""
+    """A process that uses the disk, from one boot to the next power cut."""
 
     _machine: _Machine
     _boot: int
@@ -250,7 +252,7 @@ class SimulatedFiles(_Process):
 
 
 class _Records:
-    """What `Meta` holds. `kept` lags behind what a look finds by the truncations that are not durable, `floors`."""
+    """The records of `Meta`: `kept`, without the truncations that are not durable (`floors`)."""
 
     def __init__(self, runtime: ManualRuntime) -> None:
         self.kept = MemoryMeta(runtime)
@@ -317,19 +319,19 @@ class SimulatedMeta(_Process):
         return found
 
     def close(self) -> None:
-        """Nothing is kept back, so nothing is left to do."""
+        """Does nothing: no write is buffered."""
 
     def path(self, key: str) -> str:
         return f"simulated:{key}"
 
     def _is_above(self, key: str, after: int) -> bool:
-        """True for the dead, too: they must not sleep on."""
+        """Also true for a dead process, so that its wait ends."""
         head = self._records.kept.head(key)
         return not self._machine.is_alive(self._boot) or (head is not None and head.seqno > after)
 
 
 class SimulatedDisk:
-    """The directory `root` is there, durably, from the start; `files` and `meta` are for a process that starts now."""
+    """`root` exists, and is durable, from the start. `files` and `meta` are for a process that starts now."""
 
     def __init__(self, runtime: ManualRuntime | None = None, *, capacity_bytes: int | None = None) -> None:
         self.runtime = runtime or ManualRuntime()
@@ -363,18 +365,18 @@ class SimulatedDisk:
             return self._top.all_bytes() + self._records.all_bytes()
 
     def cut_at(self, number: int, *, after: bool) -> None:
-        """Let the power go at the operation of this number: before it, or right after it took effect."""
+        """Cut the power at the operation with this number: before it, or after its effect."""
         with self._machine.lock:
             if number <= len(self._machine.log):
                 raise ValueError(f"operation {number} is over: {len(self._machine.log)} were done")
             self._machine.cut = (number, after)
 
     def cut(self) -> None:
-        """Let the power go now, between two operations."""
+        """Cut the power now, between two operations."""
         self._machine.switch_off()
 
     def reboot(self, survivors: Survivors = "none") -> None:
-        """Cut the power if it is still on, decide what survived, and switch on again. Faults to come are forgotten."""
+        """Cut the power if it is on, apply `survivors`, and start again without injected faults."""
         self.cut()
         with self._machine.lock:
             fate = Fate(survivors, len(self._machine.log))
@@ -386,15 +388,15 @@ class SimulatedDisk:
             self._machine.is_on = True
 
     def fail_next(self, pattern: str, error: Exception, *, after: bool = False, times: int = 1) -> None:
-        """Let the next operations that match fail: without effect, or `after` they took it.
+        """Make the next `times` operations that match fail: without effect, or `after` their effect.
 
-        The pattern is for the operation ("sync", "meta.*") or for it and its path or key ("rename *.parquet").
+        The pattern matches the operation ("sync", "meta.*"), or it and its path or key ("rename *.parquet").
         """
         with self._machine.lock:
             self._machine.faults += [_Fault(pattern, error, after)] * times
 
     def heal(self) -> None:
-        """Forget the faults that did not come up yet."""
+        """Remove the injected faults that did not occur yet."""
         with self._machine.lock:
             self._machine.faults.clear()
 

@@ -1,4 +1,4 @@
-"""Files and directories of a `SimulatedDisk`, and what a power cut leaves of them, by the rules of that module."""
+"""The files and directories of a `SimulatedDisk`, and the effect of a power cut on them (rules: `disk`)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Node: TypeAlias = "File | Directory"
 
 
 class Fate:
-    """Rule 7 of the disk, one decision at a time."""
+    """Decides which changes survive a power cut (rule 7 of the disk)."""
 
     def __init__(self, survivors: Survivors, operations: int) -> None:
         self._survivors = survivors
@@ -36,7 +36,7 @@ class Fate:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Written:
-    """Something that a sync makes durable, or, if it fails, loses for good (rule 4 of the disk)."""
+    """A write that a sync makes durable, or loses if the sync fails (rule 4 of the disk)."""
 
     state: Literal["new", "durable", "lost"] = "new"
 
@@ -56,7 +56,7 @@ class File(Written):
 
 @dataclass(slots=True, eq=False)
 class Change(Written):
-    """From now on `node` has the last of these names and no other; without a node, nothing has that name."""
+    """Gives `node` the last of these names and removes its others; without a node, removes the name."""
 
     names: tuple[str, ...]
     node: Node | None
@@ -70,7 +70,7 @@ class Change(Written):
 
 @dataclass(slots=True, eq=False)
 class Directory:
-    """`names` is what a look finds, `kept` and then `changes`, in order, how it came to be."""
+    """`names` is the current content: the durable content `kept`, with `changes` applied in order."""
 
     data: ClassVar[bytes] = b""
     names: dict[str, Node] = field(default_factory=dict)
@@ -84,7 +84,7 @@ class Directory:
     def sync(self, state: Literal["durable", "lost"]) -> None:
         for change in self.changes:
             change.sync(state)
-        while self.changes and self.changes[0].state == "durable":  # behind a lost one they wait, for the order's sake
+        while self.changes and self.changes[0].state == "durable":  # changes behind a lost one wait, to keep the order
             self.changes.pop(0).apply(self.kept)
 
     def settle(self, fate: Fate) -> None:
@@ -96,7 +96,7 @@ class Directory:
             self.names[name].settle(fate)
 
     def _survivors(self, fate: Fate) -> list[Change]:
-        """The newest first: whatever shares a name with one that survives, and came before it, survives too."""
+        """The changes that survive. A change always survives if a later one with a common name does."""
         survivors: list[Change] = []
         names: set[str] = set()
         for change in reversed(self.changes):

@@ -1,9 +1,9 @@
-"""Random expressions over columns of known kinds: total functions, so that no row makes them fail.
+"""Generates random expressions over columns of known kinds, which do not fail for any row.
 
 whole       BIGINT, kept small
 text        STRING, kept short
 decimal     DECIMAL(20, 4)
-real        DOUBLE that is the same however it is computed
+real        DOUBLE that does not depend on the order of rows
 truth       BOOLEAN
 time        TIMESTAMP
 date        DATE
@@ -11,12 +11,11 @@ span        INTERVAL DAY TO SECOND
 pair        STRUCT<a: BIGINT, b: STRING>
 list        ARRAY<BIGINT>
 dict        MAP<STRING, BIGINT>, which has no order
-variant     VARIANT, which is neither equal to anything nor in any order
+variant     VARIANT, which cannot be compared or ordered
 rough       DOUBLE whose last digits depend on the order of rows: never an operand
 folded      STRING under a collation, by which different texts are equal
 
-Where `is_open`, functions may depend on the order of rows: their result is not determined by SQL, only by this engine.
-Nothing is rough then."""
+With `is_open`, functions may depend on the order of rows, which SQL leaves open. No column is rough then."""
 
 from __future__ import annotations
 
@@ -128,7 +127,7 @@ _DEPTH_MAX = 2
 @dataclass(frozen=True, slots=True)
 class Column:
     name: str
-    """Or an expression."""
+    """A name or an expression."""
     kind: str
 
 
@@ -165,7 +164,7 @@ class Expressions:
         return [Column(*self.value(self._one(kinds), columns)) for _ in range(1 + self._chance.below(most))]
 
     def aggregate(self, columns: Sequence[Column], *, is_rough: bool = True) -> Column:
-        """A function of a group."""
+        """An aggregate function."""
         whole, decimal = (self.value(kind, columns)[0] for kind in ("whole", "decimal"))
         kind = self._one(("whole", "text", "decimal", "real", "truth", "time", "date", "span", "pair", "list"))
         operand = self.value(kind, columns)[0]
@@ -202,7 +201,7 @@ class Expressions:
         return Column(f"CAST({text} AS DECIMAL(20, 4))" if found == "decimal" else text, found)
 
     def _open(self, columns: Sequence[Column]) -> list[tuple[str, str]]:
-        """Functions of a group that Spark computes in the order of rows, or that choose one of equal values."""
+        """Aggregate functions that depend on the order of rows, or that choose one of equal values."""
         real, text, folded = (self.value(kind, columns)[0] for kind in ("real", "text", "folded"))
         kind = self._one(("real", "text", "folded"))
         operand, by = self.value(kind, columns)[0], self.value(self._one(("real", "folded", "whole")), columns)[0]

@@ -1,9 +1,8 @@
-"""A ledger: what tables hold, and the transaction that is being written.
+"""`Ledger`: the content of tables, and the transaction that is being written, for generators of transactions.
 
-Every generator of transactions needs the same three moves (add rows, take some away, put others in their place), and
-must never retract what is not there. The ledger makes the moves on plain tables of rows, notes them as changes, and
-hands them over as one transaction: per table a delta, its columns and then `__diff`. A delta is as it was written,
-not consolidated: a row that came and went within the transaction is in it twice."""
+Generators insert, delete and update rows, and must never retract a row that does not exist. The ledger applies each
+operation to plain tables, records the changes, and returns them as one transaction: a delta per table, with its columns
+then `__diff`. A delta is not consolidated: a row that was inserted and deleted in one transaction is in it twice."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ from evertide.testing.runtime import RandomStream
 __all__ = ["Ledger", "Transaction", "changed", "delta_of", "delta_schema", "sample"]
 
 Transaction: TypeAlias = dict[str, pa.Table]
-"""By table: its delta. Tables that do not change may be left out."""
+"""The delta of each table; unchanged tables may be omitted."""
 
 _DIFF_FIELD = pa.field(DIFF, pa.int64(), nullable=False)
 
@@ -36,7 +35,7 @@ def delta_of(rows: pa.Table, diff: int) -> pa.Table:
 
 
 def changed(rows: pa.Table, **values: Any) -> pa.Table:
-    """The rows with other values in some columns: one for all rows, or a sequence with one for each."""
+    """Replace the values of some columns: by one value for all rows, or by a sequence with one per row."""
     for name, value in values.items():
         at = rows.schema.get_field_index(name)
         field = rows.schema.field(at)
@@ -60,7 +59,7 @@ class Ledger:
         self._written: dict[str, list[pa.Table]] = {}
 
     def rows(self, table: str) -> pa.Table:
-        """What the table holds now, each row as often as it is there."""
+        """The content of the table; a row that occurs several times is repeated."""
         return self._rows[table]
 
     def insert(self, table: str, rows: pa.Table) -> None:
@@ -68,7 +67,7 @@ class Ledger:
         self._rows[table] = pa.concat_tables([self._rows[table], rows]).combine_chunks()
 
     def delete(self, table: str, at: Sequence[int]) -> pa.Table:
-        """Take away the rows that stand there, and return them."""
+        """Delete the rows at these positions, and return them."""
         held = self._rows[table]
         gone = held.take(pa.array(at, pa.int64()))
         keeps = np.ones(held.num_rows, np.bool_)
@@ -78,13 +77,13 @@ class Ledger:
         return gone
 
     def where(self, table: str, column: str, values: Any) -> list[int]:
-        """Where the rows stand whose column holds one of these values."""
+        """The positions of the rows with one of these values in the column."""
         found = pc.is_in(self._rows[table].column(column), pa.array(values))
         at: list[int] = np.flatnonzero(np.asarray(found)).tolist()
         return at
 
     def commit(self) -> Transaction:
-        """The changes since the last time, as one transaction."""
+        """The changes since the last commit, as one transaction."""
         written, self._written = self._written, {}
         return {table: pa.concat_tables(deltas) for table, deltas in written.items()}
 

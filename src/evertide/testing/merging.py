@@ -11,7 +11,7 @@ _INTERVAL_S = 0.2
 
 
 class Upkeep(Ticker):
-    """It ends when something fails; `error` says what. The transactions go on without it, and slow down."""
+    """Stops at the first error, which is in `error`. Transactions continue without merges, and slow down."""
 
     def __init__(self, circuit: Circuit, interval_s: float = _INTERVAL_S) -> None:
         super().__init__("evertide-upkeep", interval_s)
@@ -22,7 +22,7 @@ class Upkeep(Ticker):
         try:
             while self._circuit.maintain(self._stopping.is_set) and not self._stopping.is_set():
                 pass
-        except Exception as error:  # noqa: BLE001 - whatever it is, the owner is told
+        except Exception as error:  # noqa: BLE001 - the owner reads any error from `error`
             self.error = error
             return False
         return True

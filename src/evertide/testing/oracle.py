@@ -1,14 +1,14 @@
-"""Oracles: what a view must hold, computed from scratch, and a drive that holds a circuit to it.
+"""Oracles: compute views from scratch, and compare the views of a circuit with them.
 
-A `Reference` keeps what the tables hold and answers queries over it, by Spark as a plain batch, or by DuckDB, which
+A `Reference` has the content of the tables and runs queries over it, as a plain Spark batch, or with DuckDB, which
 takes milliseconds where Spark takes a tenth of a second. Neither shares code with the operators under test. `drive`
-runs transactions through a circuit, adds up what comes out, and compares every view with the reference.
+runs transactions through a circuit, adds up its deltas, and compares every view with the reference.
 
-Where SQL leaves the order of rows open, Spark's answer is one of several. What a view must be then is the same, bit by
-bit, for the same rows (I15): `drive_again` compares a circuit with another one that gets the same rows in another way.
+Where SQL leaves the order of rows open, Spark's result is one of several. A view must then be equal, bit by bit, for
+the same rows (I15): `drive_again` compares a circuit with another one that gets the same rows in another order.
 
-Spark's session here is set up for many small queries: one partition, no broadcasts, nothing compiled. That is several
-times faster than the defaults at this size, and a second implementation beside the compiled one."""
+The Spark session is configured for many small queries: one partition, no broadcasts, no code generation. That is
+several times faster than the defaults at this size, and a second implementation beside the generated code."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _SETTINGS = {
 
 
 class Steps(Protocol):
-    """What is driven: `evertide.flow.Circuit`, or a stand-in."""
+    """The interface of `evertide.flow.Circuit` that `drive` uses."""
 
     @property
     def views(self) -> Mapping[str, pa.Schema]: ...
@@ -52,7 +52,7 @@ class Steps(Protocol):
 
 
 class Content:
-    """What a collection holds, by the deltas it was given. It refuses to hold a row less than no time."""
+    """The content of a collection: the sum of its deltas. No row may have a negative count."""
 
     def __init__(self, schema: pa.Schema, where: str = "collection") -> None:
         self._where = where
@@ -60,7 +60,7 @@ class Content:
         self._held: pa.Table = self._schema.empty_table()
 
     def apply(self, delta: pa.Table) -> None:
-        """A delta that does not fit, or takes away what is not there, is refused, and changes nothing."""
+        """Add a delta. `Differs`, without a change, if its schema is wrong or it removes a row that does not exist."""
         if delta.schema.names != self._schema.names or delta.schema.types != self._schema.types:
             told = f"the delta has the columns {_told(delta.schema)}, but must have {_told(self._schema)}"
             raise Differs(self._where, told)
@@ -80,14 +80,14 @@ class Content:
 
     @property
     def rows(self) -> pa.Table:
-        """Each row as often as it is there."""
+        """All rows; a row that occurs several times is repeated."""
         return expand(self._held, self._where)
 
 
 class Reference:
-    """What tables hold, and what queries over them give.
+    """The content of tables, and the results of queries over them.
 
-    `views` are queries that others may name, as in a script with views over views; they are declared in order.
+    `views` are queries that other queries may name, as in a script with views over views; they are declared in order.
     """
 
     def __init__(
@@ -107,11 +107,10 @@ class Reference:
                     stale.add(name)
 
     def rows(self, table: str) -> pa.Table:
-        """What the table holds, each row as often as it is there."""
         return self._contents[table].rows
 
     def by_spark(self, query: str) -> pa.Table:
-        """The query's rows, by a plain Spark batch in a session of its own."""
+        """The result of the query, as a plain Spark batch in a separate session."""
         session = self._session
         if session is None:
             raise InvalidInput(where="Reference", why="it was made without a Spark session")
@@ -128,7 +127,7 @@ class Reference:
             return _collect(session.sql(query))
 
     def by_duckdb(self, query: str) -> pa.Table:
-        """The query's rows, by DuckDB; sums and averages may have other types than Spark's."""
+        """The result of the query from DuckDB; sums and averages may have other types than Spark's."""
         if self._duckdb is None:
             self._duckdb = _open_duckdb(self._time_zone)
         stale = self._take_stale("duckdb")
@@ -145,7 +144,7 @@ class Reference:
         return str(self._session.conf.get("spark.sql.session.timeZone"))
 
     def _take_stale(self, engine: str) -> list[str]:
-        """The tables that changed since the engine last saw them."""
+        """The tables that changed since the engine last loaded them."""
         stale, self._stale[engine] = sorted(self._stale[engine]), set()
         return stale
 
@@ -161,11 +160,11 @@ def drive(
     duckdb_queries: Mapping[str, str] | None = None,
     relative: float = 1e-9,
 ) -> dict[str, Content]:
-    """Run transactions through a circuit, compare its views with the reference, and return what they hold.
+    """Run transactions through a circuit, compare its views with the reference, and return their content.
 
-    An oracle is asked after every so many transactions and after the last; 0 is never. `queries` are the views' own,
-    for Spark; DuckDB takes the same texts, unless `duckdb_queries` has those that it understands. `Differs` names
-    the view, the transaction (from 0) and the oracle.
+    The oracles are compared after every `spark_every` and `duckdb_every` transactions, and after the last; 0 is never.
+    `queries` are those of the views; `duckdb_queries` replaces them for DuckDB. `Differs` names the view, the
+    transaction (from 0) and the oracle.
     """
     duckdb = queries if duckdb_queries is None else duckdb_queries
     oracles = [
@@ -189,9 +188,9 @@ def drive(
 def drive_again(
     circuit: Steps, again: Steps, tables: Mapping[str, pa.Schema], transactions: Iterable[Transaction]
 ) -> None:
-    """Run transactions through a circuit; give another one all rows that are left at once, the last first.
+    """Run transactions through a circuit; pass the final rows to another one in one transaction, in reverse order.
 
-    `Differs` names the first view that takes away what it never gave, or is not the same bit by bit in both.
+    `Differs` names the first view that retracts a row that it does not have, or that is not bitwise equal in both.
     """
     held = {name: Content(schema, f"table {name}") for name, schema in tables.items()}
     contents = {name: Content(schema, f"view {name}") for name, schema in circuit.views.items()}
@@ -221,7 +220,7 @@ class _Oracle:
         return self.every > 0 and (number + 1) % self.every == 0
 
     def check(self, contents: Mapping[str, Content], number: int, relative: float) -> None:
-        """All views, so that one run tells of all that are wrong."""
+        """Check all views, so that one run reports all that differ."""
         at = f"transaction {number}, by {self.name}"
         wrong: dict[str, Differs] = {}
         for view, query in self.queries.items():
@@ -250,7 +249,7 @@ def _add_up(contents: Mapping[str, Content], deltas: Mapping[str, pa.Table], num
 
 @contextmanager
 def _left_active(sessions: type[SparkSession]) -> Iterator[None]:
-    """PySpark makes a session active when it makes a frame, and leaves it so, with settings that are the oracle's."""
+    """Restore the active session: PySpark activates the oracle's session, with its settings, to create a frame."""
     before = sessions.getActiveSession()
     try:
         yield
@@ -261,8 +260,8 @@ def _left_active(sessions: type[SparkSession]) -> Iterator[None]:
 
 
 def _collect(frame: DataFrame) -> pa.Table:
-    """What `toArrow` gives. That casts all columns, which Arrow refuses for a NULL of the type VARIANT: a NULL struct
-    whose fields are NOT NULL."""
+    """Like `toArrow`, which fails for a NULL of the type VARIANT: Arrow does not cast a NULL struct whose fields are
+    NOT NULL."""
     from pyspark.sql.pandas.types import to_arrow_schema  # noqa: PLC0415 - DuckDB needs no pyspark
 
     schema = to_arrow_schema(frame.schema, error_on_duplicated_field_names_in_struct=True, timezone="UTC")
@@ -271,7 +270,7 @@ def _collect(frame: DataFrame) -> pa.Table:
 
 
 def _quick_session(spark: SparkSession) -> SparkSession:
-    """A session of its own, so that neither its views nor its settings are seen by others."""
+    """A separate session, which shares neither views nor settings with others."""
     session = spark.newSession()
     for key, value in _SETTINGS.items():
         session.conf.set(key, value)
@@ -288,7 +287,7 @@ def _open_duckdb(time_zone: str) -> Any:
     except ImportError as error:
         raise InvalidInput(where="duckdb", why="it is not installed: pip install 'evertide[testing]'") from error
     connection = duckdb.connect()
-    # As Spark has them.
+    # As in Spark.
     connection.execute("SET TimeZone = ?", [time_zone])
     connection.execute("SET default_null_order = 'nulls_first_on_asc_last_on_desc'")
     return connection

@@ -1,18 +1,18 @@
-"""Random queries whose result is determined: from a seed, nested, typed, over any tables.
+"""Generates random, nested, typed queries over any tables from a seed, with a deterministic result.
 
-A query is grown from relations, each a SELECT with named columns of a known kind, over one or two smaller relations:
+A query is built of relations, each a SELECT with named columns of a known kind, over one or two smaller relations:
 
     (none)      a table, or a few constant rows
-    select      columns computed of each row, rows that meet a condition
+    select      expressions over each row, and a WHERE condition
     join        of every kind, by keys, by other conditions, by both, or by none
-    group       functions of groups: plain, DISTINCT, FILTER; HAVING; ROLLUP, CUBE and GROUPING SETS
+    group       aggregate functions: plain, DISTINCT, FILTER; HAVING; ROLLUP, CUBE and GROUPING SETS
     window      ranks, offsets, sums over frames
     combine     UNION, EXCEPT and INTERSECT, with and without ALL
     distinct    each row once
     top         ORDER BY and LIMIT
     explode     each row once per element of an array
-    with        names for relations that those below read several times
-    count       joins of whose rows one side, or each, is only counted
+    with        named relations, read several times by the relations below
+    count       joins of which one side, or both, is only counted
     lateral     a subquery in FROM, for each row
     pivot       rows to columns, and unpivot
     session     groups by session windows
@@ -20,14 +20,14 @@ A query is grown from relations, each a SELECT with named columns of a known kin
     generate    rows of arrays, maps, structs and values: explode, posexplode, inline, stack
     nested      structs, maps, arrays, intervals and variants as keys, arguments and values
 
-Everywhere an expression stands, a subquery may: scalar, EXISTS, IN and NOT IN, of each row or of none.
+Any expression may be a subquery: scalar, EXISTS, IN and NOT IN, correlated or not.
 
-What keeps the result determined: rows are ordered by all their columns, so that those which tie are alike; no
-function depends on order; nothing overflows or fails, as operands are small and divisors are constants; and a sum of
-floats, whose last digits Spark does not promise, is *rough*: it is handed up, and nothing is ever computed of it.
+The result is deterministic: rows are ordered by all columns, so that ties are equal; no function depends on the order
+of rows; nothing overflows or fails, since operands are small and divisors are constants; and a sum of floats, whose
+last digits vary in Spark, is *rough*: it is passed up, and no expression uses it.
 
-With `is_open` none of that is kept to: rows tie, floats are added, texts are equal under a collation. Then only this
-engine says what the result is, and `evertide.testing.oracle.drive_again` that it always says the same."""
+With `is_open`, none of these rules apply: rows tie, floats are added, texts are equal under a collation. Spark's result
+is then no reference, and `evertide.testing.oracle.drive_again` checks that this engine always returns the same."""
 
 from __future__ import annotations
 
@@ -71,10 +71,10 @@ def random_queries(
     folded: Container[str] = (),
     accepts: Callable[[str], bool] = lambda _: True,
 ) -> list[str]:
-    """As many queries as asked for; `depth` is how many operators at most lie above each other.
+    """Generate `count` queries of at most `depth` nested operators.
 
-    `folded` are columns, as "table.column", whose texts have a collation. Spark refuses some subqueries by where they
-    stand; a query that `accepts` says no to is left out, and another one is made.
+    `folded` are columns, as "table.column", whose texts have a collation. Spark refuses subqueries in some positions: a
+    query for which `accepts` is false is replaced by another one.
     """
     queries = _Queries(schemas, RandomStream(seed), is_open=is_open, folded=folded)
     made: list[str] = []
@@ -245,7 +245,7 @@ class _Queries(RareRelations):
         return self._made(made.columns, f"FROM ({made.sql}) WHERE {made.columns[-1].name} <= 2")
 
     def _open_windows(self, by: str, columns: Sequence[Column]) -> list[Column]:
-        """Ordered by one column, so that rows tie; with whatever depends on which of them comes first."""
+        """Window functions that depend on the order of ties: the order is by one column only."""
         column, real = self._one(columns), self._expressions.value("real", columns)[0]
         some = f"OVER ({by}ORDER BY {self._order(self._some(columns, 1))})"
         rows = f"{some[:-1]} ROWS BETWEEN {self._frame()})"
@@ -274,7 +274,7 @@ class _Queries(RareRelations):
         return self._one((*ends, *_RANGES))
 
     def _order(self, columns: Sequence[Column]) -> str:
-        """By all of them, each up or down, NULL first or last."""
+        """Order by all columns, each ascending or descending, with NULL first or last."""
         ways = ("", " DESC", " NULLS LAST", " DESC NULLS FIRST")
         return ", ".join(f"{column.name}{self._one(ways)}" for column in columns)
 

@@ -1,4 +1,4 @@
-"""Random relations of the rarer kinds: WITH, LATERAL, PIVOT, UNPIVOT, generators, windows of time, nested values, and
+"""Generates relations of the rarer kinds: WITH, LATERAL, PIVOT, UNPIVOT, generators, time windows, nested values, and
 rows that are only counted."""
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ __all__ = ["RareRelations"]
 
 class RareRelations(Relations):
     def _with(self, depth: int) -> Relation:
-        """One or two names, the second perhaps of the first; what lies below reads them more often than tables."""
+        """One or two names; the second may read the first. Relations below read them more often than tables."""
         known = len(self._shared)
         named = []
         for _ in range(1 + self.chance.below(2)):
@@ -24,7 +24,7 @@ class RareRelations(Relations):
         return Relation(f"WITH {', '.join(named)} {body.sql}", body.columns)
 
     def _count(self, depth: int) -> Relation:
-        """Of one side of a join, or of both, no column is read."""
+        """A join of which no column of one side, or of both, is read."""
         left_source, left = self._source(depth)
         right_source, right = self._source(self.chance.below(depth + 1))
         if self.chance.below(2):
@@ -108,7 +108,7 @@ class RareRelations(Relations):
         return self._made([*self._some(columns, 2), *shown], f"FROM {source} {view}")
 
     def _nested(self, depth: int) -> Relation:
-        """Values of these types are computed below, and above they are keys, arguments, or handed on."""
+        """Values of nested types, computed below, which are keys, arguments or output columns above."""
         source, columns = self._source(depth)
         kinds = ("pair", "list", "span", "date", "dict", "variant")
         made = [Column(*self._expressions.value(kind, self._operands(columns))) for kind in kinds]

@@ -1,4 +1,4 @@
-"""What random queries are grown of: tables, constants, FROM clauses, and subqueries as operands of expressions."""
+"""The parts of random queries: tables, constants, FROM clauses, and subqueries as operands of expressions."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _NO_KEYS = frozenset(("rough", "folded", "dict", "variant"))
 class Relation:
     sql: str
     columns: tuple[Column, ...]
-    """By their names in `sql`."""
+    """With their names in `sql`."""
 
 
 _VALUES = "SELECT CAST(k AS BIGINT) AS k, w FROM VALUES (0, 'a'), (1, ''), (2, NULL), (NULL, 'b') AS v(k, w)"
@@ -46,7 +46,7 @@ _CONSTANTS = tuple(
         "SELECT id AS k, CAST(id AS STRING) AS w FROM range(3)",
     )
 )
-"""Rows that no table has: they are there before the first transaction, and stay."""
+"""Rows that are in no table: they exist before the first transaction, and never change."""
 
 
 class Relations(ABC):
@@ -60,17 +60,17 @@ class Relations(ABC):
         self._expressions = Expressions(chance, is_open=is_open)
         self._aliases = 0
         self._shared: list[Relation] = []
-        """What the WITH clauses around the place that is being made have named."""
+        """The relations named by the enclosing WITH clauses."""
 
     @abstractmethod
     def relation(self, depth: int) -> Relation:
-        """`depth` is how many operators at most lie above each other."""
+        """A relation of at most `depth` nested operators."""
 
     def _one(self, choices: Sequence[T]) -> T:
         return choices[self.chance.below(len(choices))]
 
     def _some(self, columns: Sequence[Column], most: int) -> list[Column]:
-        """At least one, if there is any."""
+        """A random choice of 1 to `most` columns, or fewer if there are fewer."""
         left = list(columns)
         count = min(1 + self.chance.below(most), len(left))
         return [left.pop(self.chance.below(len(left))) for _ in range(count)]
@@ -94,22 +94,22 @@ class Relations(ABC):
         return "folded" if f"{table}.{field.name}" in self._folded else _kind_of(field.type)
 
     def _source(self, depth: int) -> tuple[str, tuple[Column, ...]]:
-        """A smaller relation as FROM names it, and its columns as they are named there."""
+        """A smaller relation for a FROM clause, and its columns with their names there."""
         made = self.relation(depth)
         alias = self._alias()
         columns = tuple(Column(f"{alias}.{column.name}", column.kind) for column in made.columns)
         return f"({made.sql}) AS {alias}", columns
 
     def _made(self, shown: Sequence[Column], rest: str, select: str = "SELECT") -> Relation:
-        """A SELECT of these expressions, which get names of their own."""
+        """A SELECT of these expressions, with new names."""
         named = [f"{column.name} AS c{at}" for at, column in enumerate(shown)]
         columns = tuple(Column(f"c{at}", column.kind) for at, column in enumerate(shown))
         return Relation(f"{select} {', '.join(named)} {rest}", columns)
 
     def _operands(self, columns: Sequence[Column], outer: Sequence[Column] = ()) -> tuple[Column, ...]:
-        """The columns, and now and then subqueries beside them: expressions take either.
+        """The columns, and sometimes subqueries, as operands of expressions.
 
-        `outer` are the columns that a subquery may refer to, where Spark lets it.
+        `outer` are the columns that a subquery may refer to, where Spark supports it.
         """
         if self._is_open or not self.chance.below(2):
             return tuple(columns)
@@ -140,7 +140,7 @@ class Relations(ABC):
         return Column(f"(SELECT {value.name} FROM {source}{where_of(self._correlation(outer, inner))})", value.kind)
 
     def _first_value(self, outer: Sequence[Column]) -> Column:
-        """A subquery that has a row, or none."""
+        """A scalar subquery with at most one row."""
         source, inner = self._source(self.chance.below(2))
         value = self._one(exact(inner))
         where = where_of(self._correlation(outer, inner))
@@ -175,12 +175,12 @@ def _kind_of(kind: pa.DataType) -> str | None:
 
 
 def exact(columns: Sequence[Column]) -> tuple[Column, ...]:
-    """Those that can be keys."""
+    """The columns that can be keys, or a constant if there are none."""
     return tuple(column for column in columns if column.kind not in _NO_KEYS) or (Column("1", "whole"),)
 
 
 def pairs_of(left: Sequence[Column], right: Sequence[Column]) -> list[tuple[Column, Column]]:
-    """What could be compared."""
+    """The pairs of columns that can be compared."""
     return [(a, b) for a in left for b in right if a.kind == b.kind and a.kind not in _NOT_COMPARED]
 
 

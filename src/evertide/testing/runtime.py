@@ -1,12 +1,12 @@
-"""`ManualRuntime`: time, ids and chance that a test decides.
+"""`ManualRuntime`: a `Runtime` whose time, ids and random numbers a test controls.
 
-1. The clock stands still until somebody moves it: `advance_s`, a `sleep_s`, or a `wait_s` that nobody ended.
-2. The wall clock may also jump, back too (`jump_wall_s`), as on real machines; the monotonic one never goes back.
-3. Ids and random numbers follow from the seed alone, each from its own stream: asking for one more random number does
-   not change the ids. Ids never repeat within one runtime, nor, but for a chance of 2^-64 or so, between two seeds.
-4. `wait_s` lets other threads run for a real moment. If the condition was not notified in it, the time asked for has
-   passed on the manual clock.
-5. It may be shared between threads. With one thread everything is the same in every run.
+1. The clock advances only by `advance_s`, by `sleep_s`, and by a `wait_s` that no notification ended.
+2. `jump_wall_s` moves the wall clock, also backwards, as on real machines. The monotonic clock never decreases.
+3. Ids and random numbers depend only on the seed, and have separate streams: one more random number does not change
+   the ids. Ids never repeat within one runtime; between two seeds, they repeat with a probability of about 2^-64.
+4. `wait_s` lets other threads run for `_REAL_WAIT_S`. If the condition is not notified in that time, the manual clock
+   advances by the requested time.
+5. Threads may share a runtime. With one thread, every run is identical.
 """
 
 from __future__ import annotations
@@ -22,8 +22,6 @@ _START_S = 1_700_000_000.0
 
 
 class ManualRuntime:
-    """A `Runtime` in which nothing happens by itself."""
-
     def __init__(self, seed: int = 0, start_s: float = _START_S) -> None:
         self._lock = threading.Lock()
         self._start_s = start_s
@@ -35,7 +33,7 @@ class ManualRuntime:
 
     @property
     def slept_s(self) -> tuple[float, ...]:
-        """Every `sleep_s` so far, in order: how a test sees that a retry backs off."""
+        """The durations of all `sleep_s` calls in order, for tests of backoff."""
         with self._lock:
             return tuple(self._slept_s)
 
@@ -46,7 +44,7 @@ class ManualRuntime:
             self._passed_s += seconds
 
     def jump_wall_s(self, seconds: float) -> None:
-        """Somebody sets the machine's clock; durations do not notice."""
+        """Set the wall clock forward or back; durations are not affected."""
         with self._lock:
             self._jumped_s += seconds
 

@@ -1,8 +1,8 @@
-"""`SmallEngine`: views as plain functions, for tests of what surrounds an engine. It needs no Spark.
+"""`SmallEngine`: an engine without Spark whose views are Python functions, for tests of the code around an engine.
 
-A view is a function of its tables' rows, recomputed at every step; its state is an arrangement of each table that it
-reads, on the pipeline's own storage. So crashes, checkpoints and collection meet real state, at a thousandth of the
-cost.
+A view is a function of its tables' rows, recomputed at every step. Its state is an arrangement of each table that it
+reads, on the pipeline's storage. So tests of crashes, checkpoints and garbage collection use real state, at a
+thousandth of the cost.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["SmallCohort", "SmallEngine", "SmallView"]
 
 Row = dict[str, Any]
 _SMALL = ArrangementSettings(memory_rows_max=4, inline_rows_max=2, row_group_rows=2, merge_fan_in=2)
-"""Parts and merges from the first rows on."""
+"""So small that the first rows already cause parts and merges."""
 
 
 @dataclass(frozen=True)
@@ -38,13 +38,13 @@ class SmallView:
     schema: pa.Schema
     reads: tuple[str, ...]
     function: Callable[[Mapping[str, list[Row]]], Sequence[Row]]
-    """Of the rows of the tables that it reads. What it raises makes the view fail."""
+    """Takes the rows of the tables in `reads`. The view fails if it raises."""
     version: int = 1
     sinks: tuple[SinkProperties, ...] = ()
     key: tuple[str, ...] = ()
 
     def fingerprint(self, tables: Mapping[str, DeclaredTable]) -> str:
-        """As of real views, the tables that it reads are part of it."""
+        """Includes the tables that the view reads, as for real views."""
         read = [(name, str(tables[name].schema), tables[name].key) for name in self.reads]
         return hashlib.blake2b(f"{self.name} {self.version} {self.schema} {read}".encode(), digest_size=8).hexdigest()
 
@@ -180,7 +180,7 @@ class SmallEngine:
 
 
 def _spelled(view: SmallView, spelled: Callable[[str], str]) -> SmallView:
-    """Its function goes on reading its tables by its own names."""
+    """Rename the view and its tables; its function still reads the tables by the old names."""
 
     def function(tables: Mapping[str, list[Row]]) -> Sequence[Row]:
         return view.function({name: tables[spelled(name)] for name in view.reads})

@@ -1,23 +1,23 @@
-"""Random transactions for any tables: from a seed, and so that little is needed for everything to happen.
+"""Generates random transactions for any tables from a seed; few transactions cover all kinds of changes.
 
-Values come from small pools, so that rows meet in joins, fall into the same groups, tie and repeat. The first
-transaction inserts into every table; then every kind below comes up once in each round, in an order of its own:
+Values come from small pools, so that rows match in joins, share groups, tie and repeat. The first transaction inserts
+into every table; then each round has every kind below once, in random order:
 
 | kind | what it does |
 |---|---|
-| insert | new rows; into a table without a key also copies of rows that are there |
-| update | other values in rows that are there, their keys as they were |
-| delete | some rows go |
-| move | rows get another key, or, without one, another first column |
+| insert | new rows; for a table without a key also copies of existing rows |
+| update | other values in existing rows, with the same key |
+| delete | deletes some rows |
+| move | changes the key of rows, or the first column if there is no key |
 | mixed | all of the above |
 | empty | nothing; not even a delta |
-| skew | many rows that are alike in most columns |
-| huge | many times as many rows as usual, once |
-| churn | rows that come and go within the transaction, and others that go and come |
-| clear | a table loses all its rows |
+| skew | many rows that are equal in most columns |
+| huge | `rows_huge` rows, once |
+| churn | rows that are inserted and deleted in the same transaction, and others in reverse |
+| clear | deletes all rows of a table |
 
-Only what is there is taken away, and a key is never there twice. NULL comes where the schema allows it; floats may be
-NaN (with either sign), infinite and -0.0, decimals as large as they can be, and texts equal under a collation."""
+Only existing rows are deleted, and keys are unique. Nullable columns have NULLs; floats may be NaN (with either sign),
+infinite and -0.0, decimals as large as their type allows, and texts equal under a collation."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def random_transactions(
     rows_each: int = 8,
     rows_huge: int = 300,
 ) -> Iterator[Transaction]:
-    """As many transactions as asked for. `keys` are columns by table, `pools` values by "column" or "table.column"."""
+    """Generate `count` transactions. `keys` has columns by table, `pools` values by "column" or "table.column"."""
     tables = _Tables(schemas, RandomStream(seed), keys, pools, rows_huge)
     to_come: list[str] = ["insert"]
     was_huge = False
@@ -151,7 +151,7 @@ class _Tables:
         return sample(self.chance, self._ledger.rows(table).num_rows, self.chance.below(rows + 1))
 
     def _put(self, table: str, rows: list[dict[str, Any]]) -> None:
-        """Insert, and take away what has the same key: the last one stays."""
+        """Insert rows, and delete existing ones with the same key; the last row of a key is kept."""
         key = self._keys[table]
         if key:
             latest = {tuple(row[name] for name in key): row for row in rows}
@@ -161,7 +161,7 @@ class _Tables:
         self._ledger.insert(table, pa.Table.from_pylist(rows, schema=self._schemas[table]))
 
     def _row(self, table: str, typical: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Random values; if there is a typical row, most of them are its."""
+        """Random values; with a typical row, most values are copied from it."""
         row = {}
         for field in self._schemas[table]:
             if typical is not None and field.name not in self._keys[table] and self.chance.below(8):
@@ -173,14 +173,14 @@ class _Tables:
         return row
 
     def _value(self, table: str, column: str) -> Any:
-        """Low keys are likelier than high ones: so some are met again, and a huge transaction still finds its own."""
+        """Low keys are more frequent than high ones: so some keys repeat, and a huge transaction still has new ones."""
         pool = self._pools[table, column]
         limit = self.chance.below(len(pool)) + 1 if column in self._keys[table] else len(pool)
         return pool[self.chance.below(limit)]
 
 
 def pool_of(kind: pa.DataType) -> list[Any]:
-    """Values to draw from, of a type. Whole numbers are small, so that sums stay within bounds."""
+    """The values of a type to choose from. Integers are small, so that sums do not overflow."""
     for applies, pool in _POOLS:
         if applies(kind):
             return list(pool)
@@ -210,10 +210,10 @@ _TIMES = (
     datetime(2026, 1, 1, 0, 10, tzinfo=UTC),
     datetime(2026, 3, 29, 1, 30, tzinfo=UTC),
 )
-"""Before the epoch, at the edges of windows and within, and in an hour that some time zones skip."""
+"""Before the epoch, at the edges of windows and inside them, and in an hour that some time zones skip."""
 
 _NANS = tuple(struct.unpack("<d", bits.to_bytes(8, "little"))[0] for bits in (0x7FF8 << 48, 0xFFF8 << 48))
-"""As constants have it, and as x86 computes it: one value, in two forms."""
+"""NaN as in constants, and as x86 computes it: the same value with other bits."""
 
 _POOLS: tuple[tuple[Any, tuple[Any, ...]], ...] = (
     (kinds.is_boolean, (True, False)),

@@ -1,8 +1,7 @@
-"""A workload: tables and the queries over them, as SQL text that lies beside the code.
+"""`Workload`: tables and queries over them, read from the SQL files of a package.
 
-`tables.sql` declares the tables, and each other `<name>.sql` of the same package holds one query, which becomes the
-materialized view of that name. So a query can be read, copied and run by itself, and a script is only put together.
-What DuckDB has to be told in other words lies in the folder `duckdb`."""
+`tables.sql` declares the tables. Each other `<name>.sql` has one query, for the materialized view of that name, so a
+query can be read, copied and run alone. The folder `duckdb` has the queries that need another text for DuckDB."""
 
 from __future__ import annotations
 
@@ -23,17 +22,16 @@ class Workload:
     queries: Mapping[str, str]
     """By view, in order."""
     duckdb: Mapping[str, str]
-    """The same queries as DuckDB takes them."""
+    """The queries in the dialect of DuckDB."""
 
     def script(self, names: Iterable[str] | None = None) -> str:
-        """Tables and views as a circuit takes them: all views, or those named."""
+        """A script of the tables, and of all views or the named ones."""
         chosen = self.queries if names is None else list(names)
         views = [f"CREATE MATERIALIZED VIEW {name} AS\n{self.queries[name]};\n" for name in chosen]
         return "\n".join([self.tables, *views])
 
 
 def read_workload(package: str) -> Workload:
-    """Of the package's own SQL files."""
     folder = resources.files(package)
     texts = _texts(folder)
     tables = texts.pop("tables")
@@ -48,12 +46,12 @@ def _texts(folder: Traversable) -> dict[str, str]:
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
-    """q2 before q10."""
+    """A sort key that puts q2 before q10."""
     return [(int(piece or 0), word) for word, piece in re.findall(r"(\D*)(\d*)", name)]
 
 
 def _without_comment(text: str) -> str:
-    """The lines at the top are for whoever opens the file."""
+    """Remove the comment at the top of the file."""
     lines = text.strip().splitlines()
     while lines and lines[0].startswith("--"):
         del lines[0]

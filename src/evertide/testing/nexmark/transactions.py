@@ -1,12 +1,12 @@
-"""Transactions over the Nexmark tables that do what no stream of events would: take things back.
+"""Generates transactions over the Nexmark tables, with the updates and deletions that a stream of events lacks.
 
-1. The first transaction fills the side input and brings events; each further one brings more.
-2. Bids are withdrawn, bid twice, moved to another auction or bidder, raised, and some lose their texts (NULL).
-3. Auctions change category, seller, reserve and the time they end; some vanish under their bids, and come back.
-4. Persons move and are renamed; some vanish, and come back. Values of the side input change, come and go.
-5. Some transactions only take away, one brings much more than the others, and some are empty.
+1. The first transaction fills the side input and inserts events; each further one inserts more.
+2. Bids are deleted, duplicated, moved to another auction or bidder, and raised; texts of some become NULL.
+3. Auctions change category, seller, reserve and end; some are deleted while their bids stay, and inserted again.
+4. Persons move and are renamed; some are deleted, and inserted again. Rows of the side input change as well.
+5. Some transactions only delete, one inserts much more than the others, and some are empty.
 
-All follows from the generator's seed and the one given here."""
+All depends only on the seeds of the generator and of `transactions`."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from evertide.testing.runtime import RandomStream
 __all__ = ["transactions"]
 
 _SIDE_INPUT_ROWS = 1100
-"""Auctions count from 1000: so some find a value, and later ones do not."""
+"""Auctions are numbered from 1000: so some find a value, and later ones do not."""
 
 
 def transactions(
     generator: Nexmark, seed: int, *, count: int = 24, events_each: int = 200, first: int = 0
 ) -> Iterator[Transaction]:
-    """As many transactions as asked for, each a delta per table that changes."""
+    """Generate transactions, each with a delta per changed table."""
     house = _House(generator, seed, events_each, first)
     for number in range(count):
         yield house.opening() if number == 0 else house.turn(number)
@@ -89,12 +89,12 @@ class _House:
         self._ledger.delete("bid", self._some("bid", rows))
 
     def _bid_twice(self) -> None:
-        """A bid has no key: the same again is a second one."""
+        """Duplicate bids: a bid has no key."""
         bids = self._ledger.rows("bid").take(pa.array(self._some("bid", 5), pa.int64()))
         self._ledger.insert("bid", bids)
 
     def _borrow(self, table: str, rows: int, *columns: str) -> None:
-        """Update some rows with values of others, so that every value stays a likely one."""
+        """Update some rows with values of others, so that all values remain likely."""
         old = self._ledger.delete(table, self._some(table, rows))
         held = self._ledger.rows(table)
         donors = held.take(pa.array([self._chance.below(held.num_rows) for _ in range(old.num_rows)], pa.int64()))
@@ -113,7 +113,7 @@ class _House:
         self._gone[table] = SCHEMAS[table].empty_table()
 
     def _change_side_input(self) -> None:
-        """Some keys go, and one after the last comes."""
+        """Delete some keys, and insert one after the last."""
         self._ledger.delete("side_input", self._some("side_input", 20))
         last = max(self._ledger.rows("side_input").column("key").to_pylist())
         self._ledger.insert("side_input", pa.table({"key": [last + 1], "value": [None]}, schema=SCHEMAS["side_input"]))

@@ -1,14 +1,14 @@
 """TPC-H: eight tables, 22 queries, and transactions that change all of them.
 
-The queries are Spark SQL, and DuckDB takes them as they are. They follow the standard with its validation parameters,
-but for three things, each said at the top of the query's file:
+The queries are Spark SQL, and DuckDB runs them unchanged. They follow the standard with its validation parameters, with
+three exceptions, each noted at the top of the query's file:
 
-1. Some parameters are wider, or name a nation that has suppliers, so that there is something to see at a scale of
-   0.001, where there are 10 suppliers and 200 parts.
-2. An ORDER BY under a LIMIT goes on to a total order, as otherwise the result is not one.
+1. Some parameters are wider, or name a nation that has suppliers, so that results are not empty at a scale of 0.001,
+   with 10 suppliers and 200 parts.
+2. An ORDER BY with a LIMIT is extended to a total order, since otherwise the result is not deterministic.
 3. Lists of column names (`AS c_orders (c_custkey, c_count)`) are written as aliases.
 
-Rows come from `tpchgen-cli`, a program on PyPI that makes exactly the standard's."""
+`rows` has the rows, from the program `tpchgen-cli` on PyPI; `refresh` generates the transactions."""
 
 from evertide.testing.tpch.refresh import refreshes
 from evertide.testing.tpch.rows import generated

@@ -1,14 +1,12 @@
-"""Transactions over the TPC-H tables, in the manner of the standard's refresh functions, but harder.
+"""Generates transactions over the TPC-H tables, like the standard's refresh functions, but harder; all from a seed.
 
-1. The first transaction loads all tables, but for some orders and their lines that are held back.
+1. The first transaction loads all tables, except for some orders and their lines that are held back.
 2. Each further one inserts held-back orders with their lines (RF1) and deletes others with theirs (RF2), which may
-   come back later.
-3. In turn, rows of each table are updated. An updated row borrows values from another row of its table: so joins
-   find other partners, groups and orders change, and every value stays one that the queries look for.
-4. Some turns are worse: customers vanish while their orders stay, and come back; an order changes its key; nations
-   and regions trade names; everything stands still; a tenth of all orders goes at once.
-
-All follows from the seed."""
+   be inserted again later.
+3. In turn, rows of each table are updated. An updated row gets values of another row of its table: so joins find other
+   partners, groups and orders change, and all values remain ones that the queries select.
+4. Some turns are harder: customers are deleted while their orders stay, and inserted again; an order changes its key;
+   nations and regions swap names; nothing changes; a tenth of all orders is deleted at once."""
 
 from __future__ import annotations
 
@@ -23,13 +21,13 @@ from evertide.testing.runtime import RandomStream
 __all__ = ["refreshes"]
 
 _NEW_KEYS_FROM = 100_000_000
-"""Above every order key of the scales that tests use."""
+"""Above all order keys at the scales that tests use."""
 
 
 def refreshes(
     tables: Mapping[str, pa.Table], seed: int, *, transactions: int = 24, orders_each: int = 10
 ) -> Iterator[Transaction]:
-    """The load and then changes: as many transactions as asked for, each a delta per table that changes."""
+    """Generate the load and further transactions, each with a delta per changed table."""
     refresh = _Refresh(tables, seed, orders_each)
     for number in range(transactions):
         yield refresh.load() if number == 0 else refresh.turn(number)
@@ -75,7 +73,7 @@ class _Refresh:
         return {name: delta_of(self._ledger.rows(name), 1) for name in self._tables}
 
     def turn(self, number: int) -> Transaction:
-        """Orders come and go, and two of the turns, so that no two transactions in a row are alike."""
+        """Insert and delete orders, and take two of the turns, so that successive transactions differ."""
         if number % 11 == 7:
             return {}
         self._insert_orders()
@@ -111,13 +109,13 @@ class _Refresh:
         self._ledger.insert(table, changed(old, **{column: donors.column(column) for column in columns}))
 
     def _trade_names(self, table: str, column: str) -> None:
-        """Around a ring of three, so that names stay unique."""
+        """Rotate the names of three rows, so that names stay unique."""
         old = self._ledger.delete(table, self._some(table, 3))
         names = old.column(column).to_pylist()
         self._ledger.insert(table, changed(old, **{column: names[1:] + names[:1]}))
 
     def _move_order_keys(self) -> None:
-        """An order and its lines get another key; one order leaves its lines behind."""
+        """Change the keys of orders and their lines; the lines of one order keep the old key."""
         orders = self._ledger.delete("orders", self._some("orders", 4))
         old = orders.column("o_orderkey").to_pylist()
         new = [next(self._new_keys) for _ in old]

@@ -130,7 +130,6 @@ def parse_where(text: str, params: Mapping[str, str], schema: pa.Schema) -> Wher
 
 
 def conjoin_both(one: Where | None, other: Where | None) -> Where | None:
-    """The conjunction of two clauses, either of which may be absent."""
     if one is None or other is None:
         return one if other is None else other
     return one.conjoin(other)

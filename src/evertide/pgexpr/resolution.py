@@ -2,7 +2,7 @@
 
 1. Operands are converted as `coercion` says.
 2. As in PostgreSQL, IN with several constants first finds one type for all of them; columns are compared one by one.
-3. Every node is resolved exactly once; later questions are answered from the resulting expression.
+3. Every node is resolved exactly once; later checks use the resulting expression.
 """
 
 from __future__ import annotations

@@ -162,7 +162,6 @@ def round_numeric(number: Decimal, scale: int) -> Decimal:
 
 
 def round_to_float4(number: float) -> float:
-    """The nearest float4."""
     with np.errstate(over="ignore", under="ignore"):
         return float(np.float32(number))
 

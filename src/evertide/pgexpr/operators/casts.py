@@ -59,7 +59,6 @@ def cast_to(source: SqlType, target: SqlType) -> Operation | None:
 
 
 def resize_operation(precision: int, scale: int) -> Operation:
-    """The cast to numeric(precision, scale)."""
 
     def scalar(value: Decimal) -> Decimal:
         number = round_numeric(value, scale)

@@ -115,7 +115,6 @@ def ordering(name: str, kind: SqlType) -> Callable[[Any, Any], bool]:
 
 
 def compare_operation(name: str, kind: SqlType) -> Operation:
-    """The comparison of two values of this type."""
     whole = _WHOLE[name] if kind in ARROW_TYPES else None
     if kind in _FLOATS:
         whole = _floats(name)

@@ -50,7 +50,6 @@ def like(*, folded: bool) -> Operation:
 
 
 def likeness(*, folded: bool, negated: bool = False) -> Callable[[str, str], bool]:
-    """The test of a text against a pattern."""
 
     def scalar(text: str, pattern: str) -> bool:
         if folded:

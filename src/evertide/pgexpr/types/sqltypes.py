@@ -140,7 +140,6 @@ _SIMPLE = {
 
 
 def type_of(kind: Any) -> SqlType:
-    """The PostgreSQL type of an Arrow type."""
     if kinds.is_list(kind) or kinds.is_large_list(kind) or kinds.is_fixed_size_list(kind):
         inner = type_of(kind.value_type)
         return JSONB if inner in (JSONB, INTERVAL) else inner.array

@@ -82,8 +82,6 @@ def options_answer(requested: str) -> Response:
 
 
 class AnswerBuilder:
-    """Builds the headers and bodies of successful answers."""
-
     def __init__(self, options: ShapeOptions, runtime: Runtime) -> None:
         self._options = options
         self._runtime = runtime

@@ -6,7 +6,7 @@
 3. A live request at the end of the log waits in the event loop, without a thread: it registers its waiter first, then
    checks again, then waits, so that it misses no change.
 4. If the feed cannot be read, so that new changes may be unknown, the answer is 503 and the client retries with the
-   same offset: a client is never told that it is up to date when it may not be.
+   same offset: an answer never reports up-to-date unless that is certain.
 5. If a shape ends while a live request waits, the request is answered at once. A stream just ends: the client learns
    about it from its next request.
 """
@@ -245,7 +245,7 @@ class Exchange:
             while True:
                 for entry in span.entries:
                     yield _event(entry.data)
-                if span.is_all and span.entries:  # a client that starts at the end was told so before
+                if span.is_all and span.entries:  # a client that starts at the end has already received up-to-date
                     yield _event(up_to_date(span.end.transaction))
                 left_s = deadline_s - self._runtime.monotonic_s()
                 if left_s <= 0 or self._shapes.is_ending:

@@ -63,8 +63,6 @@ def subset_answer(shapes: Shapes, shape: LiveShape, shape_request: ShapeRequest,
 
 
 class _Selection:
-    """The rows that a subset request selects, and their order."""
-
     def __init__(self, definition: ShapeDefinition, shape_request: ShapeRequest, subset: SubsetRequest) -> None:
         names = definition.subject.schema.names
         self._where = where_of(definition.subject.schema, subset.where, subset.params, "subset__where")

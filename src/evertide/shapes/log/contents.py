@@ -63,7 +63,6 @@ class Contents:
         return selected if _is_sorted_by(subject, columns) else net(selected)
 
     def clear(self) -> None:
-        """Drop all cached contents."""
         with self._lock:
             self._cache.clear()
             self._reading.clear()

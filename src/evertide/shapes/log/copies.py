@@ -39,7 +39,6 @@ class Copies:
             self._fold()
 
     def counts(self, hashes: tuple[Words, Words]) -> Longs:
-        """How often each of these rows occurs now."""
         high, low = hashes
         counts = np.zeros(len(high), np.int64)
         at = np.searchsorted(self._high, high)

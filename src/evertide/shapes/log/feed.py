@@ -5,8 +5,8 @@
 2. `upper` advances after all shapes have their entries: a reader that reads `upper` first, and then the entries, misses
    none below it.
 3. `derive` computes entries that are no longer in a shape's tail again from the shard, in the same way.
-4. If a feed cannot read what was committed, it stops, and `failure` says why until `follow` succeeds. Meanwhile clients
-   must not be told that they are up to date.
+4. If a feed cannot read what was committed, it stops, and `failure` says why until `follow` succeeds. Meanwhile no
+   answer may report up-to-date.
 5. For a collection without a key it keeps the count of every row (`Copies`), as of `upper`.
 """
 
@@ -35,15 +35,11 @@ _ROWS = 50_000
 
 
 class FeedFailure(NamedTuple):
-    """Why a feed stopped, and since when."""
-
     error: EvertideError
     since_s: float
 
 
 class _DerivedEntries(NamedTuple):
-    """The entries of a shape in [lower, upper)."""
-
     handle: str
     lower: int
     upper: int
@@ -90,7 +86,6 @@ class Feed:
                 self._index.remove(handle)
 
     def drop_tail(self, shape: LiveShape) -> None:
-        """Drop the part of the shape's log that is in memory."""
         with self._lock:
             shape.forget(self.upper)
 
@@ -124,7 +119,7 @@ class Feed:
             raise
 
     def derive(self, shape: LiveShape, after: Offset, bytes_max: int) -> Span:
-        """The entries after an offset that lies before the shape's tail."""
+        """The entries after an offset that precedes the shape's tail."""
         upper, tail = self.upper, shape.tail
         lower = reach = shape.first_time(after)
         entries: list[ShapeEntry] = []
@@ -153,7 +148,6 @@ class Feed:
         return min(upper, derived.upper), [one for one in derived.entries if lower <= one.offset.time < upper]
 
     def last(self, shape: LiveShape) -> Offset:
-        """The offset of the shape's last entry."""
         known = shape.last_known()
         if known is not None:
             return known

@@ -8,7 +8,7 @@ Periodically (`enforce_limits`, also in processes that serve no shapes):
 3. End shapes whose log has grown too long, or whose collection has another shard.
 4. If there are too many shapes, end the least recently used. Only a process that serves shapes does this: it creates
    them, and others do not know when shapes were used.
-5. Move the holds on the shards to the oldest remaining shape, so that the storage can compact what lies below.
+5. Move the holds on the shards to the oldest remaining shape, so that the storage can compact earlier times.
 """
 
 from __future__ import annotations

@@ -33,8 +33,6 @@ class Tail(NamedTuple):
 
 
 class LaterSnapshot(NamedTuple):
-    """A later snapshot of a shape."""
-
     time: int
     followed: int
     """`Feed.followed` at that time."""
@@ -113,5 +111,4 @@ def cut_entries(entries: Sequence[ShapeEntry], after: Offset, upper: int, bytes_
 
 
 def size_of(entries: Sequence[ShapeEntry]) -> int:
-    """The memory of the entries."""
     return sum(len(entry.data) + _ENTRY_BYTES for entry in entries)

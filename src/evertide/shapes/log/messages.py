@@ -72,8 +72,6 @@ class RowTexts:
 
 
 class MessageWriter:
-    """Writes the messages of one shape."""
-
     def __init__(self, definition: ShapeDefinition) -> None:
         subject = definition.subject
         self._columns = definition.columns

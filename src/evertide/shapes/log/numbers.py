@@ -45,7 +45,6 @@ class Visible(msgspec.Struct, frozen=True):
 
     @property
     def json_fields(self) -> dict[str, object]:
-        """The fields of the message."""
         return {"xmin": str(self.xmin), "xmax": str(self.xmax), "xip_list": [str(xid) for xid in self.xip_list]}
 
 
@@ -67,7 +66,6 @@ class Numbers:
         return tuple(own_number(at, has_upstream=True) for at in self._xids.pushed(time, _PUSHES))
 
     def visible(self, time: int) -> Visible:
-        """The numbers in a snapshot at a time."""
         xids = self._xids.latest(time, _ENOUGH)
         return Visible(time + 2, time + 2) if xids is None else _visible(xids)
 

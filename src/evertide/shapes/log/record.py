@@ -71,8 +71,6 @@ class EndRecord(msgspec.Struct, frozen=True):
 
 
 class ShapeRecords:
-    """Reads and writes the shape records of one storage."""
-
     def __init__(self, shards: Shards, numbers: Numbers, chunk_bytes: int) -> None:
         self._numbers = numbers
         self._chunk_bytes = chunk_bytes
@@ -84,7 +82,6 @@ class ShapeRecords:
         return self._read(shape_prefix())
 
     def find_by_definition(self, definition: ShapeDefinition) -> ShapeRecord | None:
-        """The shape of a definition, if there is one."""
         records = self._read(shape_prefix(definition.id))
         return records[-1] if records else None
 

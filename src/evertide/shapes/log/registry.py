@@ -4,9 +4,9 @@
    request for it, and follows it while requests come.
 2. A handle that does not exist, or belongs to another definition, has ended for good.
 3. A shape ends when its collection gets another shard, when its log is too long, when there are too many shapes, or
-   when a client ends it. Clients that wait for it are woken and told.
+   when a client ends it. Clients that wait for it are woken and answered.
 4. One background thread (`follower`) runs after every commit.
-5. A waiting client is told that there is no change only while that thread makes progress. If it cannot read a
+5. A waiting client gets the answer "no change" only while that thread makes progress. If the thread cannot read a
    collection, or has not run for too long, waiting clients get an error to retry on (`check_followed`), and `problems`
    lists it.
 
@@ -133,7 +133,6 @@ class Shapes:
     # With storage
 
     def refresh_collections(self) -> None:
-        """Read which collections exist now."""
         members = self._collections.members()
         if members.definition.change != self.members.definition.change:
             self.members = members
@@ -284,7 +283,6 @@ class Shapes:
             self.snapshots.forget(handle)
 
     def release_idle(self) -> None:
-        """Drop idle shapes and caches."""
         now_s = self.runtime.monotonic_s()
         for shape in [*self._live.values()]:
             if not shape.waiters and now_s - shape.used_s > self.options.idle_s:
@@ -295,7 +293,6 @@ class Shapes:
         self._shrink()
 
     def shards(self) -> set[str]:
-        """The shards that the collections have now."""
         definition = self.members.definition
         tables = {table.shard for table in definition.tables.values()}
         return (tables | {view.shard for view in definition.views.values()} | {definition.errors}) - {""}

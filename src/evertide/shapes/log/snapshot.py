@@ -166,8 +166,6 @@ class Chunks:
 
 
 class Snapshots:
-    """The snapshots of one process."""
-
     def __init__(self, options: ShapeOptions) -> None:
         self._options = options
         self._usage = SnapshotUsage()

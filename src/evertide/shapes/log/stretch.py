@@ -131,7 +131,6 @@ class Stretch:
         self.before = copies_before(hashes, self.diffs, after)
 
     def between(self, lower: int, upper: int) -> Stretch:
-        """The part of the stretch within [lower, upper)."""
         if lower <= self.lower and upper >= self.upper:
             return self
         part = Stretch.__new__(Stretch)
@@ -144,7 +143,6 @@ class Stretch:
         return part
 
     def render(self, selected: Iterable[Longs]) -> RenderedChanges:
-        """Render the rows that are in any of the selections."""
         every = [*selected]
         rows = every[0] if len(every) == 1 else np.unique(np.concatenate(every)) if every else np.empty(0, np.int64)
         return RenderedChanges(self, rows)

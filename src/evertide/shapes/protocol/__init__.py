@@ -1,1 +1,6 @@
-"""Electric's protocol in our own types: requests, offsets and refusals."""
+"""Electric's protocol in our own types.
+
+requests  parsing and validation of parameters
+offsets   positions in a snapshot or log
+refusals  answers to refused requests
+"""

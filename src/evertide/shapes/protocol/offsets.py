@@ -32,8 +32,6 @@ _SNAPSHOT_BITS = 20
 
 
 class SnapshotChunk(NamedTuple):
-    """A chunk of a snapshot of a shape."""
-
     time: int | None
     """The snapshot's time; None for the one that the shape began with."""
     number: int

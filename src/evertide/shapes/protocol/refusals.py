@@ -19,8 +19,6 @@ _READY_AFTER_S = 5
 
 
 class Refusal(Exception):
-    """The answer to a request that is refused."""
-
     def __init__(self, status: int, body: Any, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(status, body)
         self.status = status

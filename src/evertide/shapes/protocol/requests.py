@@ -1,7 +1,7 @@
 """Parse and validate the parameters of `/v1/shape`, before any lookup.
 
 1. All errors are reported together, by parameter. Unknown parameters are ignored, as clients and caches add their own.
-2. `handle` matters only with an offset to continue from: with `-1` and `now` it is there for caches.
+2. `handle` matters only with an offset to continue from: with `-1` and `now` it serves caches only.
 3. A subset request has a `subset__...` parameter, or a JSON object as its body.
 """
 
@@ -38,7 +38,6 @@ class Identifier:
     is_quoted: bool = False
 
     def find_in(self, names: Iterable[str]) -> str | None:
-        """The matching name among `names`, if any."""
         if self.is_quoted:
             return next((name for name in names if name == self.name), None)
         wanted = self.name.lower()

@@ -1,7 +1,7 @@
 """Check that input may be bound after the last record of the journal: pure functions.
 
-1. A source continues exactly where the last record left it: `before` equals the last `after`. Input that is already
-   bound, and is offered again, is therefore refused (J10).
+1. A source continues exactly where the last record left it: `before` equals the last `after`. So input that is already
+   bound is refused if the source offers it again (J10).
 2. A source whose position does not change gives no fragments: no position could tell whether they are bound.
 3. A record names all sources of its generation, whether their positions change or not. Within a generation the sources
    stay the same (J4); a new generation may add and remove some. A new source chooses its first position.

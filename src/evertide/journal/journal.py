@@ -44,8 +44,6 @@ __all__ = ["Journal", "TransactionSummary"]
 
 @dataclass(frozen=True, slots=True)
 class TransactionSummary:
-    """One transaction, for display."""
-
     time: int
     generation: Generation
     positions: dict[str, str]
@@ -160,7 +158,7 @@ class Journal:
                 if stale.key not in {write.key for write in numbers}:
                     writer.check(stale)
                     return self.read(time)
-                # A producer has just been forgotten: of a peer's bind the journal's own key would tell.
+                # A producer was forgotten meanwhile; a peer's bind would make the journal's own key stale.
             settle_named([made], writer)
             self.producers.truncate_old(numbers)
             return made

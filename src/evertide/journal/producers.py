@@ -65,7 +65,6 @@ class Producers:
         return self._read_one(name).producer
 
     def known(self, inputs: Mapping[str, Input]) -> dict[str, Known]:
-        """Return what is recorded for the producers in these inputs."""
         names = {name for given in inputs.values() for name in _numbers(given)}
         if len(names) > _MANY:
             everyone = self._read_all()
@@ -105,7 +104,6 @@ class Producers:
         ]
 
     def truncate_old(self, writes: Iterable[Write]) -> None:
-        """Truncate old records after the commit succeeded."""
         for write in writes:
             truncate_sometimes(self._meta, write.key, write.expected + 1)
 

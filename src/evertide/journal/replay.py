@@ -128,7 +128,7 @@ def check_replay(found: ReplayResult, recorded: Committed) -> None:
 
 def find_divergences(found: ReplayResult, recorded: Committed) -> dict[str, Diverged]:
     """By name, an error for each shard whose content differs from the record."""
-    if recorded.portions > 1:  # how many rows took back each other depends on where the portions ended
+    if recorded.portions > 1:  # how many rows cancel out depends on where the portions end
         recorded = _by_digest(found, recorded)
     return _compare("shard", found.shards, recorded.shards, recorded.time)
 

@@ -46,18 +46,15 @@ _LZ4 = pa.ipc.IpcWriteOptions(compression="lz4")
 
 
 def staged_of(bound: Bound) -> list[Staged]:
-    """The staged fragments that a record names."""
     inputs = bound.inputs.values()
     return [fragment for source in inputs for fragment in source.fragments if isinstance(fragment, Staged)]
 
 
 def source_of(key: str) -> str:
-    """Return the source of a staged blob."""
     return key.removeprefix(staged_prefix()).partition("/")[0]
 
 
 def settle_named(records: Iterable[Bound], writer: Writer) -> None:
-    """Settle the fragments of this writer that the records name."""
     for record in records:
         for fragment in staged_of(record):
             name = Name.parse(fragment.key)

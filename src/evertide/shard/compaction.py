@@ -50,8 +50,6 @@ _LARGE_BYTES = 64 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Compaction:
-    """The result of one compaction of the times [lower, upper)."""
-
     lower: int
     upper: int
     batches: int
@@ -167,7 +165,6 @@ def _is_large(part: Part, settings: Settings) -> bool:
 
 
 def _new_parts(merged: Batch, run: Sequence[Batch]) -> list[Part]:
-    """The parts that the merge wrote."""
     before = {part.key for batch in run for part in batch.parts}
     return [part for part in merged.parts if part.key not in before]
 
@@ -190,7 +187,6 @@ def _merge_in_slices(log: ShardLog, inputs: Sequence[Part], count: int, storing:
 
 
 def _is_inside(part: Part, index: int, count: int) -> bool:
-    """Return whether the whole part is in the slice."""
     return part.slice_count >= count and part.slice_index * count // part.slice_count == index
 
 

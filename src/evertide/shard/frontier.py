@@ -1,4 +1,4 @@
-"""How far a reader has progressed: completion per time, in whatever order the parts arrive (I5).
+"""How far a reader has progressed: completion per time, in any order of the parts (I5).
 
 Pure: no threads, no storage. The rules:
 

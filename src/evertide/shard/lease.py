@@ -61,15 +61,13 @@ class _HeldLease:
 
 
 class Lease:
-    """One reader's lease on one shard."""
-
     def __init__(self, leases: Leases, log: ShardLog, lease: str) -> None:
         self.id = lease
         self.log = log
         self._leases = leases
 
     def check(self, restart_from: int) -> None:
-        """Raise `LeaseLost` if the lease is gone. It reads Meta, whatever this process has cached."""
+        """Raise `LeaseLost` if the lease is gone. Reads Meta, not the cache."""
         key = lease_key(self.log.shard, self.id)
         record = retry_read(lambda: self.log.meta.head(key), self.log.runtime, self.log.settings)
         if record is None:
@@ -77,7 +75,7 @@ class Lease:
             raise LeaseLost(shard=self.log.shard, lease=self.id, restart_from=restart_from)
 
     def advance(self, seqno: SequenceNumber, time: Time) -> None:
-        """Give up what is below. The next heartbeat writes it to Meta."""
+        """Release everything below `seqno` and `time`. The next heartbeat writes this to Meta."""
         self._leases.advance(self, seqno, time)
 
     def release(self) -> None:
@@ -137,7 +135,7 @@ class Leases:
                 self._by_key[lease_key(record.shard, record.lease)] = _HeldLease(held.expected, moved)
 
     def beat(self) -> None:
-        """Renew all leases. It drops lost ones; their readers notice by `Lease.check`."""
+        """Renew all leases and drop lost ones; their readers notice through `Lease.check`."""
         with self._lock:
             pending = list(self._by_key)
             while pending:
@@ -171,7 +169,7 @@ class Leases:
         return _HeldLease(held.expected + 1, record)
 
     def release(self, lease: Lease) -> None:
-        """Remove the lease. It may be gone already."""
+        """Remove the lease, if it still exists."""
         key = lease_key(lease.log.shard, lease.id)
         with self._lock:
             while (held := self._by_key.get(key)) is not None:
@@ -229,4 +227,4 @@ def _is_still_live(log: ShardLog, removal: Write) -> bool:
     try:
         return commit_until_known(log.meta, [removal], (), log.runtime, log.settings) is not None
     except StorageFull:
-        return True  # it is removed another time: garbage collection itself needs no space
+        return True  # a later garbage collection removes it; garbage collection itself needs no space

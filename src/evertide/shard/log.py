@@ -60,8 +60,6 @@ logger = logging.getLogger(__name__)
 
 
 class Rollup(msgspec.Struct, frozen=True):
-    """The address of a roll-up."""
-
     seqno: SequenceNumber
     key: str
     bytes: int
@@ -102,7 +100,6 @@ class ShardLog:
         return self._known
 
     def read(self) -> Version:
-        """Read the present state."""
         found = self.find()
         if found is None:
             raise InvalidInput(where=self.path, why=f"shard {self.shard!r} does not exist; create it first")

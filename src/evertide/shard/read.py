@@ -150,7 +150,6 @@ class Snapshot:
                 yield pending.result()
 
     def fetch(self, part: Part, columns: Sequence[str] | None = None) -> pa.Table:
-        """Read the changes of one part."""
         try:
             return fetch(self._log, part, self._listed, columns or self._columns)
         except BlobMissing:
@@ -177,7 +176,7 @@ class Snapshot:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         try:
             self.close()
-        except EvertideError as failure:  # the lease expires by itself
+        except EvertideError as failure:  # the lease expires after its time to live
             if kind is None:
                 raise
             logger.warning("a lease was not released: %s", failure)

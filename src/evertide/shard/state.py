@@ -145,7 +145,6 @@ class LogEntry(msgspec.Struct, frozen=True):
 
 
 def parts_removed(diff: Diff) -> tuple[str, ...]:
-    """The keys of the blobs that a diff removes from the state."""
     return diff.removed if isinstance(diff, Compacted | Finalized) else ()
 
 

@@ -59,7 +59,7 @@ _RATIO_MAX = 8
 _LZ4_RATIO = 2
 """Above this ratio only zstd is tried."""
 
-# Threads cost more than they gain on so few bytes.
+# Threads cost more than they gain on batches this small.
 _RAW = pa.ipc.IpcWriteOptions(use_threads=False)
 _LZ4 = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
 _ZSTD = pa.ipc.IpcWriteOptions(compression="zstd", use_threads=False)

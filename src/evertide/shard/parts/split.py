@@ -61,7 +61,6 @@ class Group:
 
 
 def split(parts: Sequence[Part], schema: pa.Schema, bytes_max: int) -> list[Group]:
-    """Divide the parts of a snapshot."""
     whole, count = _group(parts), _count(parts, bytes_max)
     if whole.is_plain:
         return [_group(found) for found in _spread([(part,) for part in parts], count)]

@@ -1,9 +1,9 @@
-"""Takes damaged views out of a storage, so that a backfill computes them from the tables again (I1).
+"""Removes damaged views from a storage, so that a backfill recomputes them from their tables (I1).
 
-A view's shard holds nothing that its tables do not say. If a file or record of it is damaged, the view is set aside: in
-one commit its definition says `hydrating` without a shard, the generation moves on, and the records of the shard are
-removed. Views that are built on it are computed again as well; what they held stays readable meanwhile. A sink or shape
-that followed the shard begins again: a sink with the whole content under a new token, a shape with a new handle.
+1. If a file or record of a view's shard is damaged, one commit makes the view `hydrating` without a shard, changes the
+   generation, and removes the records of the shard.
+2. Views that read a damaged view are recomputed, too; their old content stays readable meanwhile.
+3. A sink of the shard starts over with the whole content under a new token, a shape with a new handle.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ logger = logging.getLogger(__name__)
 
 
 class _Followed(msgspec.Struct, frozen=True):
-    """What is read of the record of a shape (`evertide.shapes.log.record`)."""
+    """The fields that are read of a shape's record (`evertide.shapes.log.record`)."""
 
     shard: str
 
 
 class DeclaredCollections:
-    """What the pipeline of a storage declares, for `evertide.checkpoint.repair`, which knows shards only."""
+    """The collections of a storage's pipeline, for `evertide.checkpoint.repair`, which knows only shards."""
 
     def __init__(self, meta: Meta, runtime: Runtime, settings: Settings) -> None:
         self._meta = meta
@@ -57,7 +57,7 @@ class DeclaredCollections:
         self._settings = settings
 
     def collections(self, record: bytes | None = None) -> dict[str, tuple[str, str]]:
-        """Per shard, `table`, `view` or `errors`, and the name; of the record in force, or of another one.
+        """By shard, its kind (`table`, `view` or `errors`) and name, from `record` or else the definition in force.
 
         Empty if the record is missing or damaged.
         """
@@ -72,12 +72,12 @@ class DeclaredCollections:
         return {**tables, **views, definition.errors: ("errors", ERRORS)}
 
     def renumbered(self, record: bytes, generation: Generation) -> bytes:
-        """The record of a definition, as that of another generation."""
+        """The record of a definition, with another generation."""
         definition = unseal(record, Definition, self._meta.path(PIPELINE))
         return seal(msgspec.structs.replace(definition, generation=generation, change=self._runtime.new_id()))
 
     def renew_generation(self) -> bool:
-        """Make the generation's record again from the definition. False if that cannot be read either."""
+        """Write the generation's record again from the definition. False if the definition is missing or damaged."""
         head = self._meta.head(GENERATION)
         try:
             number, definition = read_definition(self._meta)
@@ -88,7 +88,7 @@ class DeclaredCollections:
         made = max(definition.generation, head.seqno if head else 0) + 1
         seqno = head.seqno if head else 0
         changed = msgspec.structs.replace(definition, generation=seqno + 1, change=self._runtime.new_id())
-        if made != seqno + 1:  # records are missing below: the generation's number is that of its record
+        if made != seqno + 1:  # records are missing: a generation has the number of its record
             return False
         writes = [
             Write(GENERATION, seqno, seal(GenerationRecord(Generation(seqno + 1), changed.members(), "repair"))),
@@ -97,9 +97,9 @@ class DeclaredCollections:
         return self._meta.commit(writes) is None
 
     def recompute(self, shards: Mapping[str, str], writer: Writer) -> tuple[str, ...]:
-        """Set the views of these shards aside, each for a reason; the names of all that are computed again.
+        """Remove the shards, each with a reason; return the names of the views that will be recomputed.
 
-        A shard that no collection has is dropped.
+        A shard of no collection is removed, too.
         """
         number, definition = retry_read(lambda: read_definition(self._meta), self._runtime, self._settings)
         if definition is None:
@@ -140,7 +140,7 @@ class DeclaredCollections:
 
 
 def _built_on(views: Mapping[str, ViewRecord], damaged: Collection[str]) -> list[str]:
-    """The damaged views, and those that read one of them, directly or by way of others."""
+    """The damaged views, and those that read one of them, directly or indirectly."""
     found = set(damaged)
     while more := {name for name, view in views.items() if name not in found and found & set(view.reads)}:
         found |= more
@@ -150,7 +150,7 @@ def _built_on(views: Mapping[str, ViewRecord], damaged: Collection[str]) -> list
 def set_unreadable_views_aside(
     shards: Shards, definition: Definition, writer: Writer, runtime: Runtime, settings: Settings
 ) -> tuple[str, ...]:
-    """Before a pipeline opens: views whose shard cannot be opened would keep all others from being opened."""
+    """Remove views with an unreadable shard before a pipeline opens: one of them would prevent the opening."""
     unreadable: dict[str, str] = {}
     for view in definition.views.values():
         if view.shard:

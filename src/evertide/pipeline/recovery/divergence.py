@@ -1,19 +1,17 @@
-"""State that is not what it should be: what is kept of it for a bug report, and how often it is computed again (X7).
+"""Diverged state: its evidence for a bug report, and the backoff of its recomputation (X7).
 
-What the tables hold is a fact, and state is a function of it (I1). So state of which a step comes to something else
-than what is recorded (I8), or which contradicts itself, is discarded and computed again from the tables:
+State is a function of the tables' content (I1). State whose result differs from the record (I8), or that is
+inconsistent, is discarded and recomputed from the tables:
 
-1. A cohort of which one view diverges is discarded as a whole, as its views share arrangements.
-2. The evidence is stored as a file of its own in the storage, `evidence/<writer>-<id>.json`, which is never deleted.
-3. In the process that leads, the views leave the generation as `hydrating`, and a backfill computes them into new
-   shards. A process that follows computes them in place, and they must come to what the shards hold.
-   So does one that opens: what it cannot compute, or computes otherwise, keeps it waiting, and not its peers.
-4. Rows by key of a table that are not what a peer committed are read again from the tables' shards, and the views over
-   the table are computed again.
-5. Each further time within an hour waits twice as long as the one before (`Backoff`).
-
-A table that is not kept cannot be read again: a view over one stays an error (`Diverged`), as does a source that gives
-other rows than those recorded (J4).
+1. If one view diverges, its whole cohort is discarded, as the views of a cohort share arrangements.
+2. The evidence is stored in the file `evidence/<writer>-<id>.json` of the storage, which is never deleted.
+3. In the leader, the views leave the generation as `hydrating`, and a backfill computes them into new shards. A
+   follower recomputes them in place and compares them with their shards; if they differ, it retries after a wait.
+4. If the rows by key of a table differ from what a peer committed, they are read again from the table's shard, and the
+   views over the table are recomputed.
+5. Each further recomputation within an hour waits twice as long as the one before (`Backoff`).
+6. A table that is not kept cannot be read again: the divergence of a view over it is an error (`Diverged`), as is a
+   source that returns other rows than recorded (J4).
 """
 
 from __future__ import annotations
@@ -41,24 +39,24 @@ _PACKAGES = ("evertide", "pyspark", "pyarrow")
 
 
 class Evidence(msgspec.Struct, frozen=True):
-    """What a bug report needs. There are no rows in it."""
+    """The facts for a bug report. It contains no rows."""
 
     views: tuple[str, ...]
     transaction: int
     why: str
-    """With the count and the digest that were expected, and those that were found."""
+    """With the expected and the found counts and digests."""
     found_at_s: float
     writer: str
     generation: Generation
     fingerprint: str
     versions: dict[str, str]
     state: tuple[str, ...]
-    """The names of the files that the state consisted of."""
+    """The keys of the parts of the discarded state."""
     format: int = 1
 
 
 def store_evidence(evidence: Evidence, blob: Blob, runtime: Runtime) -> str:
-    """Where it is; empty if it could not be stored, which must not keep the views from being computed again."""
+    """Store the evidence and return its path; empty if that fails, which must not prevent the recomputation."""
     key = evidence_key(evidence.writer, runtime.new_id()[:8])
     data = msgspec.json.format(msgspec.json.encode(evidence))
     try:
@@ -100,7 +98,7 @@ def add_evidence(  # noqa: PLR0917
 
 
 class Backoff:
-    """When something may be tried again: at once the first time, then after waits that double."""
+    """The wait before the next try: none before the first, then waits that double, up to `_MAX_S`."""
 
     def __init__(self, first_s: float) -> None:
         self._first_s = first_s

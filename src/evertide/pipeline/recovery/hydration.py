@@ -1,11 +1,11 @@
-"""Views from scratch: the state and the content of views, computed from what the tables' shards hold.
+"""Hydrates views: computes their state and content from the tables' shards.
 
-For a view that is new or was changed, for one that failed and is tried again, and for state that no checkpoint has.
+Used for new and changed views, for the retry of failed views, and for views whose state is in no checkpoint.
 
-1. The tables' content goes in as one transaction; what comes out is the views' content at that time.
-2. What is too large to be held at once goes in in portions, small tables first. What comes out adds up to the content.
-3. A portion leaves the views where no transaction ever left them, and a view may fail there that would not fail over
-   all rows. So one that fails is computed once more, of all rows at once, if they are not too many for that.
+1. The tables' content is one transaction for the operators; its result is the views' content at that time.
+2. Content larger than one portion is computed in portions, small tables first. The results add up to the content.
+3. A view may fail over a portion although it does not fail over all rows. Then it is computed once more over all rows
+   at once, if these are at most `_WHOLE_PORTIONS` portions.
 """
 
 from __future__ import annotations
@@ -37,21 +37,20 @@ __all__ = [
 ]
 
 _WHOLE_PORTIONS = 8
-"""So many are held at once if a view fails in one of them."""
 
 
 class ContentReceiver(Protocol):
-    """Whoever gets what the views hold: deltas, portion by portion, that add up to it."""
+    """Receives the content of views: deltas, portion by portion, that add up to it."""
 
     def take(self, found: Mapping[str, pa.Table]) -> None: ...
 
     def drop(self) -> None:
-        """What was taken does not count; it may begin anew."""
+        """Discard everything taken so far; the hydration may start over."""
         ...
 
 
 class ContentDigests:
-    """Of what the views hold, by name."""
+    """The digest of each view's content, by name."""
 
     def __init__(self) -> None:
         self.all: dict[str, str] = {}
@@ -67,7 +66,7 @@ class ContentDigests:
 def hydrate_cohort(
     machine: Machine, members: Members, views: Collection[str], time: int, taking: ContentReceiver
 ) -> Cohort:
-    """The views as after all transactions below a time. `ViewFailed` if one cannot be computed."""
+    """Hydrate views as of all transactions below `time`. `ViewFailed` if one cannot be computed."""
     engine, store = machine.engine, machine.store
     if time == 0:
         return engine.cohort(views, store, None)
@@ -104,7 +103,7 @@ def _compute_cohort(
 
 
 class _Portions:
-    """What the tables hold, in portions, each with whether it is the last. There is always one."""
+    """The content of the tables in portions, at least one, each with whether it is the last."""
 
     def __init__(self, members: Members, tables: Iterable[str], time: int) -> None:
         self._members = members
@@ -112,7 +111,7 @@ class _Portions:
         stored = {name: members.table_rows(name) for name in tables}
         self._tables = sorted(stored, key=stored.__getitem__)
         self.rows = sum(stored.values())
-        """At most so many."""
+        """An upper bound."""
         self.is_several = False
 
     def __iter__(self) -> Iterator[tuple[dict[str, pa.Table], bool]]:
@@ -155,7 +154,7 @@ def hydrate_tables(declared: Mapping[str, DeclaredTable], store: StateStore, mem
 
 
 def rehydrate_tables(machine: Machine, members: Members) -> bool:
-    """Discard what a machine knows of its tables, and read it again. False if a table is not kept."""
+    """Read the machine's table state again from the shards. False if a table is not kept."""
     declared = {name: table for name, table in machine.engine.tables.items() if machine.tables.has(name)}
     if not all(table.is_kept for table in declared.values()):
         return False
@@ -166,7 +165,7 @@ def rehydrate_tables(machine: Machine, members: Members) -> bool:
 def find_differing_views(
     members: Members, digests: Mapping[str, str], views: Collection[str], time: int
 ) -> dict[str, Diverged]:
-    """The views that were computed from scratch and do not hold what their shards say (I8), by name."""
+    """By name, the hydrated views whose digests differ from their shards' content (I8)."""
     differ = {}
     for name in views:
         with members.collection(name).snapshot(time - 1) as stored:
@@ -185,7 +184,7 @@ def view_record(engine: Engine, name: str, shard: str, away: Away | None = None)
 
 
 def check_computable(engine: Engine, views: Collection[str]) -> None:
-    """Refuse views that cannot be computed from what is stored."""
+    """Refuse views over tables that are not kept."""
     _check_kept(engine, sorted({table for view in views for table in tables_under(engine.views, view)}), views)
 
 

@@ -1,17 +1,15 @@
-"""From a storage to a pipeline that runs: restore, replay, evolve, complete.
+"""Opens a pipeline on a storage: restore, replay, evolve, complete.
 
-1. *Restore.* The newest checkpoint that verifies. Its cohorts are taken up for views that are declared as they were; a
-   view of which it has no state is computed from the tables. Without a checkpoint everything is: loudly, unless there
-   never was one.
-2. *Replay.* Transactions that are in the shards but not in the state: their table deltas from the shards, compared with
-   what was recorded (I8).
-3. *Evolve.* What the script declares otherwise than the storage has it, by one change of generation. Views that are
-   new are away then, and computed while the pipeline runs (`evertide.pipeline.backfill.backfill`).
-4. *Complete.* Transactions that are bound but not in the shards: their input, as in a running pipeline.
-5. A pipeline that never ran gets an empty transaction, so that its views can be read, and hold what they hold without
-   any input.
+1. *Restore* the newest intact checkpoint. Its cohorts are used for unchanged views; other views are computed from the
+   tables. Without an intact checkpoint all views are; the log has an error if the checkpoints are damaged.
+2. *Replay* the transactions that are committed but not in the state, with the table deltas of the shards, and compare
+   the results with the records (I8).
+3. *Evolve* the storage to what the script declares, by one change of generation. New views are away, and computed
+   while the pipeline runs (`evertide.pipeline.backfill.backfill`).
+4. *Complete* the transactions that are bound but not committed, as in a running pipeline.
+5. A new pipeline gets an empty transaction, so that its views can be read.
 
-State that is missing is never taken for a view that is new: that is decided by the definition alone (C5).
+Whether a view is new depends on the definition alone, never on missing state (C5).
 """
 
 from __future__ import annotations
@@ -82,13 +80,11 @@ logger = logging.getLogger(__name__)
 _TOLD_EVERY_S = 10.0
 
 OnProgress = Callable[[str, int, int], None]
-"""What is done, how much of it, out of how much."""
+"""Called with the name of the work, the amount done, and the total."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stores:
-    """What a process reads and writes a storage by."""
-
     storage: Storage
     shards: Shards
     journal: Journal
@@ -96,7 +92,7 @@ class Stores:
 
     @classmethod
     def of(cls, storage: Storage, reader: str, runtime: Runtime, settings: Settings) -> Stores:
-        """`reader` is the name under which it takes leases."""
+        """`reader` is the name for leases."""
         blob, meta = storage.blob, storage.meta
         return cls(
             storage,
@@ -108,7 +104,7 @@ class Stores:
 
 @dataclass(frozen=True, slots=True)
 class ProcessContext:
-    """What a process has once: storage, its right to write there, and what computes."""
+    """The components that a process has once: storage, writer registration, engine, sources."""
 
     meta: Meta
     shards: Shards
@@ -152,7 +148,7 @@ class ProcessContext:
 
 
 def open_runner(context: ProcessContext) -> Runner:
-    """For the process that leads."""
+    """Open the pipeline as the leader."""
     _, known = retry_read(lambda: read_definition(context.meta), context.runtime, context.settings)
     evolution = compare_definition(known, context.engine)  # refuses before anything is changed
     if known is not None and set_unreadable_views_aside(
@@ -166,10 +162,10 @@ def open_runner(context: ProcessContext) -> Runner:
 
 
 def open_follower(context: ProcessContext, leader: str, *, is_read_only: bool) -> Runner:
-    """For a process that follows: nothing is changed.
+    """Open the pipeline as a follower; the storage is not changed.
 
-    If its script is another than the one that runs, it must be read-only. It keeps the views that both have, and brings
-    in its own when it takes the lead.
+    Only a read-only follower may have a different script. It maintains the views that both scripts have, and evolves
+    the storage when it takes the lead.
     """
     _, known = retry_read(lambda: read_definition(context.meta), context.runtime, context.settings)
     if known is None:
@@ -185,7 +181,7 @@ def open_follower(context: ProcessContext, leader: str, *, is_read_only: bool) -
 
 
 def take_lead(runner: Runner, progress: OnProgress) -> None:
-    """Bring the storage to what the script says, and complete what was begun."""
+    """Evolve the storage to the script, and complete bound transactions."""
     runner.remove_lost_views()
     _evolve(
         runner, compare_definition(runner.definition if runner.definition.generation else None, runner.machine.engine)
@@ -234,7 +230,7 @@ def _restored(context: ProcessContext, known: Definition, evolution: Evolution, 
     stable = {name: view for name, view in known.live().items() if name not in evolution.views_gone}
     state = _state(context, known, tables, committed)
     late = set() if state is None else _kept(known, tables) - state.shards.keys()
-    """Tables of which the checkpoint knows nothing: their shards say nothing of the time before they were declared."""
+    """Tables that were declared after the checkpoint: their shards have no earlier times."""
     if state is None:
         machine = _rebuilt(context, members, tables, stable, committed)
     else:
@@ -263,7 +259,7 @@ def _restored(context: ProcessContext, known: Definition, evolution: Evolution, 
         for piece in members.table_pieces(name, machine.time) if tables[name].key else ():
             machine.tables.settle({name: piece}, None)
     if not leads:
-        runner.set_lost(())  # computed in place
+        runner.set_lost(())  # a follower computes them in place
     _hydrate_missing(runner, stable, context.progress)
     return runner
 
@@ -271,7 +267,7 @@ def _restored(context: ProcessContext, known: Definition, evolution: Evolution, 
 def _state(
     context: ProcessContext, known: Definition, tables: Mapping[str, DeclaredTable], committed: int
 ) -> MachineState | None:
-    """Of the newest checkpoint that fits; None if all has to be computed anew."""
+    """The state of the newest intact checkpoint; None if all state must be recomputed."""
     try:
         restored = context.checkpoints.restore(
             context.writer, lambda verified: context.progress("restore", verified.bytes, verified.bytes_all)
@@ -319,7 +315,7 @@ def _rebuilt(
     stable: Mapping[str, ViewRecord],
     time: int,
 ) -> Machine:
-    """All from the tables' shards; or, where a table is not kept, from the first transaction on, if that is there."""
+    """A machine from the tables' shards; if a table is not kept, an empty one, to replay from transaction 0 on."""
     engine, store = context.engine, context.store
     if all(table.is_kept for table in tables.values()):
         return Machine(engine, store, hydrate_tables(tables, store, members, time), [], time)
@@ -328,10 +324,10 @@ def _rebuilt(
 
 
 def _hydrate_missing(runner: Runner, stable: Mapping[str, ViewRecord], progress: OnProgress) -> None:
-    """Members of which no state was found: it is computed, and must come to what their shards hold.
+    """Hydrate the member views without state, and compare them with their shards.
 
-    If it does not, or if a view fails, one that leads goes on without it, and computes it into a new shard beside the
-    transactions. One that follows tries again, and does not go on meanwhile (`PeerFollower`).
+    If a view fails or differs, a leader continues without it and backfills it into a new shard. A follower retries, and
+    waits meanwhile (`PeerFollower`).
     """
     machine = runner.machine
     here = machine.views() | runner.lost_views()
@@ -386,9 +382,9 @@ def _evolve(runner: Runner, evolution: Evolution) -> None:
 
 
 def _end_strays(runner: Runner) -> None:
-    """Shards that neither the definition nor a sink names, and holds: what a backfill that was cut short left.
+    """Finalize the shards and release the holds that an interrupted backfill left.
 
-    Only the process that leads makes backfills, and whoever led before is fenced.
+    Only the leader makes backfills, and earlier leaders are fenced.
     """
     definition = runner.definition
     named = {*definition.members(), *(table.shard for table in definition.tables.values())}
@@ -408,7 +404,7 @@ def _end_strays(runner: Runner) -> None:
 
 
 def _table(runner: Runner, table: DeclaredTable, known: TableRecord | None) -> TableRecord:
-    """The table's shard, with what it holds; and its rows by key."""
+    """Create the table's shard with its content, and add the table to the machine."""
     runner.machine.tables.add(table)
     shard = ""
     if table.is_kept:
@@ -417,7 +413,7 @@ def _table(runner: Runner, table: DeclaredTable, known: TableRecord | None) -> T
         if runner.time:
             held = Pending(runner.time - 1, runner.writer)
             for piece in _held(runner, table, known):
-                held.store(runner.members)  # what came before
+                held.store(runner.members)  # the previous piece
                 held.put({shard: piece})
                 runner.machine.tables.settle({table.name: piece}, None)
             held.fill([made], runner.members)
@@ -428,7 +424,7 @@ def _table(runner: Runner, table: DeclaredTable, known: TableRecord | None) -> T
 
 
 def _held(runner: Runner, table: DeclaredTable, known: TableRecord | None) -> Iterator[pa.Table]:
-    """What the table holds, with NULL in the columns that it did not have before."""
+    """The content of the table, with NULL in new columns."""
     if known is not None and known.shard:
         before = runner.members.shard(known.shard)
         for piece in runner.members.pieces(before, before.upper):

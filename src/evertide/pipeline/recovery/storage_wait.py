@@ -1,8 +1,7 @@
-"""Opening a pipeline while storage is away, or does not say what became of a write: it waits, and goes on by itself.
+"""Retries the opening of a pipeline during a storage outage, or after a write of unknown outcome.
 
-What is asked again reads what is there first, so that nothing is done twice (I14). So it does if the operating system
-refuses a call. A full disk, or one that may not be
-written, does not heal by itself: that reaches the caller at once.
+1. Each retry reads the stored state first, so that nothing is done twice (I14).
+2. Calls that the operating system refuses are retried, too. A full or read-only storage is reported at once.
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ _T = TypeVar("_T")
 
 
 class StorageWait:
-    """Once registered, opening waits for storage, and says so."""
+    """Retries a call of the opening, after the registration, and reports the wait in the status."""
 
     def __init__(
         self, process_state: ProcessState, check: Callable[[], None], stopping: threading.Event, settings: Settings
     ) -> None:
-        """`check` raises if there should be no other try."""
+        """`check` raises to prevent a retry."""
         self._process_state = process_state
         self._check = check
         self._stopping = stopping
@@ -57,7 +56,7 @@ def _until_answered(
     settings: Settings,
     waits: Callable[[EvertideError], None] = lambda _: None,
 ) -> _T:
-    """`waits` is told what is wrong, each time before another try."""
+    """`waits` is called with the error before each retry."""
     while True:
         try:
             with using_system("opening the pipeline"):
@@ -67,14 +66,14 @@ def _until_answered(
         except (Unavailable, OutcomeUnknown) as error:
             logger.warning("opening waits for storage: %s", error)
             waits(error)
-            note_step()  # to wait is not to hang
+            note_step()  # waiting is not a hang
             stopping.wait(settings.retry_wait_max_s)
 
 
 def register_with_retry(
     role: Role, meta: Meta, stopping: threading.Event, *, runtime: Runtime, settings: Settings
 ) -> Writer:
-    """A registration that arrives after its answer was lost is ended by the next try, or stays silent and ends."""
+    """A registration whose answer was lost is ended by the next try, or ends for lack of heartbeats."""
     instance = runtime.new_id()
     return _until_answered(
         lambda: register_as(role, meta, runtime=runtime, settings=settings, instance=instance), stopping, settings

@@ -1,1 +1,6 @@
-"""Work beside the transactions: checkpoints, merging of state, garbage collection of a storage at rest."""
+"""Checkpoints, and the maintenance of state.
+
+checkpointer        makes checkpoints, and deletes what they make unnecessary
+state_maintenance   merges state and collects garbage while transactions run
+sweep               garbage collection of a storage whose pipeline does not run
+"""

@@ -1,19 +1,17 @@
-"""Making checkpoints of a pipeline, and letting go of what they make superfluous.
+"""Makes checkpoints of a pipeline, and deletes what they make unnecessary.
 
-The order, each step durable before the next (I11, I12):
+The order; each step is durable before the next (I11, I12):
 
-1. The checkpoint's number is claimed: from now on nothing that the draft names is deleted.
-2. The states of the shards are read, then the machine saves its arrangements: only what is not on the blob yet is
-   written. A peer may commit, and maintenance may compact, while that takes long.
-3. The checkpoint is published, and the oldest dropped from the catalog, in one commit.
-4. With C the time of the oldest one that is kept: times of the shards below C - 1 may be forgotten, and the journal
-   below C - 1.
-5. Files that nobody needs are deleted, beside the transactions (`collect`).
+1. Claim the checkpoint's number: from now on nothing that the draft names is deleted.
+2. Read the states of the shards, then save the machine's arrangements; only parts that are not stored yet are written.
+   Meanwhile a peer may commit, and maintenance may compact.
+3. Publish the checkpoint, and remove the oldest from the catalog, in one commit.
+4. With C the time of the oldest checkpoint: let the shards' since advance to C - 1, and truncate the journal below it.
+5. Delete unused files, while transactions continue (`collect`).
 
-A draft can be out of date before it is published: between the last transaction that this process took and step 2 a peer
-committed, and a compaction merged times below the checkpoint with later ones; or a peer changed the generation. Then
-`checkpoint` takes what the peer committed, and makes another draft, at most `_DRAFTS_MAX` in all. A checkpoint that
-fails ends nothing: `problem` says so in the status until one succeeds.
+A draft is out of date if, before step 2, a peer committed and a compaction merged times below the checkpoint with later
+ones, or if a peer changed the generation. Then `checkpoint` replays what the peer committed and makes another draft, at
+most `_DRAFTS_MAX` in all. A failed checkpoint stops nothing: `problem` is in the status until a checkpoint succeeds.
 """
 
 from __future__ import annotations
@@ -50,7 +48,7 @@ _TRUNCATION = "truncation of the journal and of the history of tables and views"
 
 _FORGET_EVERY_S = 3600.0
 HOLD = "checkpoint"
-"""The name of the hold that keeps the shards readable from the oldest checkpoint on."""
+"""The hold that keeps the shards readable from the oldest checkpoint on."""
 
 _DRAFTS_MAX = 5
 
@@ -59,33 +57,33 @@ class Checkpointer:
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
         self.failing = Failures(runner.runtime, runner.settings.maintenance_interval_s)
-        """Garbage collection and the merging of state, while they fail."""
+        """The current failures of garbage collection, truncation and the merging of state."""
         self._released: set[str] = set()
         self._forgot_s: float | None = None
         self.last: CatalogEntry | None = None
         self.problem: Problem | None = None
-        """Why the last try made none; None after one that did."""
+        """Why the last try failed; None if it succeeded."""
         self._generation = 0
         self.refresh()
 
     def refresh(self) -> None:
-        """Which intact one is the newest: a peer may have made it."""
+        """Find the newest intact checkpoint, which a peer may have made."""
         found = self._runner.checkpoints.newest()
         self.last, self._generation = (found[0], found[1].generation) if found is not None else (None, 0)
 
     @property
     def damaged(self) -> frozenset[int]:
-        """The checkpoints that have to be replaced, because a file of them is damaged."""
+        """The numbers of checkpoints with a damaged file, which must be replaced."""
         return self._runner.checkpoints.damage.catalogued()
 
     def is_due(self) -> bool:
-        """Whether anything happened since the last one, or one is damaged."""
+        """Whether anything changed since the last checkpoint, or a checkpoint is damaged."""
         last, runner = self.last, self._runner
         is_newer = last is None or last.time != runner.time or self._generation != runner.definition.generation
         return is_newer or bool(self.damaged)
 
     def checkpoint(self, catch_up: Callable[[], object]) -> CatalogEntry:
-        """Between two transactions (J5). `catch_up` takes what peers have committed, for the next draft."""
+        """Make a checkpoint between two transactions (J5). `catch_up` replays what peers have committed."""
         for _ in range(_DRAFTS_MAX - 1):
             try:
                 return self._try()
@@ -107,7 +105,7 @@ class Checkpointer:
             )
             self.problem = Problem("warning", error.error_code, why, error.remedy, since_s)
             if not isinstance(error, Unavailable | OutcomeUnknown):
-                runner.writer.check_registered()  # a process that was fenced reports that, not what came of it
+                runner.writer.check_registered()  # a fenced process reports the fence, not its consequence
             raise
         self.problem = None
         return entry
@@ -132,9 +130,9 @@ class Checkpointer:
         runner.observer.on_checkpoint(made)
         try:
             self.release_history()
-        except (Unavailable, OutcomeUnknown, Conflict, GenerationMoved) as error:  # the next one lets go of more
+        except (Unavailable, OutcomeUnknown, Conflict, GenerationMoved) as error:  # the next checkpoint retries
             logger.warning("what checkpoint %d makes superfluous is still there: %s", self.last.number, error)
-        except Damaged as error:  # of a record that only this reads: the checkpoint is made
+        except Damaged as error:  # the checkpoint itself is made
             self.failing.add(_TRUNCATION, error)
         else:
             self.failing.remove(_TRUNCATION)
@@ -147,7 +145,7 @@ class Checkpointer:
             if oldest > 1 and shard.since < oldest - 1:
                 shard.hold(HOLD, oldest - 1)
                 shard.advance_since(oldest - 1, runner.writer)
-        # One more stays: it says where the sources stood at the checkpoint, which another one at its time needs.
+        # The record before the checkpoint stays: it has the sources' positions, which a further checkpoint needs.
         runner.journal.truncate(min(max(oldest - 1, 0), runner.journal.committed_upper), runner.writer)
         self._forget_producers()
 
@@ -160,7 +158,7 @@ class Checkpointer:
                 logger.info("%d producers that have been silent for long are forgotten", count)
 
     def collect(self) -> CheckpointGarbage:
-        """Delete what neither a checkpoint nor this process needs. A refusal is named in `failing` until it is over."""
+        """Delete what neither a checkpoint nor this process needs. A refusal is in `failing` until a run succeeds."""
         runner = self._runner
         runner.journal.drop_unbound(runner.writer)
         self._released.update(runner.machine.released())
@@ -200,7 +198,7 @@ class Checkpointer:
 
 
 def _as_of(shard: Shard, upper: int) -> ShardState:
-    """Its state without the times from `upper` on, which a peer may have committed meanwhile."""
+    """The state of a shard without times from `upper` on, which a peer may have committed meanwhile."""
     state = shard.log.read().state
     if state.upper == upper:
         return state
@@ -212,7 +210,7 @@ def _as_of(shard: Shard, upper: int) -> ShardState:
 
 
 class _Live:
-    """Parts that this process wrote are in use until it releases them; of other parts it knows which it uses."""
+    """The parts in use: those that this process wrote and has not released, and others that it uses."""
 
     def __init__(self, writer: str, used: Set[str], released: Set[str]) -> None:
         self._writer = writer

@@ -1,4 +1,4 @@
-"""Beside the transactions: merging state, and deleting what neither a checkpoint nor this process needs."""
+"""Merges state, and deletes what neither a checkpoint nor this process needs, while transactions continue."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MERGING = "merging of state"
 
 
 class StateMaintenance(Ticker):
-    """What fails is named in `Checkpointer.failing`, and tried again after a wait; the transactions go on."""
+    """Failures are in `Checkpointer.failing`, and are retried after a wait; they stop no transaction."""
 
     def __init__(self, runner: Runner, checkpointer: Checkpointer, turn: threading.RLock) -> None:
         super().__init__("evertide-upkeep", _INTERVAL_S)
@@ -32,8 +32,8 @@ class StateMaintenance(Ticker):
         try:
             self._try(_MERGING, self._merge)
             self._try(GARBAGE_COLLECTION, self._collect_if_due)
-        except Fenced as error:  # the heartbeat and the next commit say so
-            return isinstance(error, GenerationMoved)  # a peer's: the transactions take it over
+        except Fenced as error:  # the heartbeat and the next commit report it
+            return isinstance(error, GenerationMoved)  # the next transaction adopts a peer's generation
         return True
 
     def _try(self, work: str, call: Callable[[], None]) -> None:
@@ -57,7 +57,7 @@ class StateMaintenance(Ticker):
         runtime, settings = self._runner.runtime, self._runner.settings
         if runtime.monotonic_s() - self._collected_at_s < settings.collection_interval_s:
             return
-        # Between two transactions only, as a look-up may read what is released; a busy pipeline is waited for.
+        # Only between two transactions, as a lookup may read released parts; wait for a busy pipeline.
         if self._turn.acquire(timeout=_PATIENCE_S):
             try:
                 self._checkpointer.collect()

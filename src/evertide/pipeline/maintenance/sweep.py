@@ -1,6 +1,6 @@
-"""`sweep`: collects a whole storage while nobody runs its pipeline. A running one does this by itself.
+"""`sweep`: garbage collection of a whole storage whose pipeline does not run. A running pipeline does this itself.
 
-The sweeper takes the pipeline over for as long as it works, so that nobody starts it meanwhile, and nothing is in use.
+The sweep registers as the process that runs the pipeline, so that no other process starts it meanwhile.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from evertide.settings import Settings
 from evertide.shard.shard import Shards
 from evertide.store.open import Storage
 
-if TYPE_CHECKING:  # brings in Spark
+if TYPE_CHECKING:  # imports Spark
     from evertide.pipeline.recovery.opening import OnProgress
 
 __all__ = ["SweepResult", "sweep"]
@@ -25,10 +25,10 @@ __all__ = ["SweepResult", "sweep"]
 
 @dataclass(frozen=True, slots=True)
 class SweepResult:
-    """The keys of the blobs that were deleted, by kind; and what could not be judged, with the reason."""
+    """The keys of the deleted blobs, by kind, and the errors of what could not be checked."""
 
     parts: tuple[str, ...]
-    """Of shards: merged, finalized, or never named."""
+    """Parts of shards that were merged, finalized, or never named by a state."""
     rollups: tuple[str, ...]
     state: tuple[str, ...]
     checkpoints: tuple[str, ...]
@@ -51,7 +51,7 @@ def sweep(storage: Storage, progress: OnProgress, *, runtime: Runtime, settings:
     refused: list[EvertideError] = []
     try:
         staged = tuple(journal.drop_unbound(writer))
-        collected = checkpoints.collect(frozenset, writer)  # nobody runs it: nothing is in use
+        collected = checkpoints.collect(frozenset, writer)  # the pipeline does not run: nothing is in use
         if collected.refused is not None:
             refused.append(collected.refused)
         names = shards.names()

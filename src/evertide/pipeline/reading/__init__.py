@@ -1,1 +1,6 @@
-"""Reading a pipeline's collections, from inside the process that runs it or from another (`reader`)."""
+"""Reading a pipeline's collections.
+
+collections   tables and views as of a time
+reader        a storage as a process sees it that does not run the pipeline
+query         queries and their results
+"""

@@ -1,7 +1,7 @@
-"""Reading a pipeline's collections, from inside or from another process: it needs nothing but the storage.
+"""Reads a pipeline's collections from storage, in the process that runs the pipeline or in another.
 
-All reads of several collections are at one time: the last that all members have, or the one asked for. A view that
-failed is read as it was before the transaction that it failed at.
+1. Several collections are read at one time: the given one, or the last that all of them have.
+2. A failed view has the content of the transaction before its failure.
 """
 
 from __future__ import annotations
@@ -35,20 +35,19 @@ class View:
 
     @property
     def time(self) -> int:
-        """The time that it is read at."""
         return self._collections.time_of(self.name, self._time)
 
     def to_arrow(self) -> pa.Table:
-        """The rows, each as often as it is there, in an order that the content decides."""
+        """The rows, repeated by their count, in an order that depends only on the content."""
         return expand(self.counted(), self.name)
 
     def counted(self) -> pa.Table:
-        """Each distinct row once, with `__diff`, how often it is there."""
+        """Each distinct row once, with its count as `__diff`."""
         with self._collections.members().collection(self.name).snapshot(self.time) as found:
             return found.to_arrow()
 
     def to_df(self) -> Any:
-        """As a DataFrame of the pipeline's session."""
+        """The rows as a DataFrame of the pipeline's Spark session."""
         return self._collections.frame(self.to_arrow())
 
     def to_pylist(self) -> list[dict[str, Any]]:
@@ -56,7 +55,7 @@ class View:
         return found
 
     def changes(self, since: int = -1) -> pa.Table:
-        """What changed after a time: rows with `__time` and `__diff`, in order of time."""
+        """The changes after `since`: rows with `__time` and `__diff`, in order of time."""
         upper = self.time + 1
         shard = self._collections.members().collection(self.name)
         if since + 1 >= upper:
@@ -66,7 +65,7 @@ class View:
 
 class Collections:
     def __init__(self, members: Callable[[], Members], to_frame: ToFrame | None = None) -> None:
-        """`members` gives those of the definition in force."""
+        """`members` returns the members of the definition in force."""
         self.members = members
         self._to_frame = to_frame
 
@@ -75,7 +74,7 @@ class Collections:
         return self.members().definition
 
     def names(self) -> list[str]:
-        """Tables, views, and the dead letters."""
+        """Declared tables that are kept, views, and `evertide_errors`."""
         definition = self.definition
         tables = [name for name, table in definition.tables.items() if table.is_declared and table.shard]
         return [*tables, *definition.views, ERRORS]
@@ -83,11 +82,11 @@ class Collections:
     def view(self, name: str) -> View:
         known = {one.lower(): one for one in self.names()}
         if name.lower() not in known:
-            self.members().collection(name)  # says why not
+            self.members().collection(name)  # raises with the reason
         return View(self, known.get(name.lower(), name))
 
     def time(self) -> int:
-        """The last transaction that is in all collections; -1 if none is."""
+        """The last committed transaction; -1 if there is none."""
         return self.members().shard(self.definition.errors).upper - 1
 
     def time_of(self, name: str, asked: int | None) -> int:
@@ -109,11 +108,10 @@ class Collections:
         return self._to_frame(rows)
 
     def common_time(self, names: Iterable[str]) -> int:
-        """The last that all of these have."""
+        """The last time that all of these collections have."""
         return min([self.view(name).time for name in names] or [self.time()])
 
     def tables_at(self, names: Iterable[str], time: int | None) -> dict[str, pa.Table]:
-        """Several collections at one time."""
         chosen = [self.view(name) for name in names]
         if time is not None and time > self.time():
             raise InvalidInput(

@@ -1,4 +1,4 @@
-"""A question, and its answer: what every engine takes and gives."""
+"""A query (`Question`) and its result (`Answer`), for every query engine."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ __all__ = ["Answer", "Chosen", "Question"]
 
 
 class Chosen(StrEnum):
-    """Which engine is to answer."""
-
     auto = "auto"
     duckdb = "duckdb"
     spark = "spark"
@@ -24,10 +22,10 @@ class Chosen(StrEnum):
 class Question:
     sql: str
     as_of: int | None = None
-    """The time of all collections; the last that all of them have, if it is not given."""
+    """The time of all collections; by default the last that all of them have."""
     engine: Chosen = Chosen.auto
     limit: int | None = None
-    """Rows of the answer; what lies beyond is left out, and said."""
+    """The maximum number of rows; `Answer.is_truncated` tells whether there are more."""
     parameters: Sequence[Any] = ()
 
 

@@ -1,6 +1,6 @@
-"""`Reader`: a storage and its pipeline as any other process sees them. It takes over nothing, and needs no Spark.
+"""`Reader`: reads a storage from a process that does not run its pipeline, without Spark.
 
-Nothing is remembered but what never changes: who asks again gets what is so then, also while a pipeline runs.
+Every call reads the current records, also while a pipeline runs: only immutable data is cached.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Reader:
         settings: Settings | None = None,
         observer: Observer = NO_OBSERVER,
     ) -> Reader:
-        """Of a storage that is there: none is made."""
+        """Open an existing storage; a missing one is not created."""
         check_is_there(location)
         settings, runtime = settings or Settings(), SystemRuntime()
         opened = open_storage(location, meta, runtime=runtime, settings=settings)
@@ -59,7 +59,7 @@ class Reader:
 
     @property
     def definition(self) -> Definition | None:
-        """None if no pipeline ever ran here."""
+        """None if no pipeline ever ran on this storage."""
         meta = self.storage.meta
         return retry_read(lambda: read_definition(meta), self.runtime, self.settings)[1]
 
@@ -67,7 +67,7 @@ class Reader:
         return read_status(self.storage, self.shards, self.journal, self.checkpoints)
 
     def check_free(self) -> None:
-        """`Conflict`, saying who, if somebody runs the pipeline."""
+        """Raise `Conflict`, with the process, if one runs the pipeline."""
         check_free(self.storage.meta, self.runtime, self.settings)
 
     def close(self) -> None:
@@ -81,7 +81,6 @@ class Reader:
         self.close()
 
     def _members(self) -> Members:
-        """Of the definition that is in force now."""
         definition = self.definition
         if definition is None:
             raise InvalidInput(where=self.storage.root, why="no pipeline ever ran on this storage")
@@ -93,9 +92,9 @@ class Reader:
 
 
 def check_is_there(location: str | Path) -> None:
-    """`InvalidInput` unless something of a storage is there; what is wrong with it is for others to say."""
+    """Raise `InvalidInput` if a directory has none of the files of a storage. Their content is not checked."""
     if "://" in str(location):
-        return  # nothing is made there by opening it, and Meta says the rest
+        return  # opening it creates nothing, and Meta reports a missing storage
     root = Path(location)
     if not root.is_dir():
         raise InvalidInput(where=str(root), why="no storage here: the directory does not exist")

@@ -143,7 +143,7 @@ def test_state_that_took_half_a_transaction_is_not_used_again(
     with pytest.raises(StorageFull):
         circuit.step(first)
     monkeypatch.undo()
-    with pytest.raises(Damaged, match="by half"):
+    with pytest.raises(Damaged, match="applied only in part"):
         circuit.step(second)
 
 

@@ -44,7 +44,7 @@ class Faults:
         choose_read: Callable[[str, str], Fault],
         refusal: type[Unavailable] = Unavailable,
     ) -> None:
-        """`refusal` makes the error that a refused call raises."""
+        """`refusal` is the class of the error that a refused call raises."""
         self._refusal = refusal
         self._choose = choose
         self._choose_read = choose_read

@@ -54,15 +54,12 @@ _OWNER_ONLY = 0o700
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """What any process needs to open the storage."""
-
     location: str
     meta: str | None = field(default=None, repr=False)
     """It may contain a password."""
 
     @property
     def is_remote(self) -> bool:
-        """Whether processes reach the storage over the network."""
         return self.meta is not None or self.location.startswith("s3://")
 
 

@@ -97,8 +97,6 @@ _NAME = re.compile(r"(?P<writer>[0-9a-z]+)-(?P<seq>[0-9]{1,18})(-(?P<attempt>[0-
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """The last part of a blob's key."""
-
     writer: str
     seq: int
     suffix: str

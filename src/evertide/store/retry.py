@@ -179,8 +179,7 @@ class RetryingBlob:
         put_until_known(self._blob, key, data, self._runtime, self._settings)
 
     def delete(self, key: str) -> bool:
-        """Retry after an unknown outcome, too: delete is idempotent. The result may then be False for a blob that
-        existed."""
+        """Retry after an unknown outcome, too. The result may then be False for a blob that existed."""
         backoff: Backoff | None = None
         while True:
             try:

@@ -51,8 +51,6 @@ KEEP_MIN = 2
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """One attempt to publish a draft of one time."""
-
     place: StorageContext
     writer: Writer
     time: int

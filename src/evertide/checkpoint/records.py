@@ -76,7 +76,6 @@ def read_catalog(blob: Blob, meta: Meta) -> tuple[int, Catalog]:
 
 
 def read_holds(meta: Meta) -> dict[str, tuple[SequenceNumber, Restoring]]:
-    """By writer, the record number of its hold, and the hold."""
     found = {}
     for key, record in meta.heads(restoring_key("")).items():
         hold = unseal(record.data, Restoring, meta.path(key))

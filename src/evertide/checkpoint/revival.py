@@ -2,11 +2,11 @@
 
 The result is the content of the checkpoint: everything below its time c.
 
-1. Put the state of each member shard as a roll-up, verified against the manifest.
+1. Read the state of each member shard, and verify it against the manifest.
 2. Write the records of the generation up to the checkpoint's number, so that numbering continues there.
-3. One commit writes everything else: the catalog with this checkpoint alone; per shard its first log record, the
-   address of the roll-up, and its since without holds; the journal and `committed`, both at c - 1, with the positions
-   of the sources; the pipeline's definition; and the first record of `storage`. Until then the storage cannot be
+3. Put each state as a roll-up. One commit writes everything else: the catalog with this checkpoint alone; per shard its
+   first log record, the address of the roll-up, its since and the holds in `kept`; the journal, unless `kept`, and
+   `committed`, at c - 1; the pipeline's definition; and the first record of `storage`. Until then the storage cannot be
    opened, so an interrupted restore is simply repeated.
 4. Write FORMAT and the second record of `storage`.
 
@@ -67,7 +67,6 @@ def is_lost(meta: Meta) -> bool:
 
 
 def entry_of(place: StorageContext, manifest: Manifest) -> CatalogEntry:
-    """The catalog entry for a manifest in its directory."""
     key = manifest_key(manifest.number)
     content = place.retry_read(lambda: place.blob.get(key))
     digest = xxhash.xxh3_128_hexdigest(content)
@@ -121,7 +120,6 @@ _FORMAT_TEXT = b"%d\n" % FORMAT_VERSION
 
 
 def pipeline_of(place: StorageContext, manifest: Manifest) -> bytes:
-    """The checkpoint's definition of the pipeline."""
     path = place.blob.path(manifest_key(manifest.number))
     return read_file(place, manifest.file(checkpoint_key(manifest.number, PIPELINE_FILE), path))
 

@@ -25,8 +25,6 @@ __all__ = ["OnProgress", "Progress", "check_files", "read_file", "read_manifest"
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The number of files read so far, of all files to read."""
-
     files: int
     files_all: int
     bytes: int

@@ -1,9 +1,9 @@
-"""`Advancer`: the next transaction, whoever makes it.
+"""`Advancer`: makes the next transaction, or replays the one that a peer committed.
 
-1. A replica first takes what peers have committed (`evertide.pipeline.replicas.peer_follower`).
-2. What is bound is completed by the one that leads; or by the one that bound it, which somebody waits for.
-3. The one that leads asks all sources for input; the others only for what was pushed to them. They race to bind it: who
-   loses offers again what is still unbound.
+1. A replica first replays what peers have committed (`evertide.pipeline.replicas.peer_follower`).
+2. A bound transaction is completed by the leader, or by the replica that bound it, whose client waits for it.
+3. The leader reads all sources; other replicas read only what was pushed to them. Replicas race to bind; the loser
+   offers its unbound input again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 def opened(context: ProcessContext, leadership: Leadership, stopping: threading.Event, role: Role) -> Runner:
-    """To lead, if nobody does; else to follow, once the one that leads has begun. May be asked again after an error."""
+    """Open as the leader if there is none, else as a follower once the leader has committed. Can be retried."""
     context.writer.adopt_generation()
     while not leadership.try_acquire():
         leader, is_read_only = leadership.leader(), role is Role.READ_ONLY
@@ -45,7 +45,7 @@ def opened(context: ProcessContext, leadership: Leadership, stopping: threading.
 
 
 def _is_of(bound: Bound, inputs: Mapping[str, Input]) -> bool:
-    """Whether a record holds just this input; what it says of producers beside it is the journal's."""
+    """Whether a record has exactly this input, apart from the producers, which the journal adds."""
     found = {name: (given.after, given.fragments) for name, given in bound.inputs.items()}
     return found == {name: (given.after, given.fragments) for name, given in inputs.items()}
 
@@ -68,11 +68,11 @@ class Advancer:
         self._leadership = leadership
         self._follower = PeerFollower(runner, lambda: leadership.is_leader)
         self._asked = () if role is Role.READ_ONLY else (PUSH,)
-        """The sources that a process asks which does not lead."""
+        """The sources that this process reads while it does not lead."""
         self._checked_s = context.runtime.monotonic_s()
 
     def step(self) -> int | None:
-        """The number of the last transaction that was taken; None if there is nothing."""
+        """Make or replay transactions; return the number of the last one, or None if there was none."""
         try:
             return self._step()
         except EvertideError as error:
@@ -80,21 +80,21 @@ class Advancer:
             raise
 
     def settle(self) -> None:
-        """Bring what is computed to its end, and take what peers have committed."""
-        while (outcome := self._runner.outcome) is not None:  # a part of it may be taken: no state to keep
+        """Complete the transaction under way, and replay what peers have committed."""
+        while (outcome := self._runner.outcome) is not None:  # in the middle of it, the state cannot be saved
             self._follower.race(lambda bound=outcome.bound: self._runner.complete(bound))  # type: ignore[misc]
         self._keep_up()
 
     def _step(self) -> int | None:
         self._lead()
-        self._follower.race(self._runner.commit)  # what waits from before
+        self._follower.race(self._runner.commit)  # an earlier outcome that waits for its commit
         if self._keep_up():
             return self._runner.time - 1
         leads, journal = self._leader_tasks.is_active, self._context.journal
         if leads and self._runner.outcome is None:
             self._leader_tasks.backfills.start_due()
         pending = self._runner.time
-        if pending < journal.upper:  # bound, and its computation was not begun
+        if pending < journal.upper:  # bound, but not computed yet
             bound = journal.read(pending)
             return self._complete(bound, None) if leads or bound.writer == self._context.writer.id else None
         self._runner.phases.enter(Phase.READ, pending)
@@ -106,18 +106,18 @@ class Advancer:
         self._follower.race(lambda: made.append(self._runner.bind(inputs)))
         if not made or made[0].writer != self._context.writer.id or not _is_of(made[0], inputs):
             self._runner.phases.enter_wait(self._runner.time)
-            return None  # a peer was first, or an earlier bind of ours in doubt: what is still unbound is offered again
+            return None  # a peer or an earlier bind of unknown outcome was first: unbound input is offered again
         self._input_reader.acknowledge(made[0], is_staged=True)
         return self._complete(made[0], read)
 
     def _keep_up(self) -> bool:
-        """Whether peers had made something that we had not."""
+        """Replay what peers have committed. True if there was something."""
         try:
             return self._follower.keep_up() > 0
         except TimeCompacted as error:
             if (
                 self._leader_tasks.is_active or self._runner.machine.time > error.since
-            ):  # to take t, t - 1 must be readable
+            ):  # to replay t, t - 1 must be readable
                 raise
             logger.warning("this replica fell behind what is kept, and starts again from the newest checkpoint")
             fresh = open_follower(self._context, "a peer", is_read_only=not self._asked)
@@ -135,9 +135,9 @@ class Advancer:
         return bound.time
 
     def _lead(self) -> None:
-        """Look now and then whether the lead is ours; if it has become so, take up what comes with it.
+        """Try every `lead_interval_s` to take the lead; on success, start the leader's work.
 
-        Not while a transaction is under way: what comes with it may change the members.
+        Not while a transaction is under way, as taking the lead may change the members.
         """
         now_s = self._context.runtime.monotonic_s()
         if self._leader_tasks.is_active or now_s - self._checked_s < self._context.settings.lead_interval_s:

@@ -1,11 +1,11 @@
-"""`Loop`: transactions one after the other, as sources bring input, and checkpoints now and then; until it is over.
+"""`Loop`: makes transactions as sources offer input, and periodic checkpoints.
 
-1. It is over when somebody stops it, or after so many transactions; or, if asked for, when all that was there is taken.
-2. All is taken when sources have nothing more, and sinks have everything up to there. A source to which others may
-   write without end (`Markable`) has nothing more once that is bound which was upstream when the loop began: input that
-   never ends does not keep the loop from ending.
-3. While storage is away, or does not say what became of a write, nothing is lost by waiting: the next step reads back
-   what is there, and goes on from that (I14).
+1. The loop ends when it is stopped, after `transactions` transactions, or, with `until_idle`, when the input is
+   exhausted and delivered to all sinks.
+2. A source that may receive input without end (`Markable`) is exhausted once the input is bound that was upstream when
+   the loop began.
+3. During a storage outage, or after a write of unknown outcome, the loop waits and retries: the next step reads the
+   stored state, and continues from there (I14).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 class LoopTarget(Protocol):
-    """The pipeline, as the loop sees it."""
+    """The part of a pipeline that the loop uses."""
 
     @property
     def time(self) -> int: ...
@@ -74,11 +74,11 @@ class Loop:
             self._liveness.note_round()
             damaged = self._leader_tasks.checkpointer.damaged
             if not damaged <= replaced:
-                replaced = damaged  # one try at once; if it fails, the next comes with the interval
+                replaced = damaged  # try once now; if that fails, again at the next interval
                 self._pipeline.try_checkpoint()
             began_s = self._clock()
             t = None if self._pause.is_on else self._patiently()
-            for each in range(last + 1, self._pipeline.time + 1):  # who pushes may have made some, too
+            for each in range(last + 1, self._pipeline.time + 1):  # pushes may have made some, too
                 made, last = made + 1, each
                 if told is not None:
                     told(each, self._clock() - began_s)
@@ -94,7 +94,7 @@ class Loop:
         self._liveness.end_loop()
 
     def _is_idle(self, made: int | None) -> bool:
-        """One that leads asks the sources itself, and knows what they had for the transaction that it made."""
+        """`made` is the result of the last step. After a transaction only the leader knows the sources' state."""
         is_asked = made is None or self._pipeline.leads
         return is_asked and not self._pause.is_on and self._input_reader.is_idle()
 

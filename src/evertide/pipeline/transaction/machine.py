@@ -1,13 +1,11 @@
 """The state of a pipeline between two transactions, and the step from one to the next.
 
-State is what the tables hold by key (`Tables`) and what the views' operators keep (cohorts). It is a function of the
-tables' shards; `time` is the first transaction that it does not hold. A step moves all of it on. If storage does not
-answer in the middle of it, the same step may be made again: a cohort that has taken the transaction does not take it
-twice. Where it cannot be told what was drain, the machine is `broken`, and has to be restored.
-
-A view that a row makes fail leaves its cohort, and the step goes on without it (`failures`): one bad row must not stop
-what does not depend on it (J12). A cohort whose state contradicts itself or cannot be read is discarded, and its views
-leave in the same way (X7).
+1. The state consists of the tables' rows by key (`Tables`) and of the views' operators (cohorts). It is a function of
+   the tables' shards; `time` is the first transaction that is not in it.
+2. A step that a storage error interrupts can be repeated: no cohort applies a transaction twice. If it is unknown what
+   was applied, the machine is `broken`, and must be restored.
+3. A view that fails because of a row leaves its cohort, and the step continues without it (`failures`, J12). A cohort
+   whose state is inconsistent or unreadable is discarded, and its views leave in the same way (X7).
 """
 
 from __future__ import annotations
@@ -41,18 +39,18 @@ _CACHE_BYTES = 256 * 1024 * 1024
 
 class CohortState(msgspec.Struct, frozen=True):
     views: dict[str, str]
-    """By name, the shards: a view that was changed since has another."""
+    """The shard of each view: a view that was changed later has another one."""
     state: bytes
 
 
 class MachineState(msgspec.Struct, frozen=True):
-    """What a checkpoint keeps besides the parts: sealed, so that another version is refused by its number."""
+    """What a checkpoint stores besides the parts; sealed, so that another version is refused."""
 
     time: int
     cohorts: tuple[CohortState, ...]
     tables: dict[str, Manifest]
     shards: dict[str, str]
-    """Of the tables, by name."""
+    """The shard of each table."""
 
 
 @dataclass(slots=True)
@@ -66,21 +64,21 @@ class Machine:
     """Of the last step."""
     broken: BaseException | None = None
     lost_parts: dict[tuple[str, ...], tuple[str, ...]] = field(default_factory=dict)
-    """By the views of a cohort that was discarded, the keys of its parts: for the evidence."""
+    """By the views of a discarded cohort, the keys of its parts, for the evidence."""
     _results: dict[int, tuple[Cohort, dict[str, pa.Table]]] = field(default_factory=dict)
-    """The cohorts that have taken the transaction under way, by identity, and what they gave."""
+    """By identity, the cohorts that have applied the current step, and their results."""
     _failed: list[ViewFailed] = field(default_factory=list)
-    """Of the step under way: a view that has left its cohort does not fail once more if the step is made again."""
+    """Of the current step: a view that has left its cohort does not fail again when the step is repeated."""
 
     def step(self, deltas: Mapping[str, pa.Table], errors: pa.Table | None, *, count: int = 1) -> dict[str, pa.Table]:
-        """Take so many transactions at once, or a portion that ends none: deltas of tables in, deltas of views out."""
+        """Apply `count` transactions (0: a portion that ends none): table deltas in, view deltas out."""
         if self.broken is not None:
             why = f"an earlier step did not finish: {self.broken}"
             raise Unexpected(where="Machine.step", why=why) from self.broken
         for cohort in self.cohorts:
             if id(cohort) not in self._results:
                 self._results[id(cohort)] = (cohort, self._step_cohort(cohort, deltas))
-        calls = self.tables.prepare(deltas, errors)  # if this fails, the step is made again
+        calls = self.tables.prepare(deltas, errors)  # if this fails, the step can be repeated
         try:
             for call in calls:
                 call()
@@ -97,7 +95,7 @@ class Machine:
     def add_late(
         self, cohort: Cohort, deltas: Mapping[str, pa.Table], time: int
     ) -> tuple[dict[str, pa.Table], list[ViewFailed]]:
-        """Add a cohort that lacks a part of transaction `time`: what that comes to for its views, and what failed."""
+        """Add a cohort that lacks `deltas` of transaction `time`; return the deltas of its views, and failures."""
         before, self._failed = self._failed, []
         try:
             found = self._step_cohort(cohort, deltas)
@@ -112,7 +110,7 @@ class Machine:
         while cohort.views:
             try:
                 return cohort.step(deltas)
-            except Damaged as error:  # a circuit that has taken a part of a transaction raises it, too
+            except Damaged as error:  # also raised by a circuit that has applied a part of a transaction
                 if not self.is_computable(cohort.views):
                     self.broken = error
                     raise
@@ -131,13 +129,13 @@ class Machine:
         self.cohorts.append(cohort)
 
     def replace_tables(self, tables: Tables) -> None:
-        """Discard what the machine knows of its tables; the parts of that are abandoned."""
+        """Replace the state of the tables; the parts of the old state are abandoned."""
         before, self.tables = self.tables, tables
         self.lost_parts[()] = tuple(part.key for kept in before.kept() for part in kept.parts())
         self.store.abandoned.extend(self.lost_parts[()])
 
     def mark_broken(self, error: BaseException) -> None:
-        """A part of a transaction may be taken: no further step is possible."""
+        """A part of a transaction may be applied, so no further step is possible."""
         self.broken = error
 
     def drop_views(self, is_dropped: Callable[[str], bool]) -> None:
@@ -146,13 +144,13 @@ class Machine:
         self.cohorts = [cohort for cohort in self.cohorts if cohort.views]
 
     def is_computable(self, views: Iterable[str]) -> bool:
-        """Whether the views can be computed from what is stored."""
+        """Whether all tables under the views are kept."""
         engine = self.engine
         tables = {table for view in views for table in tables_under(engine.views, view)}
         return all(engine.tables[name].is_kept for name in tables)
 
     def discard(self, view: str, why: str) -> StateDiverged | None:
-        """Drop the cohort of a view as a whole, as its views share state; None if it is gone already."""
+        """Discard the whole cohort of a view, as its views share state; None if no cohort has the view."""
         for cohort in self.cohorts:
             if view in cohort.views:
                 found = self._discard_cohort(cohort, why)
@@ -168,7 +166,7 @@ class Machine:
         return StateDiverged(views=views, time=self.time, why=why)
 
     def save(self, shards: Mapping[str, str], tables: Mapping[str, str]) -> tuple[bytes, list[StatePart]]:
-        """Make all of it durable. `shards` are those of the views, `tables` those of the tables, by name."""
+        """Make the state durable. `shards` has the shard of each view, `tables` that of each table."""
         saved = [cohort.save() for cohort in self.cohorts]
         cohorts = tuple(
             CohortState({view: shards[view] for view in cohort.views}, state)
@@ -186,7 +184,7 @@ class Machine:
         return found
 
     def arrangements(self) -> list[Arrangement]:
-        """All state, for those who look: any thread may, at any time."""
+        """All state. Any thread may call it at any time."""
         return [*self.tables.kept(), *(one for cohort in [*self.cohorts] for one in cohort.arrangements())]
 
     def released(self) -> list[str]:
@@ -199,5 +197,5 @@ class Machine:
 
 
 def state_store(blob: Blob, writer: str, runtime: Runtime, settings: Settings) -> StateStore:
-    """Storage that is away for a moment is waited for, as a step may have been taken by half."""
+    """Its blob calls are retried during a short outage, as a step may be half applied."""
     return StateStore(RetryingBlob(blob, runtime, settings), RowGroupCache(_CACHE_BYTES), new_names(writer))

@@ -1,4 +1,4 @@
-"""The collections of a pipeline as shards: opening, reading and making them."""
+"""Opens, reads and creates the shards of a pipeline's collections."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ _TIME_FIELD = pa.field(TIME, pa.int64(), nullable=False)
 
 
 def at_time(delta: pa.Table, time: int) -> pa.Table:
-    """A delta as changes of one time."""
     times = pa.array(np.full(delta.num_rows, time, np.int64))
     return delta.add_column(delta.num_columns - 1, _TIME_FIELD, times)
 
@@ -39,10 +38,10 @@ class Members:
         self._open: dict[str, Shard] = {}
 
     def moved(self, definition: Definition) -> Members:
-        """Of another generation, with what is open already of its shards.
+        """The members of another generation, with the shards that are already open.
 
-        All others are forgotten: each time that a view fails and comes back, it has another shard. Who still needs an
-        old one, as a sink may, opens it again. Other threads use what is open meanwhile.
+        Shards that it does not have are forgotten, as a view gets a new shard each time it recovers. A sink that needs
+        an old shard opens it again. Other threads use the open shards meanwhile.
         """
         found = Members(self.shards, definition)
         found._open = self._open
@@ -57,34 +56,32 @@ class Members:
         return found
 
     def remembered(self, name: str) -> ShardState | None:
-        """The state of a shard as it was last seen, without a storage call; None if it never was."""
+        """The last known state of a shard, without a storage call; None if it was never read."""
         found = self._open.get(name)
         version = found.log.remembered() if found is not None else None
         return None if version is None else version.state
 
     def end(self, name: str, writer: Writer) -> None:
-        """Finalize a shard that nothing needs any more."""
         self.shard(name).finalize(writer)
         self._open.pop(name, None)
 
     def all(self) -> dict[str, Shard]:
-        """Those that every transaction moves on, by the name of the shard."""
+        """The member shards, by the name of the shard."""
         return {name: self.shard(name) for name in self.definition.members()}
 
     @cached_property
     def collections(self) -> dict[str, str]:
-        """Tables, views and the dead letters, as far as they have one: their shards, by name."""
+        """The shards of tables, views and dead letters, by collection; those without a shard are left out."""
         definition = self.definition
         tables = {name: table.shard for name, table in definition.tables.items() if table.shard}
         views = {name: view.shard for name, view in definition.views.items() if view.shard}
         return {**tables, **views, ERRORS: definition.errors}
 
     def by_collection(self, shards: Mapping[str, _T]) -> dict[str, _T]:
-        """Values of shards, by the name of the collection."""
         return {name: shards[shard] for name, shard in self.collections.items() if shard in shards}
 
     def record(self, collection: str) -> TableRecord | ViewRecord:
-        """Of a table or view, whatever the case of its name."""
+        """The record of a table or view; upper and lower case are not distinguished."""
         known: dict[str, TableRecord | ViewRecord] = {**self.definition.tables, **self.definition.views}
         spelled = {name.lower(): name for name in known}
         found = spelled.get(collection.lower())
@@ -106,15 +103,15 @@ class Members:
         return self.shard(record.shard)
 
     def table_content(self, table: str, upper: int) -> pa.Table:
-        """The rows of a kept table, with their counts, before a time."""
+        """The rows of a kept table, with their counts, before time `upper`."""
         return self.content(self.collection(table), upper)
 
     def table_rows(self, table: str) -> int:
-        """How many its shard stores: at least as many as the table holds."""
+        """The number of rows that the shard stores: an upper bound for the table."""
         return sum(part.rows for part in self.collection(table).log.read().state.parts)
 
     def table_pieces(self, table: str, upper: int) -> Iterator[pa.Table]:
-        """The same as `table_content`, about a portion at a time."""
+        """The same as `table_content`, in pieces of about one portion."""
         return self.pieces(self.collection(table), upper)
 
     def pieces(self, shard: Shard, upper: int) -> Iterator[pa.Table]:
@@ -130,7 +127,7 @@ class Members:
             return found.to_arrow()
 
     def table_changes(self, time: int, upper: int, only: Collection[str] | None = None) -> dict[str, pa.Table]:
-        """What the transactions from a time on changed in the kept tables, or in some of them."""
+        """The deltas of the kept tables, or of those in `only`, over the transactions [time, upper)."""
         found = {}
         for name, table in self.definition.tables.items():
             if table.shard and table.is_declared and (only is None or name in only):
@@ -143,16 +140,15 @@ class Members:
         return _changes(self.shard(self.definition.errors), time, upper)
 
     def is_changed_since(self, table: str, time: int) -> bool:
-        """Whether a kept table may have changed after a transaction; merged changes count as changes of later."""
+        """Whether a kept table may have changed after `time`; merged changes count with their latest time."""
         return any(part.rows and part.time_max > time for part in self.collection(table).log.read().state.parts)
 
     def create(self, name: str, schema: pa.Schema, writer: Writer) -> Shard:
-        """A new shard, with nothing in it."""
         found = self._open[name] = self.shards.create(name, schema, writer)
         return found
 
 
 def _changes(shard: Shard, lower: int, upper: int) -> pa.Table:
-    """Without times: what one transaction changed has each row once already."""
+    """The changes without times, netted; those of a single transaction are netted already."""
     found = shard.changes(lower, upper).drop_columns([TIME])
     return found if upper == lower + 1 else net(found, shard.name)

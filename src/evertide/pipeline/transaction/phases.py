@@ -1,8 +1,8 @@
-"""`PhaseTracker`: what a runner is at, lap by lap, and what a transaction took when it is over.
+"""`PhaseTracker`: the current phase of a runner, and the duration of each phase (lap) of a transaction.
 
-A transaction goes through its phases one after the other, in one thread; when the next one begins, the last is over.
-Laps that came to nothing (no source had input) are forgotten. Observers are told once, at the end.
-The log gets the number of the transaction that a line belongs to from here.
+1. A transaction enters its phases one after the other, in one thread; entering a phase ends the previous one.
+2. Observers are notified once, at the end. Laps without a transaction (no source had input) are discarded.
+3. Entering a phase sets the transaction number of log lines.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 class Phase(enum.Enum):
     OPEN = "open"
-    """Before there is a runner."""
+    """Before the pipeline is open."""
     WAIT = "wait"
     READ = "read"
     BIND = "bind"
@@ -36,13 +36,11 @@ class Phase(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class CurrentPhase:
-    """What a runner is at, for those who wonder why nothing moves."""
-
     phase: Phase
     time: int
     since_s: float
     what: str = ""
-    """Of what is opened: the part that it is at."""
+    """What is being opened, if the phase is `OPEN`."""
 
 
 class PhaseTracker:
@@ -61,7 +59,7 @@ class PhaseTracker:
         TRANSACTION.set(None if phase is Phase.WAIT else time)
 
     def enter_wait(self, time: int) -> None:
-        """There was nothing to do."""
+        """Discard the laps: there was no transaction."""
         if self.current.phase is not Phase.WAIT:
             self._over(time)
 
@@ -76,7 +74,7 @@ class PhaseTracker:
         self.observer.on_transaction(made)
 
     def fail(self, time: int, error: EvertideError) -> None:
-        """What is under way comes to nothing, for now."""
+        """Report the failed transaction with its laps."""
         self.observer.on_fault(Fault("transaction", "", error.error_code, self._over(time), time))
 
     def _over(self, time: int) -> tuple[Lap, ...]:

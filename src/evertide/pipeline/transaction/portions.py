@@ -1,11 +1,11 @@
-"""A transaction in portions, so that one which does not fit into memory goes through as well (T7).
+"""Computes a transaction in portions, so that it may be larger than memory (T7).
 
-1. A portion is some whole batches of the input, in order. The tables' deltas of each are made against what those before
-   it left; the deltas of all portions add up to that of the transaction.
-2. As long as there is one portion, what it comes to stays in memory. From the second on it is stored as parts at once.
-   No state names them until the one commit that names all of them (I4).
-3. If storage does not answer in between, the portion under way is taken again, and those before it are not.
-4. What the tables get is known before the views are computed. If it is much, it is stored meanwhile, by a thread.
+1. A portion is a sequence of whole batches of the input. Its table deltas are computed against the result of the
+   portions before it; the deltas of all portions add up to that of the transaction.
+2. The result of a single portion stays in memory; the results of several are stored as parts. No state names these
+   parts until one commit names all of them (I4).
+3. After a storage error only the current portion is repeated.
+4. Table deltas of at least `store_ahead_rows` rows are stored by a thread while the views are computed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _EMPTY = Content(0, ZERO)
 
 
 class Portions:
-    """Of what `read` yields, which must be the same each time."""
+    """Groups the batches that `read` yields, which must be the same at each call."""
 
     def __init__(self, read: Callable[[], Iterable[Batch]], settings: Settings) -> None:
         self._read = read
@@ -53,23 +53,22 @@ class Portions:
         self._current: list[Batch] | None = None
 
     def current(self) -> list[Batch]:
-        """The same one until it is `done`. The first may be empty."""
+        """The current portion, until `finish`. The first may be empty."""
         if self._current is None:
             try:
                 self._current = self._gather()
             except BaseException:
-                self._left = None  # where it stands is lost
+                self._left = None  # the position of the iterator is lost
                 raise
         return self._current
 
     @property
     def is_last(self) -> bool:
-        """Whether nothing comes after the current one."""
         return self._ahead is None
 
     @property
     def is_over(self) -> bool:
-        """Whether all of them are done."""
+        """Whether all portions are finished."""
         return self._current is None and self._left is not None and self._ahead is None
 
     def finish(self) -> None:
@@ -93,7 +92,7 @@ class Portions:
 
 
 class ContentSums:
-    """Counts and digests, which add up."""
+    """Sums of counts and digests, by name."""
 
     def __init__(self, names: Iterable[str] = ()) -> None:
         self.all = dict.fromkeys(names, _EMPTY)
@@ -105,23 +104,23 @@ class ContentSums:
 
 
 class Pending:
-    """Changes of one time, by shard, until they are appended: in memory, or stored as parts that no state names yet."""
+    """The changes of one time, by shard, before their append: in memory, or in parts that no state names yet."""
 
     def __init__(self, time: int, writer: Writer) -> None:
         self.time = time
         self.deltas: dict[str, pa.Table] = {}
-        """What is in memory."""
+        """The changes in memory."""
         self.parts: dict[str, list[Part]] = {}
         self._writer = writer
         self._claims: list[int] = []
         self._ahead: dict[str, Future[tuple[Part, ...]]] = {}
 
     def put(self, deltas: Mapping[str, pa.Table]) -> None:
-        """Hold these deltas, by shard, in memory. Those held before must be stored."""
+        """Hold these deltas, by shard, in memory. The previous ones must be stored before."""
         self.deltas = dict(deltas)
 
     def store_ahead(self, deltas: Mapping[str, pa.Table], members: Members) -> None:
-        """Begin to store the large ones of the deltas that the next `put` will hold."""
+        """Start to store those deltas of the next `put` that have at least `store_ahead_rows` rows."""
         self._forget_ahead(members)
         least = members.shards.settings.store_ahead_rows
         large = {name: delta for name, delta in deltas.items() if delta.num_rows >= least}
@@ -129,10 +128,10 @@ class Pending:
             seq = self._claimed()
             pool = ThreadPoolExecutor(1, "evertide-store")
             self._ahead = {name: pool.submit(self._stored, name, delta, seq, members) for name, delta in large.items()}
-            pool.shutdown(wait=False)  # when it has done that
+            pool.shutdown(wait=False)  # its thread ends after these tasks
 
     def store(self, members: Members) -> None:
-        """What is in memory. May be called again if it fails."""
+        """Store the changes in memory as parts. Can be repeated after a failure."""
         if not self.deltas:
             return
         seq = self._claimed()
@@ -147,14 +146,13 @@ class Pending:
         withdraw(members.shards.blob, self.parts.pop(shard, ()))
 
     def changes(self, shard: str, schema: pa.Schema) -> Changes:
-        """For the commit."""
         self._take_ahead(shard)
         if shard in self.parts:
             return self.parts[shard]
         return at_time(self.deltas.get(shard, _nothing(schema)), self.time)
 
     def _take_ahead(self, shard: str) -> bool:
-        """Whether what was begun for the shard is stored now, in the place of what is in memory."""
+        """Use the parts that were stored ahead for the shard, instead of memory. False if there are none."""
         begun = self._ahead.pop(shard, None)
         if begun is None:
             return False
@@ -168,7 +166,7 @@ class Pending:
         return True
 
     def _forget_ahead(self, members: Members) -> None:
-        """Of a try that did not come to its end."""
+        """Delete what an interrupted try stored ahead."""
         begun, self._ahead = self._ahead, {}
         for future in begun.values():
             with suppress(EvertideError):
@@ -179,10 +177,7 @@ class Pending:
         return self._claims[-1]
 
     def fill(self, shards: Sequence[Shard], members: Members) -> None:
-        """Append them to shards that are new.
-
-        Such a shard has nothing to say of earlier times: a read of those is refused, and does not find it empty.
-        """
+        """Append the changes to new shards, and advance since, so that reads of earlier times are refused."""
         if self.parts:
             self.store(members)
         end = self.time + 1
@@ -194,13 +189,13 @@ class Pending:
             shard.advance_since(self.time, self._writer)
 
     def drop(self, members: Members) -> None:
-        """They will not be appended."""
+        """Delete the changes, which will not be appended."""
         for shard in {*self._ahead, *self.parts, *self.deltas}:
             self.forget(shard, members)
         self.settle()
 
     def settle(self) -> None:
-        """They are appended, or never will be."""
+        """End the claims: the changes are appended, or never will be."""
         for seq in self._claims:
             self._writer.settle(seq)
         self._claims = []
@@ -219,37 +214,36 @@ class Pending:
 
 
 class TransactionOutcome:
-    """What a transaction comes to, until it is committed: for each shard, its changes."""
+    """The result of a transaction before its commit: the changes of each shard."""
 
     def __init__(self, bound: Bound, portions: Portions, writer: Writer) -> None:
         self.bound = bound
         self.time = bound.time
         self.portions = portions
         self.count = 0
-        """Of the portions that are in it."""
+        """The number of portions in the outcome."""
         self.sources = ContentSums(bound.inputs)
         self.tables: set[str] = set()
-        """Those that change."""
+        """The tables that change."""
         self.failures: list[ViewFailed] = []
-        """Of views that have failed in it, and are still in the definition."""
+        """Of views that failed in this transaction, and have not left the definition yet."""
         self._pending = Pending(bound.time, writer)
 
     @property
     def is_computed(self) -> bool:
-        """Whether the machine has taken all of it."""
+        """Whether the machine has applied all portions."""
         return self.portions.is_over
 
     @property
     def is_complete(self) -> bool:
-        """Whether it can be committed."""
+        """Whether the outcome can be committed."""
         return self.is_computed and not self.failures and not (self.count > 1 and self._pending.deltas)
 
     def store_ahead(self, deltas: Mapping[str, pa.Table], members: Members) -> None:
-        """Of the portion under way, what is known already."""
         self._pending.store_ahead(deltas, members)
 
     def take(self, by_shard: Mapping[str, pa.Table], deltas: TableDeltas, failures: Iterable[ViewFailed] = ()) -> None:
-        """What the portion under way came to. It must be kept (`keep`) before the next one is taken."""
+        """Add the result of the current portion. Call `keep` before the next one."""
         self._pending.put(by_shard)
         self.sources.take(deltas.sources)
         self.tables.update(deltas.tables)
@@ -261,22 +255,21 @@ class TransactionOutcome:
         self.failures = list(failures)
 
     def keep(self, members: Members) -> None:
-        """Store what is in memory, unless it is all there is. May be called again if it fails."""
+        """Store the changes in memory, unless there is only one portion. Can be repeated after a failure."""
         if not (self.count == 1 and self.portions.is_over):
             self._pending.store(members)
 
     def remove_views(self, shards: Iterable[str], members: Members) -> None:
-        """The views that failed are no longer members: what their shards were to get is dropped."""
+        """Drop the changes of failed views, which are no longer members."""
         for shard in shards:
             self._pending.forget(shard, members)
         self.failures = []
 
     def changes(self, shard: str, schema: pa.Schema) -> Changes:
-        """For the commit."""
         return self._pending.changes(shard, schema)
 
     def stored(self, shard: str) -> Content:
-        """What the commit would have said of it."""
+        """The count and digest that the commit would record for a shard."""
         found = ContentSums()
         for part in self._pending.parts.get(shard, ()):
             found.take({shard: Content(part.rows, part.digest)})
@@ -285,7 +278,7 @@ class TransactionOutcome:
         return found.all.get(shard, _EMPTY)
 
     def table_deltas(self, members: Members) -> dict[str, pa.Table]:
-        """Of the kept tables, by name: what all portions that were taken change."""
+        """The deltas of kept tables, by name, over all portions so far."""
         found = {}
         for name in self.tables:
             shard = members.record(name).shard
@@ -297,23 +290,21 @@ class TransactionOutcome:
         return found
 
     def add(self, deltas: Mapping[str, pa.Table], failures: Iterable[ViewFailed]) -> None:
-        """What it comes to for views that joined after it was computed; it is kept with the next `keep`."""
+        """Add the deltas of views that joined after the computation; the next `keep` stores them."""
         self._pending.put({**self._pending.deltas, **deltas})
         self.failures.extend(failures)
 
     def content(self, table: str, members: Members) -> pa.Table:
-        """The rows of a kept table, with their counts, before the portion that is under way."""
+        """The rows of a kept table, with their counts, before the current portion."""
         before = members.table_content(table, self.time)
         shard = members.collection(table)
         stored = [_loaded(part, shard.name, members) for part in self._pending.parts.get(shard.name, ())]
         return net(pa.concat_tables([before, *stored]), table) if stored else before
 
     def drop(self, members: Members) -> None:
-        """It will not be committed."""
         self._pending.drop(members)
 
     def settle(self) -> None:
-        """It is committed, or never will be."""
         self._pending.settle()
 
 

@@ -1,4 +1,4 @@
-"""`Runner`: the transactions of a process, one after the other. It owns their state: other modules call its methods.
+"""`Runner`: makes and replays the transactions of a process, one after the other, and owns their state.
 
 The steps of transaction t; each is durable before the next begins:
 
@@ -7,21 +7,20 @@ The steps of transaction t; each is durable before the next begins:
    fails, a generation without it is committed first.
 3. *Commit.* One commit appends to all member shards, t -> t+1, and records counts and digests (I4, I8).
 
-If the commit did not happen (a full disk, storage away), the runner keeps the computed result, and the next call
-commits it: the machine has moved on and must not take t twice. If a peer committed t first, `PeerFollower` compares the
-results. After any other failure the runner cannot be used again; the process that opens the storage next finds t bound,
-and completes it.
+If the commit did not happen (full disk, storage outage), the runner keeps the computed result, and the next call
+commits it: the machine must not apply t twice. If a peer committed t first, `PeerFollower` compares the results. After
+any other failure the runner cannot be used again; the next process that opens the storage completes t.
 
-A portion that the machine has taken is added to the outcome before anything else can fail (`_compute`). The views that
-failed in it leave by a commit of their own, which is repeated until it is known to have happened.
+A portion that the machine has applied is added to the outcome before anything else can fail (`_compute`). Views that
+failed in it leave by a separate commit, which is repeated until it is known to have succeeded.
 
 How the members may change while transaction t of this process is under way:
 
     event                   t is bound       some portions        all computed,        commit of t with
                             at most          computed             commit waits         unknown outcome
-    a view fails here       -                noted in the outcome, and leaves before the next portion or the commit
+    a view fails here       -                it is in the outcome, and leaves before the next portion or the commit
     a backfill joins here   joins at t       never: `Backfill` first completes t. The join also guards the committed
-                                             time, so that it fails if a peer or a late commit commits t
+                                             time, so that the join fails if a peer or a late commit commits t
     a view's state diverges (X7): as a view that fails here. If a replay or a comparison with a peer finds it, nothing
                             is under way: the views leave, or are computed in place, before the next transaction
     a peer changes them     adopted          aligned: a view that joined gets the portions       the record of t names
@@ -134,7 +133,7 @@ class Runner:
     @property
     def time(self) -> int:
         """The first transaction that is not committed."""
-        outcome = self.outcome  # once: other threads ask, too
+        outcome = self.outcome  # read once: other threads call this, too
         return self.machine.time if outcome is None else outcome.time
 
     @property
@@ -147,9 +146,9 @@ class Runner:
         return self.journal.bind(inputs, self.definition.generation, self.writer)
 
     def complete(self, bound: Bound, read: Mapping[str, Sequence[Rows]] | None = None) -> None:
-        """Compute a bound transaction, and commit it. May be called again if storage does not answer.
+        """Compute a bound transaction, and commit it. Can be repeated after a storage error.
 
-        `read` has the input of the sources that are already read.
+        `read` has, by source, the input that is already in memory.
         """
         outcome = self.outcome
         if outcome is None:
@@ -158,7 +157,7 @@ class Runner:
                 raise Unexpected(where="Runner.complete", why=why)
             batches = partial(read_input, bound, self.journal, self.sources, read=read)
             outcome = self.outcome = TransactionOutcome(bound, Portions(batches, self.settings), self.writer)
-        self._finish_portion(outcome)  # which an earlier call may have computed
+        self._finish_portion(outcome)  # an earlier call may have computed one
         while not outcome.is_complete:
             self._compute(outcome)
             self._finish_portion(outcome)
@@ -170,7 +169,7 @@ class Runner:
         outcome.keep(self.members)
 
     def commit(self) -> None:
-        """Append the computed outcome, if there is one. After `Unavailable` nothing was written: call it again."""
+        """Append the computed outcome, if there is one. After `Unavailable` nothing was written: retry."""
         outcome = self.outcome
         if outcome is None or not outcome.is_complete:
             return
@@ -185,7 +184,7 @@ class Runner:
         self.finish("committed")
 
     def _check_views(self) -> None:
-        """A member that the machine does not have would miss the transaction."""
+        """A member view without state would miss the transaction."""
         missing = sorted(self.definition.live().keys() - self.machine.views())
         if missing:
             raise Unexpected(where="Runner.commit", why=f"the views {missing} are members, and have no state")
@@ -213,13 +212,13 @@ class Runner:
             yield self.journal.read(time), recorded
 
     def replay(self, stretch: ReplayGroup, *, is_peers: bool = False) -> ReplayResult:
-        """Take committed transactions from the shards, and return the result to compare with the recorded one.
+        """Apply committed transactions from the shards; return the result, to compare it with the recorded one.
 
         1. The deltas of tables are read from their shards (I1). A transaction that was computed in portions is
            computed from its input again, in portions, if the journal has it; the digests show any difference.
         2. Of a peer's transactions (`is_peers`), the machine has exactly the views that their records name.
-        3. If storage or Spark does not answer, call it again with the same stretch, and nothing in between: the machine
-           does not take a part twice.
+        3. After a storage or Spark error, repeat the call with the same stretch, before any other call: the machine
+           does not apply a part twice.
         """
         self.phases.enter(Phase.REPLAY, stretch.time)
         bound, recorded = stretch.bound[0], stretch.records[0]
@@ -245,7 +244,7 @@ class Runner:
             self._replaying = TransactionOutcome(bound, Portions(batches, self.settings), self.writer), ContentSums()
         outcome, views = self._replaying
         try:
-            outcome.keep(self.members)  # of a portion that an earlier call has taken
+            outcome.keep(self.members)  # of a portion that an earlier call has applied
             while not outcome.is_complete:
                 deltas = self.machine.tables.deltas(
                     outcome.portions.current(), partial(outcome.content, members=self.members)
@@ -255,7 +254,7 @@ class Runner:
                 outcome.take(self._without_key(deltas.tables), deltas)
                 outcome.keep(self.members)
         except (Unavailable, OutcomeUnknown):
-            if not is_peers:  # opening begins anew
+            if not is_peers:  # opening starts over
                 self.stop_replaying()
             raise
         except BaseException:
@@ -265,14 +264,14 @@ class Runner:
         return self._replay_result(stretch, views.all, outcome.sources.all, is_peers=is_peers)
 
     def stop_replaying(self) -> None:
-        """It is done, or the machine that has taken a part of it is discarded."""
+        """Drop the outcome of a replay in portions: it is done, or its machine is discarded."""
         replaying, self._replaying = self._replaying, None
         self._cohorts_before = []
         if replaying is not None:
             replaying[0].drop(self.members)
 
     def _without_key(self, deltas: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
-        """By shard: what a later portion may have to know, as no state holds it."""
+        """By shard, the deltas of tables without a key: later portions may need them, and no state has them."""
         tables = self.definition.tables
         return {
             tables[name].shard: delta for name, delta in deltas.items() if tables[name].shard and not tables[name].key
@@ -281,7 +280,7 @@ class Runner:
     def _replay_step(
         self, deltas: Mapping[str, pa.Table], errors: pa.Table | None, *, count: int
     ) -> dict[str, pa.Table]:
-        """Of a replay: a view that fails in a transaction that is committed with it has diverged."""
+        """Step the machine. A view that fails in a transaction that was committed with it has diverged."""
         self._cohorts_before = self._cohorts_before or [tuple(cohort.views) for cohort in self.machine.cohorts]
         with using_system(f"transaction {self.machine.time}"):
             found = self.machine.step(deltas, errors, count=count)
@@ -308,7 +307,7 @@ class Runner:
         return StateDiverged(views=views, time=failure.time, why=why)
 
     def lose(self, view: str, error: Diverged) -> None:
-        """Discard the state of a view that differs from what is recorded, with that of the views that share it."""
+        """Discard the cohort of a view whose result differs from the recorded one."""
         why = f"view {view!r} has {error.found}, but {error.expected} is recorded"
         lost = self.machine.discard(view, why)
         if lost is not None:
@@ -327,16 +326,16 @@ class Runner:
         self.lost = fresh.lost
 
     def follow_shards(self, views: Iterable[str]) -> None:
-        """The state of these views produces the content of the shards that the definition names."""
+        """Note that the state of these views belongs to the shards that the definition names."""
         self.view_shards |= {name: self.definition.views[name].shard for name in views}
 
     def lost_views(self) -> set[str]:
         return {name for one in self.lost for name in one.views}
 
     def discard_diverged(self, found: ReplayResult, recorded: Committed) -> ReplayResult:
-        """What is left to compare when the views that differ from what is recorded have lost their state (X7).
+        """Discard the state of views that differ from the record (X7); return the result without them.
 
-        A view that cannot be computed again stays in it.
+        A view that cannot be recomputed stays in the result.
         """
         views = {shard: name for name, shard in self.view_shards.items()}
         differ = find_divergences(found, recorded)
@@ -351,9 +350,9 @@ class Runner:
         return replace(found, shards=shards)
 
     def _lose_tables(self, differ: Mapping[str, Diverged]) -> set[str]:
-        """Read rows by key again from the tables' shards, if they are not what a peer committed: those shards.
+        """Read the table state again if a table differs from what a peer committed; return the differing shards.
 
-        The views over these tables lose their state, as they took something else. Not if a table is not kept.
+        The views over these tables lose their state. If a table is not kept, nothing is done.
         """
         machine, definition = self.machine, self.definition
         names = {**{table.shard: name for name, table in definition.tables.items()}, definition.errors: ERRORS}
@@ -371,7 +370,7 @@ class Runner:
     def _replay_result(
         self, stretch: ReplayGroup, found: Mapping[str, Content], given: Mapping[str, Content], *, is_peers: bool
     ) -> ReplayResult:
-        """Of transactions of an older generation only what both know is compared."""
+        """For transactions of an older generation, only the shards of both generations are compared."""
         bound, recorded = stretch.bound[0], stretch.records[0]
         shards: dict[str, Content | None] = dict.fromkeys(recorded.shards)
         is_same = not is_peers and bound.generation == self.definition.generation
@@ -386,7 +385,7 @@ class Runner:
         return ReplayResult(stretch.time, sources, shards, len(stretch.bound))
 
     def finish_replay(self, stretch: ReplayGroup, how: str) -> None:
-        """They came to what is recorded."""
+        """Note the tables that changed, and notify observers, after a successful comparison."""
         tables = {name: table.shard for name, table in self.definition.tables.items() if table.shard}
         for recorded in stretch.records:
             for name, shard in tables.items():
@@ -397,12 +396,12 @@ class Runner:
             self.phases.finish(recorded.time, how, rows, self.members.by_collection(taken))
 
     def _sources_of_unkept(self) -> set[str]:
-        """Sources of which every row is read again in a replay."""
+        """Sources without kept tables: a replay reads all their rows again."""
         kept = {name for name, table in self.definition.tables.items() if table.shard}
         return {name for name, source in self.sources.items() if not kept.intersection(source.tables)}
 
     def _compute(self, outcome: TransactionOutcome) -> None:
-        """The portion that is next."""
+        """Compute the next portion."""
         self.phases.enter(Phase.READ, self.time)
         batches = outcome.portions.current()
         deltas = self.machine.tables.deltas(batches, partial(outcome.content, members=self.members))
@@ -416,9 +415,9 @@ class Runner:
                 found = self.machine.step(deltas.tables, deltas.errors, count=int(outcome.portions.is_last))
             by_shard |= {self.definition.views[name].shard: delta for name, delta in found.items()}
             outcome.take(by_shard, deltas, self.machine.failures)
-        except EvertideError:  # the machine knows what it has taken, and does not take it twice
+        except EvertideError:  # the machine knows what it has applied
             raise
-        except BaseException as error:  # as an interrupt, which may come between any two lines
+        except BaseException as error:  # such as an interrupt between any two lines
             self.machine.mark_broken(error)
             raise
         outcome.replace_failures(
@@ -444,12 +443,12 @@ class Runner:
         )
 
     def remove_lost_views(self) -> None:
-        """Make the generation in which the views whose state was discarded are to be computed again."""
+        """Commit a generation without the views whose state was discarded, so that they are recomputed."""
         self._set_away(self.lost)
         self.set_lost(())
 
     def _set_away(self, failures: Sequence[ViewFailed]) -> None:
-        """One change of generation for all of them; a peer may have made it already."""
+        """Mark the failed views as away, in one change of generation, unless a peer has done so."""
         views = dict(self.definition.views)
         for failure in failures:
             for name in failure.views:
@@ -472,7 +471,7 @@ class Runner:
         self.view_shards = {name: view.shard for name, view in definition.live().items()}
 
     def adopt(self, definition: Definition, generation: Generation) -> None:
-        """Take over a peer's definition; storage is not asked, so that nothing comes between the two."""
+        """Adopt a peer's definition and generation together, without a storage call in between."""
         self.members = self.members.moved(definition)
         self.writer.know_generation(generation)
 

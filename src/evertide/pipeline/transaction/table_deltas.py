@@ -1,16 +1,15 @@
-"""What sources say, as deltas of the tables: the last change of a key wins, against what the table holds.
+"""Converts the input of sources to deltas of tables.
 
-Kept is, per table with a key, an arrangement of its rows by that key; and of the dead letters one by table and key.
-Both are functions of the shards: they are saved in checkpoints, and can be built again.
+The state is an arrangement by key for each table with a key, and one of the dead letters by table and key. Checkpoints
+store these arrangements; they can be rebuilt from the shards.
 
-1. Of all changes of a key in a transaction, in the order in which they came, the last counts (U5). What the table held
-   under the key goes, what the last change says comes; a delete of a key that is not there changes nothing.
-2. A table without a key takes rows as they come. A delete takes one row that is equal in all columns, if there is one
-   at that moment: rows that come after it are not meant.
-3. A row that does not fit goes to the dead letters, with its place and the reason. If its key could be read, the key
-   has no row from then on, as the old one is known to be wrong; the next good change, or a delete, takes the dead
-   letter back (U6).
-4. A table that is truncated loses all its rows, and the dead letters of its keys; what comes after counts.
+1. The last change of a key in a transaction replaces the table's row of that key (U5). A delete of a missing key has
+   no effect.
+2. In a table without a key, an upsert adds a row. A delete removes one row that is equal in all columns, if there is
+   one at that point of the input.
+3. A row that does not fit becomes a dead letter, with its place and the reason. If its key is readable, the table's row
+   of that key is removed, as it is outdated; the next valid change or delete of the key removes the dead letter (U6).
+4. A truncate removes all rows of the table, and the dead letters of its keys; only later input counts.
 """
 
 from __future__ import annotations
@@ -57,17 +56,17 @@ _DIFF_FIELD = pa.field(DIFF, pa.int64(), nullable=False)
 @dataclass(frozen=True, slots=True)
 class TableDeltas:
     tables: Mapping[str, pa.Table]
-    """Of the tables that change: columns, then `__diff`, each row once."""
+    """Only tables that change: their columns, then `__diff`; each row once."""
     errors: pa.Table
     sources: Mapping[str, Content]
-    """Per source, how many rows it gave, and their digest."""
+    """By source, the count and digest of its rows."""
 
 
 class Tables:
     def __init__(
         self, tables: Mapping[str, DeclaredTable], store: StateStore, saved: Mapping[str, Manifest] | None = None
     ) -> None:
-        """`saved` is what other tables of the same declaration saved; without it they are empty."""
+        """`saved` is the result of `save`, from a checkpoint; without it the tables are empty."""
         self._tables: dict[str, DeclaredTable] = {}
         self._store = store
         self._by_key: dict[str, Arrangement] = {}
@@ -86,9 +85,9 @@ class Tables:
         return Arrangement.restore(saved, **parts)
 
     def add(self, table: DeclaredTable) -> None:
-        """A table that is new, is back, or has further columns; `settle` gets all that it holds.
+        """Add a table that is new, declared again, or has new columns; `settle` then receives all its rows.
 
-        What a checkpoint saved of a table that has left since is older than what its shard holds, and not used.
+        Saved state of the table is not used, as it may be older than the table's shard.
         """
         self._add(table, None)
 
@@ -103,7 +102,7 @@ class Tables:
         yield self._errors
 
     def deltas(self, batches: Iterable[tuple[str, Rows]], content: Callable[[str], pa.Table]) -> TableDeltas:
-        """Of what sources gave, by their names. `content` has the rows of a table, with their counts."""
+        """The deltas for batches with the names of their sources. `content` returns a table's rows with counts."""
         by_table: dict[str, list[tuple[str, Rows]]] = {}
         given: dict[str, tuple[int, int]] = {}
         for source, batch in batches:
@@ -139,7 +138,7 @@ class Tables:
             call()
 
     def prepare(self, deltas: Mapping[str, pa.Table], errors: pa.Table | None) -> list[Callable[[], None]]:
-        """Do all of `settle` that can fail; the calls that are returned take the deltas in."""
+        """Do all parts of `settle` that can fail; the returned calls apply the deltas."""
         calls = [
             self._by_key[name].prepare(delta)
             for name, delta in deltas.items()
@@ -204,7 +203,7 @@ def _unkeyed_delta(made: TableInput, content: Callable[[str], pa.Table]) -> pa.T
 
 
 def _excess(taken: pa.Table, before: pa.Table, where: str) -> pa.Table:
-    """How far the rows that are taken are more than there are: as additions, which make up for it."""
+    """Additions that cancel the deletes of rows that do not exist."""
     left = net(pa.concat_tables([taken, before]), where)
     below = left.filter(pc.less(left.column(DIFF), 0))
     return _with_diffs(below, -_diffs(below))
@@ -229,7 +228,7 @@ def _letters(table: DeclaredTable, letters: Sequence[DeadLetter]) -> pa.Table:
 
 
 def _key_texts(keys: pa.Table) -> list[str]:
-    """Equal keys have equal texts, whatever other keys are there: so a good row finds the letters of its key."""
+    """Equal keys have equal texts, independent of other keys, so that a valid row finds the letters of its key."""
     columns = [canonicalize(one_chunk(column)) for column in keys.columns]
     return json_texts(pa.Table.from_arrays(columns, names=keys.schema.names))
 

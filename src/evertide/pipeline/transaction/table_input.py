@@ -1,10 +1,10 @@
-"""All that came for one table in a transaction, in order, made ready to be compared with what the table holds.
+"""Prepares the input of one table in a transaction, in order, for the comparison with the table's rows.
 
-1. A row with a NULL where the table allows none is a fault. A fault whose key is known takes a row of its own, with
-   that key: it counts as a change of it (U6).
-2. After the last `TRUNCATE` everything counts, before it nothing.
-3. An upsert that says "as it was" of some columns gets their values from the row that had them: an earlier one of the
-   same transaction, or the one in the table. If there is none, because it did not fit, the upsert is a fault itself.
+1. A row with a NULL in a NOT NULL column is a fault. A fault with a known key becomes a row with that key, as it counts
+   as a change of the key (U6).
+2. Only the input after the last `TRUNCATE` counts.
+3. An upsert may leave columns unchanged. Their values come from the key's previous row, in the same transaction or in
+   the table. If there is none, the upsert is a fault.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ __all__ = ["DeadLetter", "TableInput", "align_columns", "fill_unchanged", "gathe
 _OP_FIELD = pa.field(OP, pa.int8(), nullable=False)
 _SAME_FIELD = pa.field(SAME, pa.string())
 _FAULT = 3
-"""Beside `UPSERT`, `DELETE` and `TRUNCATE`: what came for the key could not be read."""
+"""An operation like `UPSERT`, `DELETE` and `TRUNCATE`: a row of this key does not fit the table."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A fault, the source that it is of, and the row that it takes; -1 if its key is not known."""
+    """A fault, its source, and the number of its row; -1 if its key is unknown."""
 
     source: str
     fault: Fault
@@ -49,7 +49,7 @@ class TableInput:
     ops: Longs
     letters: tuple[DeadLetter, ...]
     same: Mapping[int, str]
-    """By row, what an upsert leaves as it was (`SAME`)."""
+    """By row, the columns that an upsert leaves unchanged (`SAME`)."""
     sources: tuple[str, ...]
     is_truncated: bool = False
 
@@ -62,12 +62,12 @@ class TableInput:
         """The last row of each key, in order of the keys' first appearance."""
         numbers, first = self._groups
         found = np.empty(len(first), np.int64)
-        found[numbers] = np.arange(len(numbers))  # of several assignments to one place the last stays
+        found[numbers] = np.arange(len(numbers))  # of several assignments to one place, the last wins
         return found
 
     @property
     def upserts(self) -> pa.Table:
-        """What the last changes of the keys say is there."""
+        """The rows of keys whose last change is an upsert."""
         rows = self.rows.take(pa.array(self.last[self.ops[self.last] == UPSERT]))
         return pa.Table.from_arrays(rows.columns, schema=self.table.schema)
 
@@ -80,7 +80,7 @@ class TableInput:
 
     @property
     def final_letters(self) -> list[DeadLetter]:
-        """The letters that no later change of the same key takes back."""
+        """The letters that no later change of the same key removes."""
         if not self.table.key:
             return list(self.letters)
         last = set(self.last.tolist())
@@ -110,7 +110,7 @@ def gather_input(table: DeclaredTable, batches: Sequence[tuple[str, Rows]]) -> T
 
 
 def _place_letters(letters: Sequence[DeadLetter], ops: Longs) -> tuple[DeadLetter, ...]:
-    """Faults with a key took their rows in order."""
+    """Assign the fault rows to the letters with a key, in order."""
     rows = iter(np.flatnonzero(ops == _FAULT).tolist())
     return tuple(letter if letter.fault.key is None else replace(letter, row=next(rows)) for letter in letters)
 
@@ -139,7 +139,7 @@ def _since_truncate(made: TableInput) -> TableInput:
 
 
 def align_columns(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """The columns of a schema; rows of a time before the table got further ones have NULL in those."""
+    """The rows with the columns of `schema`; columns that they do not have are NULL."""
     have = set(rows.schema.names)
     columns = [
         rows.column(field.name) if field.name in have else pa.nulls(rows.num_rows, field.type) for field in schema
@@ -150,7 +150,7 @@ def align_columns(rows: pa.Table, schema: pa.Schema) -> pa.Table:
 def _check_nulls(
     table: DeclaredTable, rows: pa.Table, given: Sequence[Fault], source: str
 ) -> tuple[pa.Table, list[Fault]]:
-    """The rows that fit, and all faults in order: those given, and rows with a NULL where the table allows none."""
+    """The rows that fit, and all faults in order: the given ones, and rows with a NULL in a NOT NULL column."""
     ops = rows.column(OP).to_numpy()
     marks = _marks(rows.column(SAME))
     bad = np.zeros(rows.num_rows, np.bool_)
@@ -168,11 +168,11 @@ def _check_nulls(
         bad |= missing
     if not bad.any():
         return rows, sorted(given, key=lambda fault: fault.after)
-    found = [(fault.after, 0, fault) for fault in given]  # before the row that it names
+    found = [(fault.after, 0, fault) for fault in given]  # a given fault comes before the row that it names
     names = table.schema.names
     found += [(at, 1, _null_fault(table, rows, at, names[why[at]], source)) for at in np.flatnonzero(bad).tolist()]
     found.sort(key=lambda one: one[:2])
-    kept = np.concatenate([[0], np.cumsum(~bad)])  # how many rows are left before each
+    kept = np.concatenate([[0], np.cumsum(~bad)])  # the number of remaining rows before each
     return rows.filter(pa.array(~bad)), [replace(fault, after=int(kept[fault.after])) for _, _, fault in found]
 
 
@@ -194,7 +194,7 @@ def _fault(table: DeclaredTable, rows: pa.Table, at: int, reason: str, source: s
 
 
 def _interleave(table: DeclaredTable, rows: pa.Table, faults: Sequence[Fault]) -> pa.Table:
-    """Rows, and for each fault one that has only its key, in their order."""
+    """The rows, and for each fault a row with only its key, in order."""
     if not faults:
         return rows
     keys = pa.concat_tables([fault.key.select(list(table.key)) for fault in faults if fault.key is not None])
@@ -212,17 +212,17 @@ def json_texts(rows: pa.Table) -> list[str]:
     return [json.dumps(row, default=str, ensure_ascii=False) for row in found]
 
 
-# What an upsert leaves as it was
+# Columns that an upsert leaves unchanged
 
 
 def _named(mark: str) -> tuple[bool, list[str]]:
-    """Whether the key changed, and the columns."""
+    """Whether the key changed, and the unchanged columns."""
     found = json.loads(mark)
     return (True, found["moved"]) if isinstance(found, dict) else (False, found)
 
 
 def fill_unchanged(made: TableInput, lookup: Callable[[pa.Table], pa.Table]) -> TableInput:
-    """With all values in place, for a table with a key. `lookup` has its rows under some keys."""
+    """The input with all values filled in, for a table with a key. `lookup` returns the table's rows by key."""
     if not made.same:
         return made
     values = _Values(made, lookup)
@@ -234,7 +234,7 @@ def fill_unchanged(made: TableInput, lookup: Callable[[pa.Table], pa.Table]) -> 
             both = [one_chunk(rows.column(at)), *(one_chunk(here[row]) for row in sorted(here))]
             places = np.arange(rows.num_rows)
             places[sorted(here)] = rows.num_rows + np.arange(len(here))
-            filled = pa.concat_arrays(both).take(pa.array(places))  # of nested types, too
+            filled = pa.concat_arrays(both).take(pa.array(places))  # works for nested types, too
             rows = rows.set_column(at, pa.field(field.name, field.type), filled)
     letters = list(made.letters)
     for row, column in bad.items():
@@ -245,7 +245,7 @@ def fill_unchanged(made: TableInput, lookup: Callable[[pa.Table], pa.Table]) -> 
 
 
 class _Values:
-    """Walks through the changes in order, and knows at each which row every key has."""
+    """Finds unchanged values: walks through the changes in order, and tracks the current row of every key."""
 
     def __init__(self, made: TableInput, lookup: Callable[[pa.Table], pa.Table]) -> None:
         self._made = made
@@ -255,15 +255,15 @@ class _Values:
         both = pa.concat_tables([keys, align_columns(self._before, keys.schema)])
         numbers = group_rows(both)[0].tolist()
         self._keys: list[int] = numbers[: made.rows.num_rows]
-        """Of each row, the number of its key."""
+        """The number of each row's key."""
         self._old = {key: row for row, key in enumerate(numbers[made.rows.num_rows :])}
-        """By key, the row that the table has."""
+        """By key, the row in the table."""
         self._now: dict[int, int | None] = {}
-        """By key, the row that it has; None: it has none. What is not here is as the table has it."""
+        """By changed key, its current row in the input; None if it has no row."""
         self._found: dict[int, dict[str, Any]] = {}
 
     def found(self) -> tuple[dict[int, dict[str, Any]], dict[int, str]]:
-        """Values, as arrays of one, by row and column; and rows for which there are none, each with a column."""
+        """Values by row and column, as arrays of length 1; and rows without a value, each with the column."""
         bad: dict[int, str] = {}
         deleted: Callable[[str], Any] = self._nothing
         for row, (key, op) in enumerate(zip(self._keys, self._made.ops.tolist(), strict=True)):
@@ -279,7 +279,7 @@ class _Values:
         return self._found, bad
 
     def _reader(self, key: int) -> Callable[[str], Any]:
-        """Of the values that a key has now."""
+        """A function that returns the key's current value of a column."""
         at, is_changed, old = self._now.get(key), key in self._now, self._old.get(key)
 
         def value(name: str) -> Any:

@@ -1,6 +1,6 @@
 """`repair`: restore what can be restored, report what is lost, and delete nothing that holds data.
 
-1. The repair works alone (`evertide.checkpoint.exclusive`): a registered writer with a heartbeat is a `Conflict`.
+1. The repair works alone (`evertide.checkpoint.exclusive`): a registered live writer is a `Conflict`.
 2. Damaged records of the activity of processes (leases, writers, heartbeats, health, and so on) are removed. So are
    damaged records of a sink or shape, which then starts again with the whole content.
 3. If Meta is lost, it is restored from the newest checkpoint of which every file is intact, including those of the

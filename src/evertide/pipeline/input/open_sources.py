@@ -25,8 +25,6 @@ __all__ = ["open_feeds"]
 
 @dataclass(frozen=True, slots=True)
 class _Staging:
-    """The journal's staging area for one source."""
-
     source: str
     journal: Journal
     writer: Writer

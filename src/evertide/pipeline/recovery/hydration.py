@@ -45,13 +45,11 @@ class ContentReceiver(Protocol):
     def take(self, found: Mapping[str, pa.Table]) -> None: ...
 
     def drop(self) -> None:
-        """Discard everything taken so far; the hydration may start over."""
+        """Discard all content received so far; the hydration may start over."""
         ...
 
 
 class ContentDigests:
-    """The digest of each view's content, by name."""
-
     def __init__(self) -> None:
         self.all: dict[str, str] = {}
 

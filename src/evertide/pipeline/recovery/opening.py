@@ -148,7 +148,6 @@ class ProcessContext:
 
 
 def open_runner(context: ProcessContext) -> Runner:
-    """Open the pipeline as the leader."""
     _, known = retry_read(lambda: read_definition(context.meta), context.runtime, context.settings)
     evolution = compare_definition(known, context.engine)  # refuses before anything is changed
     if known is not None and set_unreadable_views_aside(

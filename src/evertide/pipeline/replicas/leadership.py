@@ -33,8 +33,6 @@ logger = logging.getLogger(__name__)
 
 
 class Leadership:
-    """Whether this process leads, as of the last `try_acquire`."""
-
     def __init__(self, meta: Meta, writer: Writer, runtime: Runtime, settings: Settings, *, may_take: bool) -> None:
         self.is_leader = False
         self._meta = meta

@@ -57,7 +57,7 @@ class Leader(msgspec.Struct, frozen=True):
     writer: str
     since_s: float
     change: str
-    """A unique id: tells a commit whose outcome was unknown from a peer's."""
+    """A unique id, by which a writer recognizes its own commit after an unknown outcome."""
 
 
 def read_leader(meta: Meta) -> tuple[int, Leader | None]:

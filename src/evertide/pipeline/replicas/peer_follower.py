@@ -128,7 +128,7 @@ class PeerFollower:
         if self._number_in_force() == runner.writer.generation:
             return
         number, made, definition = self._in_force()
-        if made.writer == runner.writer.id:  # our own change, whose outcome was unknown
+        if made.writer == runner.writer.id:  # a change of this process, whose outcome was unknown
             runner.adopt(definition, number)
             self._differs = (compare_definition(definition, runner.machine.engine), definition.sources)
             return

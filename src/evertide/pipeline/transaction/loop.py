@@ -29,8 +29,6 @@ logger = logging.getLogger(__name__)
 
 
 class LoopTarget(Protocol):
-    """The part of a pipeline that the loop uses."""
-
     @property
     def time(self) -> int: ...
 

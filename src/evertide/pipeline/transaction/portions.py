@@ -68,7 +68,6 @@ class Portions:
 
     @property
     def is_over(self) -> bool:
-        """Whether all portions are finished."""
         return self._current is None and self._left is not None and self._ahead is None
 
     def finish(self) -> None:

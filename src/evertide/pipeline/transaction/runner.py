@@ -401,7 +401,6 @@ class Runner:
         return {name for name, source in self.sources.items() if not kept.intersection(source.tables)}
 
     def _compute(self, outcome: TransactionOutcome) -> None:
-        """Compute the next portion."""
         self.phases.enter(Phase.READ, self.time)
         batches = outcome.portions.current()
         deltas = self.machine.tables.deltas(batches, partial(outcome.content, members=self.members))

@@ -27,7 +27,7 @@ from evertide.store.paths import PIPELINE
 from evertide.store.sealed import seal, unseal
 from evertide.types import Generation
 
-if TYPE_CHECKING:  # an engine brings in Spark, which readers of a definition do without
+if TYPE_CHECKING:  # an engine imports Spark, which readers of a definition do not need
     from evertide.pipeline.engine import DeclaredTable, DeclaredView, Engine
 
 __all__ = [
@@ -48,11 +48,11 @@ __all__ = [
 
 
 class LastPosition(msgspec.Struct, frozen=True):
-    """Where a source stood when it stopped feeding a table."""
+    """The position of a source when it stopped feeding a table."""
 
     source: str
     connector: str
-    """Its family (`evertide.sources.registry.family`): positions of another one mean something else."""
+    """The connector's family (`evertide.sources.registry.family`), which alone can interpret the position."""
     position: str
 
 
@@ -63,25 +63,25 @@ class TableRecord(msgspec.Struct, frozen=True):
     shard: str
     """Empty if the table is not kept."""
     is_declared: bool = True
-    """False once the script no longer has it."""
+    """False once the script no longer declares the table."""
     source: str | msgspec.UnsetType = msgspec.UNSET
-    """The source that feeds it, or fed it last; an earlier version did not store it."""
+    """The current or last source; an earlier version did not store it."""
     left: LastPosition | msgspec.UnsetType = msgspec.UNSET
-    """Set once another source than that of pushes has stopped feeding it."""
+    """Set once a source other than pushes has stopped feeding the table."""
 
     def arrow(self) -> pa.Schema:
         return pa.ipc.read_schema(pa.py_buffer(self.schema))
 
 
 class Away(msgspec.Struct, frozen=True):
-    """Why a view is not a member: it is `hydrating`, or `failed` at a transaction, for a reason."""
+    """Why a view is not a member: its state (`hydrating` or `failed`), the transaction, and the reason."""
 
     state: str
     time: int
     why: str
     since_s: float
     error_code: str | msgspec.UnsetType = msgspec.UNSET
-    """Of the problem of a hydrating view; not stored if there is none."""
+    """The error code of a hydrating view's problem; not stored if there is none."""
 
     @classmethod
     def after(cls, failure: ViewFailed, now_s: float) -> Away:
@@ -96,10 +96,10 @@ class ViewRecord(msgspec.Struct, frozen=True):
     fingerprint: str
     reads: tuple[str, ...]
     shard: str
-    """Of a view that is away: what it held last, or empty if there is nothing."""
+    """If the view is away, the shard of its last content, or empty."""
     away: Away | None = None
     key: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
-    """Columns of which no two rows share the values; not stored if none are known."""
+    """Columns that identify a row; not stored if none are known."""
 
     def arrow(self) -> pa.Schema:
         return pa.ipc.read_schema(pa.py_buffer(self.schema))
@@ -112,48 +112,47 @@ class Definition(msgspec.Struct, frozen=True):
     sources: tuple[str, ...]
     fingerprint: str
     change: str
-    """A unique id: tells a commit whose outcome was unknown from a peer's."""
+    """A unique id, by which a writer recognizes its own commit after an unknown outcome."""
     errors: str = ERRORS
 
     def live(self) -> dict[str, ViewRecord]:
-        """The views that are maintained."""
+        """The views that are members."""
         return {name: view for name, view in self.views.items() if view.away is None}
 
     def away(self, state: str) -> list[str]:
         return [name for name, view in self.views.items() if view.away is not None and view.away.state == state]
 
     def diverged(self) -> dict[str, Away]:
-        """The views whose state was discarded, and which are computed again."""
+        """The views whose state diverged, and is recomputed."""
         away = {name: view.away for name, view in self.views.items() if view.away is not None}
         return {name: one for name, one in away.items() if one.error_code == StateDiverged.error_code}
 
     def members(self) -> tuple[str, ...]:
-        """The shards that every transaction moves on."""
         tables = (table.shard for table in self.tables.values() if table.is_declared and table.shard)
         return (*tables, *(view.shard for view in self.live().values()), self.errors)
 
 
 @dataclass(frozen=True, slots=True)
 class Evolution:
-    """What a script asks for that the storage does not have."""
+    """The differences between a script and the stored definition."""
 
     tables_new: tuple[str, ...] = ()
     tables_widened: tuple[str, ...] = ()
     tables_back: tuple[str, ...] = ()
     tables_gone: tuple[str, ...] = ()
     views_new: tuple[str, ...] = ()
-    """New, or other than they were: to be computed from the tables."""
+    """New or changed: to be hydrated."""
     views_gone: tuple[str, ...] = ()
-    """No longer declared, or replaced by a changed one of the same name."""
+    """No longer declared, or changed."""
     views_keyed: tuple[str, ...] = ()
-    """The same, but for the columns that tell rows apart: nothing has to be computed for that."""
+    """Only the key changed: nothing has to be computed."""
 
     def is_nothing(self) -> bool:
         return self == Evolution()
 
 
 def spelling(known: Definition | None) -> dict[str, str]:
-    """How the storage spells its collections, by their names in lower case. Of two spellings, the declared one."""
+    """The stored spelling of collections, by their names in lower case; of two spellings, the declared one."""
     if known is None:
         return {}
     gone = [name for name, table in known.tables.items() if not table.is_declared]
@@ -162,7 +161,7 @@ def spelling(known: Definition | None) -> dict[str, str]:
 
 
 def tables_under(views: Mapping[str, DeclaredView] | Mapping[str, ViewRecord], view: str) -> set[str]:
-    """The tables that a view is made of, directly or by way of other views."""
+    """The tables that a view reads, directly or through other views."""
     found: set[str] = set()
     for name in views[view].reads:
         found |= tables_under(views, name) if name in views else {name}
@@ -170,7 +169,7 @@ def tables_under(views: Mapping[str, DeclaredView] | Mapping[str, ViewRecord], v
 
 
 def read_definition(meta: Meta) -> tuple[int, Definition | None]:
-    """With the number of its record."""
+    """The number of the record, and the definition."""
     record = meta.head(PIPELINE)
     if record is None:
         return 0, None
@@ -253,5 +252,5 @@ def _list(names: Iterable[str]) -> str:
 
 
 def shard_name(collection: str, token: str) -> str:
-    """A shard that nobody had before, if the token is new: what a try that was cut short left is not taken up."""
+    """A new shard's name, unique by its token, so that the shard of an interrupted try is never reused."""
     return f"{path_name(collection)}.{token[:8]}"

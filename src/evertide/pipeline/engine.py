@@ -1,8 +1,8 @@
-"""What a pipeline asks of the thing that computes its views.
+"""The interface between a pipeline and the engine that computes its views.
 
-An *engine* knows what the script declares. A *cohort* is some of its views with the state behind them: the views that
-were there from the beginning are one, a view that was added or came back later is another. All cohorts take every
-transaction. Real ones run on Spark (`evertide.pipeline.spark_engine`); tests of crashes use small ones of their own.
+An *engine* has the declarations of the script. A *cohort* is a set of views that share one circuit and its state; every
+cohort applies every transaction. Pipelines run on Spark (`evertide.pipeline.spark_engine`); crash tests use their own
+small engines.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class DeclaredTable:
     options: Mapping[str, str] = field(default_factory=dict)
     is_kept: bool = True
     where: str = ""
-    """Script and line: for messages."""
+    """Script and line, for messages."""
     defaults: Mapping[str, str] = field(default_factory=dict)
-    """By column, the SQL of the value that it has if none is given."""
+    """By column, the SQL of its default value."""
     sinks: tuple[SinkProperties, ...] = ()
     comment: str = ""
 
@@ -46,26 +46,26 @@ class DeclaredView:
     name: str
     schema: pa.Schema
     fingerprint: str
-    """The same as long as the view computes the same."""
+    """Changes when the result of the view's query may change."""
     reads: tuple[str, ...]
-    """Tables and views that it reads itself."""
+    """The tables and views that the view reads directly."""
     sinks: tuple[SinkProperties, ...] = ()
     key: tuple[str, ...] = ()
-    """Columns of which no two rows share the values; empty if none are known."""
+    """Columns that identify a row; empty if none are known."""
     comment: str = ""
     sql: str = ""
-    """Its query; empty if it is declared in Python."""
+    """The query; empty if the view is declared in Python."""
 
 
 @dataclass(frozen=True, slots=True)
 class StateStore:
-    """Where state is kept: shared by all cohorts and tables of a process."""
+    """The storage of state, shared by all cohorts and tables of a process."""
 
     blob: Blob
     cache: RowGroupCache
     new_name: Callable[[], Name]
     abandoned: list[str] = field(default_factory=list)
-    """Keys of parts that cohorts wrote which nobody has any more; each is told once."""
+    """Keys of parts of discarded state, until `drain` returns them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ def parts_of(manifests: Iterable[Manifest]) -> list[StatePart]:
 
 
 def drain(keys: list[str]) -> list[str]:
-    """What the list holds, which other threads may lengthen meanwhile; it is told once."""
+    """Remove and return all keys; other threads may append to the list meanwhile."""
     found = []
     while keys:
         found.append(keys.pop())
@@ -92,33 +92,33 @@ class Cohort(Protocol):
     def views(self) -> Mapping[str, pa.Schema]: ...
 
     def step(self, deltas: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
-        """The deltas of the views, given those of the tables. `ViewFailed` changes nothing."""
+        """Apply the deltas of tables; return the deltas of views. If it raises `ViewFailed`, nothing changed."""
         ...
 
     def fails(self, deltas: Mapping[str, pa.Table]) -> bool:
-        """Whether a step would raise `ViewFailed`; it is not taken."""
+        """Whether `step` would raise `ViewFailed`; the deltas are not applied."""
         ...
 
     def drop(self, views: Collection[str]) -> None: ...
 
     def save(self) -> tuple[bytes, list[StatePart]]:
-        """Make everything durable: what is needed to have it again, and the parts that this names."""
+        """Make the state durable; return the bytes that restore it, and the parts that they name."""
         ...
 
     def parts(self) -> list[StatePart]:
-        """Those that are in use now."""
+        """The parts in use."""
         ...
 
     def arrangements(self) -> Iterable[Arrangement]:
-        """Its state, for those who look: any thread may, at any time."""
+        """The state. Any thread may call it at any time."""
         ...
 
     def released(self) -> list[str]:
-        """Keys of parts that are no longer used; each is told once."""
+        """Keys of parts that are no longer used; each is returned once."""
         ...
 
     def maintain(self, is_stopping: IsStopping = never_stopping) -> bool:
-        """One step of merging beside the transactions; False if there is nothing to do, or who asked for it stops."""
+        """Merge state by one step. False if there is nothing to merge, or the caller stops."""
         ...
 
 
@@ -143,7 +143,7 @@ class Engine(Protocol):
     def cohort(self, views: Collection[str], store: StateStore, state: bytes | None) -> Cohort: ...
 
     def beside(self) -> AbstractContextManager[None]:
-        """What this thread computes in the block runs beside the transactions, and shares the cores with them."""
+        """Within the block, this thread's computations share the cores with the transactions."""
         ...
 
     def close(self) -> None: ...

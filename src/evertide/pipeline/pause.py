@@ -1,6 +1,6 @@
-"""`Pause`: whether a process was asked to take no new transaction for now, and since when.
+"""`Pause`: whether new transactions are paused, and since when.
 
-It is of one process, and ends with it. A transaction that is under way is completed.
+A pause applies to one process, and ends with it. The transaction under way is completed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Pause:
             )
 
     def problem(self, running_since_s: float) -> Problem:
-        """How a pipeline fares that has no other problem."""
+        """The state, `running` or `paused`, of a pipeline without other problems."""
         if self._since_s is None:
             return Problem("running", "", "", "", running_since_s)
         remedy = "Resume it: `evertide --url URL resume`, or POST /v1/resume."

@@ -9,7 +9,7 @@
    Reading needs no turn.
 2. The path of a push: `push` -> `Pushes` (staged) -> `commit` -> `Advancer.step` -> `InputReader.read` -> `Runner.bind`
    -> `Runner.complete` -> `Runner.commit`.
-3. Threads beside it: the heartbeat, the maintenance of shards and of state, backfills, sinks and reports.
+3. Other threads run the heartbeat, the maintenance of shards and of state, backfills, sinks and reports.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class Pipeline:
         try:
             with register_opening(self.liveness):
                 self._start(base, progress or (lambda *_: None), observer, threads=threads)
-        except BaseException as error:  # noqa: BLE001 - whatever it was, the registration ends
+        except BaseException as error:  # noqa: BLE001 - after any error the registration ends
             found: BaseException = error
             if isinstance(error, EvertideError):
                 found = self._fail(error)
@@ -213,7 +213,7 @@ class Pipeline:
     # Transactions
 
     def advance(self) -> int | None:
-        """Make one transaction of the input that there is, and return its number; None if there is no input."""
+        """Make one transaction of the available input, and return its number; None if there is no input."""
         with self._turn:
             self._check_open()
             return self._run_guarded(self._advancer.step)
@@ -227,9 +227,9 @@ class Pipeline:
     ) -> None:
         """Make transactions as sources offer input, and periodic checkpoints, until `stop` is called.
 
-        `transactions`: end after this number. `until_idle`: end when all input that was there at the start is committed
-        and delivered (`evertide.pipeline.transaction.loop`). `on_transaction` is called with the number of each
-        transaction and its duration in seconds.
+        `transactions`: end after this number. `until_idle`: end when the input is exhausted, committed and delivered
+        (`evertide.pipeline.transaction.loop`). `on_transaction` is called with the number of each transaction and its
+        duration in seconds.
         """
         self._loop.run(transactions, on_transaction, until_idle=until_idle)
 
@@ -302,7 +302,7 @@ class Pipeline:
 
     def query(self, text: str, *, as_of: int | None = None) -> pa.Table:
         """Run a query over tables and views, all read at one time."""
-        session = self._spark_engine().program.catalog.session  # with the settings of a project, too
+        session = self._spark_engine().program.catalog.session  # has the settings of a project, too
         at = self.collections.tables_at
         return query(
             session, text, lambda on, names: {one: make_frame(on, rows) for one, rows in at(names, as_of).items()}
@@ -315,7 +315,7 @@ class Pipeline:
         return self._spark_engine().explain(self._runner.machine.cohorts)
 
     def status(self, unread: EvertideError | None = None) -> Status:
-        """`unread` is why storage is not asked, if it should not be: the answer is what it said last."""
+        """If `unread` is given, no storage call is made for this reason: the status has the last known facts."""
         facts = self._stored.read() if unread is None else self._stored.last(unread)
         troubles = [one for troubles in [*self._watched] for one in troubles()]
         return self._process_state.status(self._runner, self._input_reader, self._leader_tasks, facts, troubles)
@@ -337,7 +337,7 @@ class Pipeline:
     def close(self, *, checkpoint: bool = True) -> None:
         """Close the pipeline, by default with a checkpoint, so that the next start is fast. May be called twice."""
         self._stopping.set()
-        self._leader_tasks.backfills.stop()  # before the turn is taken, which it may need
+        self._leader_tasks.backfills.stop()  # before this thread takes the turn, which a backfill may need
         with self._turn:
             if self._is_closed:
                 return
@@ -398,7 +398,7 @@ class Pipeline:
             self._threads.append(StateMaintenance(runner, tasks.checkpointer, turn).start())
 
     def _check_heart(self) -> None:
-        """Raise if this process is fenced: without input, or while it waits for storage, it would not notice."""
+        """Raise if this process is fenced, which it would not notice without input or during a storage outage."""
         if self._heart is not None and isinstance(self._heart.error, Fenced) and self._process_state.error is None:
             self._fail(self._heart.error)
         if self._process_state.error is not None:
@@ -408,17 +408,17 @@ class Pipeline:
         self._run_guarded(self._advancer.settle)
 
     def _run_guarded(self, call: Callable[[], _T]) -> _T:
-        """Call; an error that the pipeline cannot continue after becomes the state of the process."""
+        """Call `call`; an error that the pipeline cannot continue after becomes the state of the process."""
         try:
             with watch_steps(self.liveness.note_step), using_system(f"transaction {self.time + 1}"):
                 return call()
         except EvertideError as error:
-            # While storage is away or in doubt, the computed result waits; the next step reads back what is stored.
+            # After a storage error the computed result waits; the next step reads the stored state.
             if isinstance(error, Unavailable | OutcomeUnknown) and self._runner.machine.broken is None:
                 raise
             found = self._process_state.fail(error)
             raise found from found.__cause__
-        except Exception as error:  # of any class: the status must name it
+        except Exception as error:  # the status must name an error of any class
             logger.exception("transaction %d cannot continue", self.time + 1)
             raise self._process_state.fail(unexpected_error(f"transaction {self.time + 1}", error)) from error
         finally:
@@ -442,7 +442,7 @@ class Pipeline:
         return self.time if made is None else made
 
     def _publish_progress(self) -> tuple[str, int]:
-        """Called by a thread of its own, so that storage shows a hang of the thread that makes transactions."""
+        """A separate thread calls it, so that storage shows a hang of the thread that makes transactions."""
         if not self._is_open:
             self._process_state.publish_replaying()
             return self._process_state.worst().state, -1

@@ -1,17 +1,17 @@
-"""A project of Spark Declarative Pipelines: `spark-pipeline.yml`, and the files that it names.
+"""Reads a project of Spark Declarative Pipelines: `spark-pipeline.yml`, and the files that it names.
 
     name: shop
-    storage: file:///var/shop            Spark's own checkpoints: not read here, --storage says where Evertide's is
-    catalog, database, schema            where Spark would put tables: a pipeline is a place of its own
+    storage: file:///var/shop            Spark's own checkpoints; ignored: Evertide's storage is given by --storage
+    catalog, database, schema            where Spark would create tables; ignored
     configuration: {spark.sql.session.timeZone: UTC}
     libraries:
       - glob: {include: transformations/**}
 
-1. A project is given by its directory or by its spec. As Spark does, a glob is a path, or a directory and `/**`.
-2. Files are taken in the order of their names, whatever order the disk has them in; what they declare is put in order
-   by what reads what (`evertide.plan.program.program`).
-3. A field, a file or a value that is not known is refused, with what is known. Nothing is passed over.
-4. Reading needs no Spark, so that what is wrong is said at once."""
+1. A project is given by its directory or by its spec. As in Spark, a glob is a path, or a directory and `/**`.
+2. The files of a glob are read in the order of their names. Declarations are ordered by their dependencies
+   (`evertide.plan.program.program`).
+3. An unknown field, file type or value is refused; the error lists what is allowed.
+4. Reading a project needs no Spark, so errors are reported at once."""
 
 from __future__ import annotations
 
@@ -37,7 +37,6 @@ def is_project(path: Path) -> bool:
 
 
 def read_project(path: Path) -> Project:
-    """The project of a directory or of a spec."""
     spec = _spec(path)
     fields = _fields(spec)
     root = spec.absolute().parent

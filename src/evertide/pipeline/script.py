@@ -1,4 +1,4 @@
-"""A script as text, as a file, or as a project of Spark Declarative Pipelines."""
+"""Reads a script, given as text, as a file, or as a project of Spark Declarative Pipelines."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["read_script"]
 
 
 def read_script(script: str | Path) -> tuple[str | Project, str, Path]:
-    """Its text or project, how messages call it, and the directory that relative paths in it are relative to."""
+    """The text or project, its name in messages, and the base directory of relative paths in it."""
     if isinstance(script, str) and (any(each.isspace() for each in script.strip()) or ";" in script):
         return script, "SQL", Path.cwd()
     path = Path(script)

@@ -1,4 +1,4 @@
-"""The engine that pipelines run on: circuits of Spark (`evertide.flow`)."""
+"""The engine of pipelines: circuits that run on Spark (`evertide.flow`)."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class SparkEngine:
     def __init__(
         self, session: Session, script: str | Project, path: str = "SQL", functions: Sequence[ViewFunction] = ()
     ) -> None:
-        """The session is closed with the engine, if it was started for it."""
+        """Closing the engine closes the session, too, if the session was started for it."""
         self._session = session
         self._script = (script, path, functions)
         self.spark = session.spark
@@ -143,7 +143,7 @@ class SparkEngine:
         return [explain(cohort.circuit) for cohort in cohorts if isinstance(cohort, SparkCohort)]
 
     def results(self) -> dict[str, str]:
-        """The settings that decide results, those of a project among them, and Spark's version."""
+        """The settings that affect results, including those of a project, and Spark's version."""
         return result_settings(self.program.catalog.session)
 
     def close(self) -> None:

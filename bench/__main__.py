@@ -1,6 +1,6 @@
 """`python -m bench [NAME ...] [--short | --full] [--json FILE]`.
 
-`peers` is Evertide beside what people would use instead. It writes a report (`--report`); `--render` writes it anew, of
+`peers` compares Evertide with other engines, and writes a report (`--report`). `--render` writes the report again from
 the results in its directory.
 """
 
@@ -36,7 +36,7 @@ OTHERS: dict[str, tuple[Any, Callable[..., list[Figure]]]] = {
     "sizing": (sizing.SizingSize, sizing.sizing),
     "bounds": (bounds.BoundSize, bounds.bounds),
 }
-"""Each with its sizes."""
+"""Each benchmark with its sizes."""
 BENCHMARKS = (*shards.BENCHMARKS, "refresh", *OTHERS, *connectors.BENCHMARKS, "peers")
 MARKS = {True: "[green]met[/]", False: "[red]missed[/]", None: ""}
 

@@ -1,10 +1,10 @@
-"""Bounds: what a step costs where it could cost more than computing the view again (docs/decisions/0014).
+"""Measures steps that could cost more than a recomputation of the view (docs/decisions/0014).
 
-Each case is one view whose shape lets a small change touch much: skewed joins, subqueries, conditions that reject most
-pairs, cross joins, one huge partition, DISTINCT over a skewed group. After the first content, each transaction updates
-one row in a hundred in every table. The peer is Spark's own batch of the whole query over the same rows as Parquet
-files, in the same session, in turns with the steps; it hands over its rows as Arrow, as a step does with its changes.
-Time and CPU time (of Python and the JVM together) of a step are given as a share of the peer's.
+Each case is one view in which a small change can touch many rows: skewed joins, subqueries, conditions that reject most
+pairs, cross joins, one huge partition, DISTINCT over a skewed group. After the initial load, each transaction updates
+one row in a hundred in every table. The peer is a Spark batch of the whole query over the same rows as Parquet files,
+in the same session, alternating with the steps; both return Arrow tables. The figures are the time and the CPU time (of
+Python and the JVM together) of a step, relative to the peer.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ HOT_SHARE = 0.3
 HOT_KEYS = 25
 CHANGED_SHARE = 0.01
 BOUND = 1.5
-"""Times the time of Spark's whole query: what decision 14 allows a step."""
+"""The time of a step relative to Spark's whole query that decision 14 allows."""
 
 Columns = dict[str, Any]
 Rows = dict[str, Columns]
@@ -50,7 +50,7 @@ class BoundSize:
     warm_up: int = 2
     rounds: int = 5
     cases: tuple[str, ...] = ()
-    """All, if none is named."""
+    """Empty: all cases."""
 
     @classmethod
     def short(cls) -> BoundSize:
@@ -75,7 +75,7 @@ class Case:
 
 
 def skewed(random: np.random.Generator, rows: int) -> Any:
-    """Keys of which a few have 30 % of the rows, and the others two rows each on average."""
+    """Keys: a few of them have 30 % of the rows, the others two rows each on average."""
     is_hot = random.random(rows) < HOT_SHARE
     return np.where(is_hot, random.integers(0, HOT_KEYS, rows), HOT_KEYS + random.integers(0, rows // 2 + 1, rows))
 
@@ -201,8 +201,6 @@ CASES = {
 
 
 class _Tables:
-    """What the tables of a case hold, and the updates."""
-
     def __init__(self, case: Case, rows: int) -> None:
         self._random = np.random.default_rng(5)
         self._case = case
@@ -212,7 +210,7 @@ class _Tables:
         return {name: _delta(_table(columns), 1) for name, columns in self.rows.items()}
 
     def update(self) -> dict[str, pa.Table]:
-        """One row in a hundred of each table gets the values of another row, and keeps its id."""
+        """Give one row in a hundred of each table the values of another row, without the id."""
         found = {}
         for name, columns in self.rows.items():
             size = len(columns["id"])
@@ -296,7 +294,7 @@ def _cost(call: Callable[[], object]) -> _Cost:
 
 
 def _cpu_s() -> float:
-    """CPU time of this process and of those that it started."""
+    """The CPU time of this process and its children."""
     process = psutil.Process()
     times = [each.cpu_times() for each in (process, *process.children(recursive=True))]
     return float(sum(each.user + each.system for each in times))

@@ -1,6 +1,6 @@
 """`python -m bench.bulk MASTER STORAGE EVENTS ROUNDS`: loads Nexmark in large transactions on a Spark cluster.
 
-It says how many seconds each took, but for the first, which warms up. A process of its own, as one has one Spark.
+It prints the seconds of each transaction after the warm-up. It is a program since a process has only one Spark.
 """
 
 from __future__ import annotations

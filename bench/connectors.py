@@ -1,8 +1,7 @@
-"""PostgreSQL and Kafka into a pipeline: rows per second, and memory over many rows.
+"""Measures rows per second, and memory over many rows, of the PostgreSQL and Kafka sources.
 
-A table and an aggregate of it, durable, on Spark, with a backlog upstream to catch up with. The peer, in the same run
-and over the same rows: a consumer that only decodes them (`bench.plain`). Servers are those of the tests, real ones,
-on this machine: they take their share of it from both alike.
+A durable pipeline of a table and an aggregate reads a backlog. The peer, over the same rows in the same run, is a
+consumer that only decodes them (`bench.plain`). The servers are those of the tests, on the same machine.
 """
 
 from __future__ import annotations
@@ -44,19 +43,19 @@ _SERVER = {
     "shared_buffers": "128MB",
     "max_wal_size": "4GB",
 }
-"""As PostgreSQL has them by default, more or less: the tests' server is a small one, and without TCP."""
+"""Close to PostgreSQL's defaults: the tests' server has less memory, and no TCP."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectorSize:
-    """Rows of a round, of one of its transactions if they are many, and of the run that looks at memory."""
+    """Rows per round, rows per small transaction, and rows of the run that measures memory."""
 
     rows: int = 1_000_000
     transaction: int = 10
     rounds: int = 3
     memory_rows: int = 10_000_000
     spread_rows: int = 500_000
-    """Of a transaction whose records executors read."""
+    """Rows of a transaction that executors read."""
 
     @classmethod
     def short(cls) -> ConnectorSize:
@@ -65,18 +64,16 @@ class ConnectorSize:
 
 @dataclass(slots=True)
 class Reader:
-    """A pipeline that is opened, catches up, and is closed again."""
-
     script: str
     storage: Path
     spark: Any
     settings: Settings = field(default_factory=Settings)
     taken: int = 0
     resident: list[tuple[int, float]] = field(default_factory=list)
-    """MiB of this process after each transaction, by the rows until then."""
+    """(rows read so far, resident MiB of this process)."""
 
     def catch_up(self, rows: int) -> float:
-        """Until the view has so many rows more: seconds, without those of opening and closing."""
+        """Run until the view has `rows` more rows; the seconds, without opening and closing."""
         wanted, is_over = self.taken + rows, threading.Event()
         with Pipeline.open(self.script, self.storage, spark=self.spark, settings=self.settings) as opened:
             begun = ended = time.perf_counter()
@@ -96,7 +93,7 @@ class Reader:
         return ended - begun
 
     def _watch(self, opened: Pipeline, wanted: int, is_over: threading.Event) -> None:
-        """Looks now and then only: reading the view after each transaction would be a good part of the work."""
+        """Read the view every `_LOOK_S`: a read after each transaction would cost too much."""
         process, seen = psutil.Process(), -1
         while not is_over.wait(_LOOK_S):
             if opened.time != seen:
@@ -109,7 +106,7 @@ class Reader:
 
 
 def _compared(name: str, size: ConnectorSize, make: Callable[[], object], **both: Callable[[], float]) -> Figure:
-    """Rounds of both, in turns, each over the same rows. The first round warms up, and does not count."""
+    """Alternate rounds of both, over the same rows. The first round is a warm-up."""
     (ours, _), (plain, _) = both.items()
     taken: dict[str, list[float]] = {ours: [], plain: []}
     for number in range(-1, size.rounds):
@@ -125,7 +122,7 @@ def _compared(name: str, size: ConnectorSize, make: Callable[[], object], **both
 
 
 def _memory(reader: Reader, name: str, rows: int) -> Figure:
-    """The level in the last tenth against that in the first: merging parts of shards takes more for a while."""
+    """Compare the medians of the last and the first tenth, since compaction needs more memory for a while."""
     before, first = reader.taken, len(reader.resident)
     seconds = reader.catch_up(rows)
     tenths: dict[int, list[float]] = {}
@@ -145,9 +142,6 @@ def _timed(call: Callable[[], object]) -> float:
     begun = time.perf_counter()
     call()
     return time.perf_counter() - begun
-
-
-# Kafka
 
 
 def kafka(size: ConnectorSize, moved: Progress) -> list[Figure]:
@@ -181,7 +175,7 @@ def kafka(size: ConnectorSize, moved: Progress) -> list[Figure]:
 
 
 def _spread(size: ConnectorSize, brokers: str, reader: Callable[..., Reader]) -> Figure:
-    """Large transactions, read by executors and by threads: twice each, and the second counts."""
+    """Read large transactions with executors and with threads, twice each; the second run counts."""
     _elsewhere(fill_kafka, brokers, "spread", 0, size.rows)
     settings = Settings(transaction_rows_max=size.spread_rows, transaction_bytes_max=1 << 30)
     seconds = {}
@@ -195,14 +189,11 @@ def _spread(size: ConnectorSize, brokers: str, reader: Callable[..., Reader]) ->
 
 
 def _elsewhere(call: Callable[..., None], *arguments: Any) -> None:
-    """In a process of its own, as its memory is none of ours."""
+    """Call in a separate process, so that its memory is not measured."""
     process = multiprocessing.get_context("spawn").Process(target=call, args=arguments)
     process.start()
     process.join()
     assert process.exitcode == 0
-
-
-# PostgreSQL
 
 
 def postgres(size: ConnectorSize, moved: Progress) -> list[Figure]:
@@ -220,7 +211,7 @@ def postgres(size: ConnectorSize, moved: Progress) -> list[Figure]:
             made += rows
 
         make(1_000, 1_000)
-        reader.catch_up(1_000)  # slot and first content
+        reader.catch_up(1_000)  # creates the slot and reads the snapshot
         db.run("SELECT pg_create_logical_replication_slot('plain', 'pgoutput')")
         plain = partial(consume_postgres, address, "plain", "bench", size.rows)
         found: list[Figure] = []

@@ -1,4 +1,4 @@
-"""Measuring: alternating rounds of a candidate and its peer, so that a noisy machine disturbs both alike."""
+"""Measures alternating rounds of a candidate and its peer, so that a noisy machine affects both equally."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SPARKS = ("PYSPARK_GATEWAY", "SPARK_")
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One line of the report. `goal` is what `value` should be, in words; `met` is None where there is no goal."""
+    """One line of the report. `goal` is the required `value`, as text; `met` is None if there is no goal."""
 
     name: str
     value: str
@@ -56,7 +56,7 @@ def _readable(seconds: float) -> str:
 def alternate(
     rounds: int, candidate: Callable[[int], object], peer: Callable[[int], object], *, warm_up: int = 1
 ) -> tuple[Timing, Timing]:
-    """Both, in turns; the order within a round changes from round to round."""
+    """Run both alternately; the order within a round changes from round to round."""
     taken: dict[int, list[float]] = {0: [], 1: []}
     for number in range(-warm_up, rounds):
         pair = [(0, candidate), (1, peer)]
@@ -69,9 +69,9 @@ def alternate(
 
 
 def own_spark() -> dict[str, str]:
-    """The environment for a process that starts a Spark of its own: without what the Spark of this one put there."""
+    """The environment for a process with its own Spark: without the variables that this process's Spark set."""
     return {
         name: value
         for name, value in os.environ.items()
-        if not name.startswith(_SPARKS) or name in ("SPARK_CONF_DIR", "SPARK_SUBMIT_OPTS")  # of the user, or a test
+        if not name.startswith(_SPARKS) or name in ("SPARK_CONF_DIR", "SPARK_SUBMIT_OPTS")  # set by the user or a test
     }

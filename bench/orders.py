@@ -30,7 +30,7 @@ POSTGRES = (
     END $$
     """,
 )
-"""`fill` makes rows in transactions of `step`."""
+"""`fill` inserts rows in transactions of `step` rows."""
 
 _QUEUE = 500_000
 

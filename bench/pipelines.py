@@ -1,8 +1,8 @@
-"""Pipelines: what durability costs, and how fast they come back.
+"""Measures the cost of durability, and the time of a restart and of a replay.
 
 Nexmark into three views (a join with a maximum and an average, wide sums, top-k per group), in transactions of a
-thousand events. The peers, in the same run: a bare circuit that takes the same deltas; a process that starts Spark and
-does nothing; the same transactions as they were made the first time.
+thousand events. The peers, in the same run: a circuit without a pipeline, with the same deltas; a process that only
+starts Spark; the first run of the replayed transactions.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def pipeline(size: PipelineSize, moved: Progress) -> list[Figure]:
 
 
 class _Events:
-    """The same stream for all: what was taken is not given again."""
+    """One stream of events for all measurements; no event is returned twice."""
 
     def __init__(self, size: PipelineSize) -> None:
         self._generator = Nexmark(seed=11)
@@ -135,7 +135,7 @@ def _checkpoint(opened: Pipeline, known: set[str] | dict[str, int]) -> tuple[flo
 
 
 def _replay(opened: Pipeline, events: _Events, size: PipelineSize, place: Path, spark: Any) -> list[Figure]:
-    """The same transactions, made and then replayed after a crash."""
+    """Run transactions, and replay them after a crash."""
     made = [_timed(partial(_commit, opened, events.transaction())) for _ in range(size.replayed)]
     opened.close(checkpoint=False)
     taken: list[float] = []
@@ -191,7 +191,7 @@ def _script() -> str:
 
 
 def _settings() -> Settings:
-    """No checkpoint but those that are asked for."""
+    """No automatic checkpoints."""
     return Settings(checkpoint_interval_s=1e9)
 
 

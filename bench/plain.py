@@ -1,7 +1,7 @@
-"""Plain consumers, to compare with: they receive the same stream and make Python's values of it, and nothing else.
+"""Plain consumers as peers of the connectors: they only receive a stream and decode it to Python values.
 
-Nothing is kept, checked or made durable. For Kafka that is `confluent_kafka` and the standard library's JSON; for
-PostgreSQL it is libpq, a decoder of pgoutput row by row, and a converter per column.
+They store and check nothing. For Kafka, the consumer is `confluent_kafka` and the standard library's JSON; for
+PostgreSQL, it is libpq, a decoder of pgoutput row by row, and a converter per column.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ __all__ = ["consume_kafka", "consume_postgres"]
 
 _BATCH = 10_000
 _HEAD = 25
-"""Bytes before the payload: kind, two positions, a clock."""
+"""Bytes before the payload: kind, two positions, a timestamp."""
 _LENGTH = struct.Struct(">i")
 _SHORT = struct.Struct(">h")
 _TYPES: Sequence[Callable[[str], Any]] = (int, int, Decimal, str, datetime.fromisoformat)
 
 
 def consume_kafka(brokers: str, topic: str, following: dict[int, int], count: int) -> dict[int, int]:
-    """So many records from these offsets on; the offsets after them."""
+    """Consume `count` records from these offsets, and return the offsets after them."""
     consumer = Consumer(
         {"bootstrap.servers": brokers, "group.id": "plain", "enable.auto.commit": False, "log_level": 0}
     )
@@ -50,7 +50,7 @@ def consume_kafka(brokers: str, topic: str, following: dict[int, int], count: in
 
 
 def consume_postgres(dsn: str, slot: str, publication: str, count: int) -> None:
-    """So many rows, to the end of their last transaction, which is confirmed."""
+    """Consume `count` rows up to the end of their last transaction, and acknowledge it."""
     with closing(psycopg.connect(dsn, autocommit=True, replication="database")) as connection:
         protocol = connection.pgconn
         asked = f"START_REPLICATION SLOT {slot} LOGICAL 0/0 (proto_version '1', publication_names '{publication}')"

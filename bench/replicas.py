@@ -1,13 +1,12 @@
-"""Replicas and executors: how soon another replica goes on, what it costs the first, what a second executor brings.
+"""Measures the takeover by a follower, the cost of a follower for the leader, and the gain of a second executor.
 
-All are real processes (`evertide run`, `kill -9`), on this one machine, which they share. In each round:
+Replicas are real processes (`evertide run`, `kill -9`) on one machine. In each round:
 
-1. The one that leads is alone: its transactions per second, as fast as it can.
-2. Another one follows: the same again. That is the cost of the second replica; measured with all cores for both, and
-   with half of the cores for each, alone and together, as replicas on two machines have it. Besides, the time that the
-   leader itself computes per transaction: if only the wall time grows, they wait for cores.
-3. The one that leads is killed. Takeover: until the first transaction that the other one committed. It leads in the
-   next round.
+1. The leader runs alone: transactions per second at full speed.
+2. A follower is started, and the same is measured again: the difference is the cost of the follower. It is measured
+   with all cores for both, and with half of the cores for each, as on two machines. The CPU time of the leader per
+   transaction is measured as well: if only the wall time grows, the replicas wait for cores.
+3. The leader is killed. The takeover ends with the first commit of the follower, which leads in the next round.
 
 Then the bulk load: the same transactions on a Spark with one executor of one core, and with two.
 """
@@ -40,12 +39,12 @@ __all__ = ["ReplicaSize", "replicas"]
 
 LIMIT_S = 300.0
 _NEAR_S = 30.0
-"""How long a replica that was just started may catch up while the other one goes on at full speed."""
+"""How long a new follower may take to catch up while the leader runs at full speed."""
 _RUNTIME = SystemRuntime()
 _BEHIND = 5
-"""Transactions that may be under way."""
+"""Transactions that a follower may be behind."""
 _OLD_S = 1.5
-"""What a replica says of itself is older than that by no more than a moment."""
+"""The maximum age of a replica's status, approximately."""
 _SCRIPT = """
 CREATE TABLE bid (auction BIGINT NOT NULL, bidder BIGINT NOT NULL, price BIGINT NOT NULL) USING nexmark
 OPTIONS (events_per_transaction '1000', rate '{rate}');
@@ -60,11 +59,11 @@ FROM bid b JOIN auction a ON b.auction = a.id GROUP BY a.category;
 class ReplicaSize:
     rounds: int = 4
     transactions: int = 60
-    """Of one measurement of the speed."""
+    """Transactions per measurement of the speed."""
     rate: int = 0
-    """Events per second; 0: as fast as it can."""
+    """Events per second; 0 is full speed."""
     events: int = 400_000
-    """Of one transaction of the bulk load."""
+    """Events per transaction of the bulk load."""
     loads: int = 3
 
     @classmethod
@@ -74,7 +73,7 @@ class ReplicaSize:
 
 @dataclass(frozen=True, slots=True)
 class _Pace:
-    """Of the one that leads, per transaction."""
+    """The time of the leader per transaction."""
 
     wall_s: float
     cpu_s: float
@@ -82,11 +81,11 @@ class _Pace:
 
 @dataclass
 class _Cost:
-    """What was measured with these cores for the one that leads, and for the one that follows."""
+    """The measurements with these cores for the leader and for the follower."""
 
     what: str
     cores: tuple[set[int], set[int]] | None
-    """None: all of them for both, as the system likes."""
+    """None: all cores for both."""
     alone: list[_Pace] = field(default_factory=list)
     together: list[_Pace] = field(default_factory=list)
 
@@ -110,7 +109,7 @@ def replicas(size: ReplicaSize, moved: Progress) -> list[Figure]:
 
 
 class _Runners:
-    """Processes that run one pipeline, and a look at its storage."""
+    """The processes that run one pipeline, and a reader of its storage."""
 
     def __init__(self, place: Path, rate: int) -> None:
         self._script, self._storage, self._log = place / "bench.sql", place / "storage", place / "log"
@@ -130,7 +129,7 @@ class _Runners:
         self._processes[made.pid] = made
 
     def kill(self, one: ReplicaStatus) -> float:
-        """When. Its parent takes note of its end, as any supervisor does: until then it seems to be there."""
+        """Kill a replica, and return when. The wait reaps the process, which would seem to be alive otherwise."""
         at_s = time.perf_counter()
         killed = self._processes.pop(one.pid)
         killed.kill()
@@ -151,21 +150,21 @@ class _Runners:
         return self._reader
 
     def running(self) -> tuple[ReplicaStatus, ...]:
-        """The one that leads first."""
+        """The running replicas, the leader first."""
         if not (self._storage / "FORMAT").exists():
             return ()
         reader = self.reader
         return replica_statuses(reader.storage.meta, reader.journal.committed_upper, reader.runtime, reader.settings)
 
     def are(self, count: int) -> bool:
-        """So many, of which one leads, and all have taken something."""
+        """Whether `count` replicas run, one of them leads, and all have processed transactions."""
         if any(process.poll() is not None for process in self._processes.values()):
             raise RuntimeError(f"a replica ended by itself:\n{self._log.read_text()[-2000:]}")
         several = self.running()
         return len(several) == count and several[0].role == "leads" and min(one.time for one in several) > 2
 
     def pace(self, count: int) -> _Pace:
-        """Of the one that leads, over so many transactions from the next one on."""
+        """The pace of the leader over the next `count` transactions."""
         leader, first = self.running()[0], self.reader.journal.committed_upper
         _until(lambda: self.reader.journal.committed_upper > first)
         begun, computed, first = time.perf_counter(), _cpu_s(leader), self.reader.journal.committed_upper
@@ -174,13 +173,13 @@ class _Runners:
         return _Pace((time.perf_counter() - begun) / made, (_cpu_s(leader) - computed) / made)
 
     def is_near(self) -> bool:
-        """Whether the other one is not further behind than what it said last is old."""
+        """Whether the follower has caught up, as far as the age of its status tells."""
         first = self.reader.journal.committed_upper
         _RUNTIME.sleep_s(_OLD_S)
         return self.running()[1].behind <= self.reader.journal.committed_upper - first + _BEHIND
 
     def has_committed(self, one: ReplicaStatus) -> bool:
-        """Whether the last transaction is its."""
+        """Whether this replica committed the last transaction."""
         found = self.reader.journal.committed(self.reader.journal.committed_upper - 1)
         return found is not None and found.writer == one.writer
 
@@ -200,13 +199,13 @@ def _two(place: Path, size: ReplicaSize, moved: Progress) -> list[Figure]:
     costs, taken, behind = _costs(), [], 0
     with _runners(place, size.rate) as runners:
         for number in range(size.rounds):
-            runners.pace(size.transactions)  # warm-up, of one that has just begun to lead
+            runners.pace(size.transactions)  # warm-up of a new leader
             for cost in costs:
                 _pin(runners.running(), cost.cores)
                 cost.alone.append(runners.pace(size.transactions))
             runners.start()
             _until(lambda: runners.are(2))
-            _holds_within(_NEAR_S, runners.is_near)  # if it is not, the takeover is the longer for it
+            _holds_within(_NEAR_S, runners.is_near)  # otherwise the takeover takes longer
             for cost in reversed(costs):
                 _pin(runners.running(), cost.cores)
                 cost.together.append(runners.pace(size.transactions))
@@ -225,7 +224,7 @@ def _two(place: Path, size: ReplicaSize, moved: Progress) -> list[Figure]:
 
 
 def _costs() -> list[_Cost]:
-    """The first is what is asked for on one machine, the second where there is a core for each."""
+    """Shared cores, as on one machine; and separate cores, as on two."""
     found = [_Cost(f"both share {os.cpu_count()} cores", None)]
     cores = sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else []
     half = len(cores) // 2
@@ -235,7 +234,7 @@ def _costs() -> list[_Cost]:
 
 
 def _pin(several: Sequence[ReplicaStatus], cores: tuple[set[int], set[int]] | None) -> None:
-    """All threads of the one that leads, and of the other one. New threads are where the one is that made them."""
+    """Pin all threads of the leader and of the follower. A new thread inherits the cores of its creator."""
     for one, own in zip(several, cores or (None, None), strict=False):
         for process in _processes(one) if sys.platform == "linux" else ():
             for thread in process.threads():
@@ -248,7 +247,7 @@ def _cpu_s(one: ReplicaStatus) -> float:
 
 
 def _processes(one: ReplicaStatus) -> list[psutil.Process]:
-    """Itself, and its Spark."""
+    """The process of the replica, and its children such as Spark."""
     own = psutil.Process(one.pid)
     return [own, *own.children(recursive=True)]
 
@@ -262,7 +261,7 @@ def _bulk(place: Path, size: ReplicaSize) -> Figure:
 
 
 def _loaded(place: Path, executors: int, size: ReplicaSize) -> list[float]:
-    """With executors as processes of their own; the cluster's master and workers are threads of the driver here."""
+    """Executors are separate processes; the cluster's master and workers are threads of the driver."""
     master, storage = f"local-cluster[{executors},1,1024]", str(place / f"executors-{executors}")
     command = [sys.executable, "-m", "bench.bulk", master, storage, str(size.events), str(size.loads)]
     settings = {"spark.driver.memory": "2g", "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}

@@ -1,14 +1,14 @@
-"""Clients of shapes, thousands in one process, without threads: what `bench.shapes` measures with.
+"""Thousands of shape clients in one process, without threads, for `bench.shapes`.
 
     python -m bench.shape_clients HOST PORT
 
-Takes commands on its input, a JSON object in each line, and answers each with a line:
+Each line of its input is a command, a JSON object; each command is answered with a line:
 
-    {"follow": [OWNER, ...]}                    a client for each; answers when all of them wait for the next change
-    {"expect": TRANSACTION, "clients": COUNT}   answers when so many got it: when the first and the last did
+    {"follow": [OWNER, ...]}                    starts a client per owner; answers when all wait for the next change
+    {"expect": TRANSACTION, "clients": COUNT}   answers when COUNT clients have it: the first and last arrival
     {"sync": TABLE}                             reads a whole table: seconds, rows, bytes
 
-Moments are those of `time.perf_counter`, which is one clock for all processes of a machine.
+Times are those of `time.perf_counter`, which is one clock for all processes of a machine.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MARK = b'"lsn":"'
 
 
 def raise_file_limit() -> int:
-    """How many files and connections this process may have open, from now on."""
+    """Raise the limit of open files and connections of this process, and return it."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return hard
@@ -61,7 +61,7 @@ class _Connection:
         return _Answer(int(head[0].split()[1]), headers, body)
 
     async def _pieces(self) -> Any:
-        """Of a body that comes in chunks."""
+        """The pieces of a chunked body."""
         while length := int(await self._reader.readline(), 16):
             yield await self._reader.readexactly(length)
             await self._reader.readexactly(2)
@@ -77,7 +77,7 @@ class _Connection:
 
 @dataclass
 class _Arrivals:
-    """When clients got a transaction."""
+    """The times at which clients received a transaction."""
 
     moments: dict[int, list[float]] = field(default_factory=dict)
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
@@ -108,7 +108,7 @@ class _Clients:
         all_wait = asyncio.create_task(_all(waiting))
         await asyncio.wait([all_wait, *self._following], return_when=asyncio.FIRST_COMPLETED)
         for task in self._following:
-            if task.done():  # it never ends by itself
+            if task.done():  # a task ends only by an error
                 task.result()
         return {"waiting": len(owners)}
 

@@ -1,4 +1,4 @@
-"""What shapes cost: finding, among many, those that a batch of changed rows concerns."""
+"""Measures how fast the shapes that match a batch of changed rows are found among many shapes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class ShapeIndexSize:
 
 
 def shape_index(size: ShapeIndexSize, moved: Progress) -> list[Figure]:
-    """Rows a second, on one core: one of ten rows has the owner of a shape, and all of them."""
+    """Rows per second on one core, if one row in ten matches a shape, and if all do."""
     cases = [(clause, shapes, hit) for clause in CLAUSES for shapes in size.shapes for hit in (0.1, 1.0)]
     figures = []
     for done, ((name, clause), shapes, hit) in enumerate(cases):

@@ -1,14 +1,14 @@
-"""Shapes: how soon clients have a commit, how many changes and clients a process bears, how fast a first sync is.
+"""Measures shapes: latency from a commit to a client, rates of changes and clients, and the first sync.
 
-No Spark: a table that is pushed to, on a disk, served as `evertide run --listen` serves it; the clients are another
-process (`bench.shape_clients`). Both share the machine.
+A table on a disk, without Spark, is served as by `evertide run --listen`. The clients are another process on the same
+machine (`bench.shape_clients`).
 
-1. Commit to client: from the end of a commit of one row to its arrival at the one client that follows it, with more and
-   more shapes beside it.
-2. First sync: a whole table, by one client; the first makes the snapshot, the next ones read what was made.
-3. Clients: one for each shape, all waiting. What each takes of the server's memory, and when a change reaches one of
-   them, and all.
-4. Changes: what the process takes in, matches with all shapes and writes for them; on its own, nobody waits.
+1. Commit to client: from the end of a commit of one row to its arrival at a client, with more and more shapes.
+2. First sync: one client reads a whole table. The first read makes the snapshot, the next one reuses it.
+3. Clients: one waits for each shape. Memory of the server per client, and the time until a change reaches one of them,
+   and all of them.
+4. Changes: the rate at which the process reads changes, matches them with all shapes and writes the logs, without
+   clients.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ GOAL_ROWS_S = 20_000
 _SPARE_FILES = 2_000
 _SETTLE_S = 0.05
 _OPTIONS = ShapeOptions(idle_s=3600, shapes_max=100_000, clients_max=100_000)
-"""Shapes that nobody waits for stay, too, and none has to go for another: they are what is measured."""
+"""No shape is removed, although most have no client."""
 _ID = pa.field("id", pa.int64(), nullable=False)
 ORDERS = DeclaredTable(
     "orders", pa.schema([_ID, ("owner", pa.int64()), ("state", pa.string()), ("amount", pa.float64())]), ("id",)
@@ -89,14 +89,14 @@ def shapes(size: ShapesSize, moved: Progress) -> list[Figure]:
         moved(steps - 2, steps)
         found += _clients(served, size)
         moved(steps - 1, steps)
-        served.service.stop()  # from here on, only this thread follows
+        served.service.stop()  # from here on, only this thread reads the changes
         _settle()
         found += [_rate(served, size, hit) for hit in (1.0, 0.1)]
     return found
 
 
 class _Clients:
-    """The other process."""
+    """The process of the clients."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
@@ -120,21 +120,20 @@ class _Served:
     files_max: int
     shapes: int = 0
     pushed: int = 1_000_000
-    """The number of the last single row: each is another, or it would be no change."""
+    """The id of the last pushed row: each row needs a new id to be a change."""
 
     def clients_max(self, wanted: int) -> int:
-        """As many as there may be connections."""
         return min(wanted, self.files_max - _SPARE_FILES)
 
     def push(self, table: str, ids: range | np.ndarray[Any, Any], owners: Any = None) -> int:
-        """Rows of these owners; if none are given, everyone has the row with his number. Its transaction."""
+        """Push and commit rows of these owners, by default one row per owner; the number of the transaction."""
         numbers = np.asarray(ids)
         columns = [numbers, numbers if owners is None else owners, ["open"] * len(numbers), numbers * 0.5]
         self.pipeline.push(table, pa.table(columns, schema=ORDERS.schema))
         return self.pipeline.commit()
 
     def make_shapes(self, count: int) -> None:
-        """So many in all, by the owner."""
+        """Make shapes, one per owner, until there are `count`."""
         known = self.service.shapes
         for owner in range(self.shapes, count):
             asked = parse_request({"table": "orders", "where": f"owner = {owner}", "offset": "-1"})
@@ -147,7 +146,7 @@ class _Served:
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
             try:
                 made = _Clients(process)
-                made.ask(follow=[])  # until it has started
+                made.ask(follow=[])  # waits until the process has started
                 yield made
             finally:
                 process.kill()
@@ -178,10 +177,10 @@ def _latency(served: _Served, clients: _Clients, count: int, rounds: int) -> Fig
 
 
 def _measured(served: _Served, clients: _Clients, rounds: int) -> tuple[Timing, Timing]:
-    """From the end of a commit of one row to the client that follows it; and the commits."""
+    """The times from the end of a commit of one row to the client, and the times of the commits."""
     took, commits = [], []
     for number in range(-1, rounds):
-        SystemRuntime().sleep_s(_SETTLE_S)  # until it waits again
+        SystemRuntime().sleep_s(_SETTLE_S)  # until the client waits again
         begun_s = time.perf_counter()
         served.pushed += 1
         transaction = served.push("orders", range(served.pushed, served.pushed + 1), [0])
@@ -256,7 +255,7 @@ def _rate(served: _Served, size: ShapesSize, hit: float) -> Figure:
 
 
 def _settle() -> None:
-    """Until the server has done with the clients that left: it would take the processor from what is measured."""
+    """Wait until the server is idle: the disconnected clients still use CPU time."""
     while True:
         before_s = time.process_time()
         _RUNTIME.sleep_s(1.0)

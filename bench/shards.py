@@ -1,4 +1,4 @@
-"""What shards cost: appending, scanning, opening, and staying small under load."""
+"""Measures shards: append, scan, open, and whether files and memory stay bounded under load."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _CITIES = np.array([f"city-{number:03d}" for number in range(500)])
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much of each: the full form, and a short one that only shows that it runs."""
+    """The sizes of the full form; the short form only shows that the benchmarks run."""
 
     append_rounds: int = 400
     scan_rows: int = 10_000_000
@@ -70,7 +70,7 @@ class Place:
 
 @contextmanager
 def place(settings: Settings | None = None) -> Iterator[Place]:
-    """A storage on the disk that people would use: the directory for temporary files may be in memory."""
+    """A storage in `EVERTIDE_BENCH_DIR` or the current directory: the temporary directory may be in memory."""
     settings = settings or Settings()
     runtime = SystemRuntime()
     with tempfile.TemporaryDirectory(dir=os.environ.get("EVERTIDE_BENCH_DIR", Path.cwd()), prefix=".bench-") as name:
@@ -127,7 +127,7 @@ def append(size: Size, progress: Progress) -> list[Figure]:
 
 
 def scan(size: Size, progress: Progress) -> list[Figure]:
-    """A snapshot, part by part and verified, against pyarrow on the same files."""
+    """A snapshot, part by part with verification, against pyarrow on the same files."""
     with place() as here:
         shard = here.shards.create("orders", SCHEMA, here.writer)
         rows = size.scan_rows // size.scan_parts
@@ -160,7 +160,7 @@ def scan(size: Size, progress: Progress) -> list[Figure]:
 
 
 def opening(size: Size, progress: Progress) -> list[Figure]:
-    """Opening a shard with a long history, against one with a short one; compaction on, as it always is."""
+    """Opening a shard with a long history, against one with a short history, both with compaction."""
     with place() as here:
         short = here.shards.create("short", SCHEMA, here.writer)
         long = here.shards.create("long", SCHEMA, here.writer)
@@ -176,7 +176,7 @@ def opening(size: Size, progress: Progress) -> list[Figure]:
 
 
 def load(size: Size, progress: Progress) -> list[Figure]:
-    """Many appends with compaction and collection beside them: do files and memory stay bounded?"""
+    """Many appends with concurrent compaction and garbage collection: do files and memory stay bounded?"""
     settings = replace(Settings(), collection_interval_s=1.0, maintenance_interval_s=0.25)
     process = psutil.Process()
     files, resident = [], []

@@ -1,9 +1,9 @@
-"""Sizing: what a million rows and a view cost, in bytes, parts, commits and memory (docs/sizing.md goes on from there).
+"""Measures the bytes, parts, commits and memory per million rows and per view, for docs/sizing.md.
 
 1. Nexmark into three views (a join with a maximum and an average, wide sums, top-k per group), loaded in large
    transactions: bytes and parts of tables, views and state, per million events; memory of Python and of the JVM.
-2. One table and one, then more, then many small views, in transactions of a few rows: commits to Meta, bytes of them,
-   and time, per transaction; what a view more adds is the slope.
+2. One table and an increasing number of small views, in transactions of a few rows: commits to Meta, their bytes, and
+   time, per transaction. The slope is the cost of one more view.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class SizingSize:
     views: tuple[int, ...] = (1, 10, 40)
     transactions: int = 30
     rows: int = 20
-    """Of one of these transactions."""
+    """Rows per transaction."""
 
     @classmethod
     def short(cls) -> SizingSize:
@@ -111,7 +111,7 @@ def _parts(opened: Pipeline, collection: str) -> int:
 
 
 def _memory() -> tuple[float, float]:
-    """MB of this process, and of the JVMs that it started."""
+    """The memory in MB of this process, and of the JVMs that it started."""
     process = psutil.Process()
     java = sum(each.memory_info().rss for each in process.children(recursive=True) if each.name() == "java")
     return process.memory_info().rss / 1e6, java / 1e6
@@ -122,7 +122,7 @@ def _memory() -> tuple[float, float]:
 
 @dataclass(frozen=True, slots=True)
 class _Cost:
-    """Of one transaction."""
+    """The cost of one transaction."""
 
     commits: float
     bytes: float
@@ -135,7 +135,7 @@ class _Measured:
     views: int
     touched: _Cost
     untouched: _Cost
-    """By transactions of a table that no view reads."""
+    """The cost of transactions of a table that no view reads."""
     checkpoint_bytes: int
     open_s: float
 
@@ -204,7 +204,7 @@ def _slope(measured: Sequence[_Measured]) -> list[Figure]:
 
 
 class _CountedMeta:
-    """A Meta that counts what goes through it."""
+    """A Meta that counts commits and their bytes."""
 
     def __init__(self, meta: Meta) -> None:
         self._meta = meta
@@ -241,5 +241,5 @@ class _CountedMeta:
 
 
 def _settings() -> Settings:
-    """No checkpoint but those that are asked for."""
+    """No automatic checkpoints."""
     return Settings(checkpoint_interval_s=1e9)

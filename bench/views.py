@@ -1,9 +1,9 @@
-"""Views: what a refresh costs, against Spark computing the view again, and how fast many events go in.
+"""Measures the refresh of a view, against a recomputation by Spark, and the bulk load.
 
-Nexmark, one circuit per view. History comes in transactions of a million events (the bulk load is measured on the way),
-then transactions of a thousand events are the refreshes. The peer is Spark's own batch over the same events as Parquet
-files, of explicit schema, in the same session: a full recomputation for a refresh, and one batch with a Parquet sink
-for the bulk load. Figures are ratios, as both ran on the same machine within minutes.
+Nexmark, one circuit per view. The history is loaded in transactions of a million events, which is the bulk load; then
+transactions of a thousand events are the refreshes. The peer is a Spark batch over the same events as Parquet files
+with an explicit schema, in the same session: a full recomputation for a refresh, and one batch with a Parquet sink for
+the bulk load. Figures are ratios, since both ran on the same machine within minutes.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ VIEWS = tuple(WORKLOAD.queries)
 
 @dataclass(frozen=True, slots=True)
 class ViewSize:
-    """How many events of history, in which chunks, and how many refreshes are measured after how many to warm up."""
+    """The events of the history, their chunks, and the number of refreshes, for warm-up and measured."""
 
     histories: tuple[int, ...] = (1_000_000, 10_000_000)
     chunk: int = 1_000_000
@@ -58,7 +58,7 @@ class ViewSize:
 
 @dataclass(slots=True)
 class Measured:
-    """Of one view at one size of history."""
+    """The measurements of one view with one history."""
 
     view: str
     events: int
@@ -83,7 +83,7 @@ def refresh(size: ViewSize, moved: Progress) -> list[Figure]:
 
 
 class _History:
-    """The events before the refreshes: chunks in memory one at a time, and Parquet files for the peer."""
+    """The events before the refreshes: one chunk in memory at a time, and Parquet files for the peer."""
 
     def __init__(self, path: Path, events: int, size: ViewSize) -> None:
         self.path = path
@@ -169,7 +169,7 @@ def _timed(call: Callable[[], object]) -> float:
 
 
 def _jobs(spark: SparkSession, call: Callable[[], object]) -> int:
-    """How many Spark jobs it starts."""
+    """The number of Spark jobs that the call starts."""
     context = spark.sparkContext
     before = len(context.statusTracker().getJobIdsForGroup("bench"))
     context.setJobGroup("bench", "")
@@ -239,7 +239,7 @@ def _short(events: int) -> str:
 
 @contextmanager
 def bench_spark(master: str = "local[*]") -> Iterator[SparkSession]:
-    """The one that runs, in tests; else one of our own, on all cores unless told otherwise."""
+    """The active session, in tests; otherwise a new one, by default on all cores."""
     known = SparkSession.getActiveSession()
     if known is not None:
         yield known

@@ -1,4 +1,4 @@
-"""Whether the answer of one engine is that of another."""
+"""Compares the result of an engine with that of another."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ __all__ = ["check_agreement"]
 
 
 def check_agreement(answer: Path, reference: Path, where: str) -> None:
-    """Both are Parquet files; raises `Differs`. Columns are compared by place, and numbers by value."""
+    """Compare two Parquet files; raises `Differs`. Columns are compared by position, and numbers by value."""
     expected = pq.read_table(reference)
     compare(_like(pq.read_table(answer), expected), expected, where=where, exact_types=False)
 
 
 def _like(found: pa.Table, expected: pa.Table) -> pa.Table:
-    """With the names of the other, and instants where another engine has no time zone, or microseconds."""
+    """Use the names of `expected`, and its timestamps where an engine has no time zone, or microseconds."""
     columns = []
     for at, field in enumerate(expected.schema):
         column = found.column(at)
-        if pa.types.is_null(column.type):  # without rows, another engine's answer may have no types
+        if pa.types.is_null(column.type):  # an empty result of another engine may have no types
             column = column.cast(field.type)
         if pa.types.is_timestamp(field.type) and pa.types.is_timestamp(column.type) and column.type.tz is None:
             column = pc.assume_timezone(column, "UTC")

@@ -1,10 +1,9 @@
-"""The contest: which engine does what, at which sizes, one after the other, and whether they agree.
+"""The contest: runs the measurements of all engines, one after the other, and compares their results.
 
-1. Each measurement is a process of its own (`process`), with two threads, and nothing else runs beside it.
-2. Before anything is measured, each engine answers each query over a few events, and all must agree with Evertide.
-3. An engine that cannot express a query, or fails at it, is left out there, and the report says why.
-4. In the short form engines run in this process, on the Spark that is there, without Flink and
-   Pathway: it shows that all of it works and agrees, not how fast.
+1. Each measurement is a separate process (`process`) with two threads; no other measurement runs meanwhile.
+2. First, each engine runs each query over a few events, and the results must agree with Evertide's.
+3. An engine that cannot express a query, or fails, is skipped for the query, and the report says why.
+4. The short form runs in this process, on its Spark, without Flink and Pathway: it tests the benchmark, not the speed.
 """
 
 from __future__ import annotations
@@ -42,17 +41,17 @@ ENGINES = ("evertide", "flink", "pathway", "streaming", "spark", "duckdb")
 MEASURES = ("agree", "sustained", "refresh", "tpch", "recovery")
 _RECOMPUTING = ("spark", "duckdb")
 _REFRESHING = ("evertide", "streaming", *_RECOMPUTING)
-"""Not those that show results when their next checkpoint is complete: how late that is, is a setting."""
+"""Without engines that show results only with the next checkpoint, since that delay is a setting."""
 _SLOW_ROUNDS = 3
-"""Of those that compute everything again."""
+"""Rounds of the engines that recompute."""
 _RECOVERED = "q4"
-"""A join and two aggregates; Flink's sources tell for it how far they are."""
+"""A join and two aggregates; for this query, Flink's sources report their progress."""
 _RECOVERING = ("evertide", "flink", "pathway")
 
 
 @dataclass(frozen=True, slots=True)
 class ContestSize:
-    """The ten-minute form."""
+    """The defaults take ten minutes."""
 
     measures: tuple[str, ...] = MEASURES
     engines: tuple[str, ...] = ENGINES
@@ -113,14 +112,14 @@ class Contest:
         kept: Callable[[Contest], None] = lambda _: None,
         run: str | None = None,
     ) -> None:
-        """`kept` is told whenever there is more: what was measured before a run of hours ended early is not lost. `run`
-        is that of which this is to be a part."""
+        """`kept` is called after each measurement, so that the results of an aborted run are kept. `run` is the run
+        that this contest continues."""
         self.size = size
         self._kept = kept
         self.measured: list[Measured] = []
         self.skipped: list[Skipped] = []
         self.agreed: dict[str, list[str]] = {}
-        """By query, who agrees with Evertide."""
+        """By query, the engines that agree with Evertide."""
         self._moved = moved
         self._run = datetime.now(UTC).isoformat(timespec="seconds") if run is None else run
         self._scratch = Path()
@@ -137,7 +136,7 @@ class Contest:
     # Measures
 
     def _agree(self) -> None:
-        """All queries of an engine in one process, as nothing is timed."""
+        """Run all queries of an engine in one process, since no time is measured."""
         data = self._scratch / "few"
         nexmark.write_files(data, self.size.agreeing, self.size.agreeing)
         able = {query: tuple(self._able(query)) for query in self.size.queries}
@@ -157,7 +156,7 @@ class Contest:
             rows = nexmark.written_rows(data, query)
             for engine in self._able(query):
                 if engine in _RECOMPUTING:
-                    continue  # they keep nothing, so there is nothing that a load could be sustained with
+                    continue  # they have no state, so a sustained load has no meaning
                 found = Measured(measure="sustained", engine=engine, query=query, events=rows)
                 for _ in range(self.size.rounds):
                     told = self._tried(engine, self._job("sustained", (query,), data=str(data)))
@@ -171,7 +170,7 @@ class Contest:
         shutil.rmtree(data)
 
     def _refresh(self) -> None:
-        """Those that keep nothing between two refreshes have all queries over one history, as making it takes long."""
+        """Engines without state run all queries over one history, since generating it takes long."""
         able = {query: tuple(self._able(query)) for query in self.size.refreshed}
         for engine in (name for name in self.size.engines if name in _REFRESHING):
             queries = tuple(query for query, engines in able.items() if engine in engines)
@@ -252,7 +251,7 @@ class Contest:
             self._keep(found)
 
     def _able(self, query: str) -> Iterator[str]:
-        """The engines that can express it, ours first: all others are compared with it."""
+        """The engines that can express the query, Evertide first, which is the reference."""
         for engine in self.size.engines:
             if engine == "streaming" and query not in STREAMED:
                 self._skip(engine, query, "cannot be said in Structured Streaming without watermarks")
@@ -268,7 +267,7 @@ class Contest:
         return Job(measure=measure, place=place, queries=queries, chunk=self.size.chunk, **values)
 
     def _tried(self, engine: str, job: Job) -> list[dict[str, Any]] | None:
-        """What it told; that it failed is noted, and None if that is all."""
+        """Run a job, and return the lines of its worker; None if it failed without any. Failures are recorded."""
         if self.size.in_process:
             told: list[dict[str, Any]] = []
             work(engine, job, lambda what, **values: told.append({"what": what, **values}))

@@ -1,4 +1,4 @@
-"""DuckDB: the whole query again for each refresh, over tables of its own in a database file, by two threads."""
+"""DuckDB recomputes the query for each refresh, over tables in a database file, with two threads."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Tell = Callable[..., None]
 
 
 def sustained(job: Job, tell: Tell) -> None:
-    """One batch over all files, into a table."""
+    """Run one batch over all files, into a table."""
     [query] = job.queries
     with _database(Path(job.place) / "sustained.duckdb") as database:
         for name in nexmark.inputs_of(query):
@@ -38,7 +38,7 @@ def sustained(job: Job, tell: Tell) -> None:
 
 
 def refresh(job: Job, tell: Tell) -> None:
-    """New events are inserted, then the result is made anew; both count. All queries over the same tables."""
+    """Insert new events and recompute the result; both are measured. All queries share the tables."""
     inputs = nexmark.all_inputs(job.queries)
     with _database(Path(job.place) / "refresh.duckdb") as database:
         for step in nexmark.steps(job):
@@ -58,7 +58,7 @@ def refresh(job: Job, tell: Tell) -> None:
 
 
 def tpch(job: Job, tell: Tell) -> None:
-    """All queries over what the tables hold after the refreshes."""
+    """Run all queries over the tables after the refreshes."""
     with _database(Path(job.place) / "tpch.duckdb") as database:
         for name, table in final_tables(job).items():
             _insert(database, name, table)
@@ -75,7 +75,7 @@ def tpch(job: Job, tell: Tell) -> None:
 def _database(path: Path) -> Iterator[Any]:
     with closing(duckdb.connect(str(path), config={"threads": 2})) as database:
         database.execute("SET TimeZone = 'UTC'")
-        database.execute("SET default_null_order = 'nulls_first_on_asc_last_on_desc'")  # as Spark has them
+        database.execute("SET default_null_order = 'nulls_first_on_asc_last_on_desc'")  # as in Spark
         yield database
 
 

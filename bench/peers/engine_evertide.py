@@ -1,4 +1,4 @@
-"""Evertide: a pipeline, durable, as its users open it."""
+"""Evertide as a durable pipeline, opened as by its users."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _KEYS = {
 
 
 def sustained(job: Job, tell: Tell) -> None:
-    """All files, as fast as they go, checkpoints now and then; over when all is committed and in a checkpoint."""
+    """Read all files at full speed, with checkpoints, until all is committed and in a checkpoint."""
     [query] = job.queries
     script = nexmark.script_over_files(query, Path(job.data))
     settings = Settings(checkpoint_interval_s=job.checkpoint_s)
@@ -74,7 +74,7 @@ def refresh(job: Job, tell: Tell) -> None:
 
 
 def _pushed(opened: Pipeline, tables: dict[str, pa.Table]) -> float:
-    """From the first row handed over to the durable commit."""
+    """The seconds from the first pushed row to the durable commit."""
     begun = time.perf_counter()
     for name, rows in tables.items():
         if rows.num_rows:
@@ -84,7 +84,7 @@ def _pushed(opened: Pipeline, tables: dict[str, pa.Table]) -> float:
 
 
 def recovery(job: Job, tell: Tell) -> None:
-    """First: take the history in, make a checkpoint, and go on until killed. Second: open it again."""
+    """First: load the history, make a checkpoint, and push until killed. Second: open the pipeline again."""
     [query], [history] = job.queries, job.histories
     with bench_spark(TWO_THREADS) as spark:
         place = Path(job.place) / "storage"
@@ -105,7 +105,7 @@ def recovery(job: Job, tell: Tell) -> None:
 
 
 def tpch(job: Job, tell: Tell) -> None:
-    """The load, then refreshes: orders come and go, rows of all tables change. All queries in one pipeline."""
+    """Load the tables, then refresh them: orders are inserted and deleted, all tables change. One pipeline."""
     settings = Settings(checkpoint_interval_s=60)
     script = TPCH.script(job.queries)
     with (
@@ -122,7 +122,7 @@ def tpch(job: Job, tell: Tell) -> None:
 
 
 def final_tables(job: Job) -> dict[str, pa.Table]:
-    """What the tables of TPC-H hold after the refreshes."""
+    """The content of the tables of TPC-H after the refreshes."""
     held = {name: Content(rows.schema, name) for name, rows in generated(job.scale).items()}
     for delta in _changes(job):
         for name, rows in delta.items():
@@ -136,7 +136,7 @@ def _changes(job: Job) -> Iterator[Transaction]:
 
 
 def _changed(opened: Pipeline, delta: Transaction) -> float:
-    """A delta, pushed as upserts and deletes by key."""
+    """Push a delta as upserts and deletes by key."""
     prepared = [(name, *_by_key(name, rows)) for name, rows in delta.items() if rows.num_rows]
     begun = time.perf_counter()
     for name, rows, deletes in prepared:
@@ -146,7 +146,7 @@ def _changed(opened: Pipeline, delta: Transaction) -> float:
 
 
 def _by_key(name: str, delta: pa.Table) -> tuple[pa.Table, pa.Table]:
-    """What is there after it, and the keys that are not."""
+    """The rows to upsert, and the keys to delete."""
     netted = net(delta, name)
     positive: Any = pc.greater(netted.column(DIFF), 0)
     added = expand(netted.filter(positive), name)

@@ -1,8 +1,8 @@
-"""Spark by itself: the whole query again for each refresh (what Declarative Pipelines do), or Structured Streaming.
+"""Spark without Evertide: recomputes the query per refresh (as Declarative Pipelines do), or Structured Streaming.
 
-Recomputation reads Parquet files of a known schema and throws the rows away, so that only computing is measured.
-Streaming keeps its state in RocksDB and its progress in a checkpoint, each micro-batch, as Spark's guide has it. It can
-express queries that map, filter, join streams, or aggregate once: `STREAMED`.
+Recomputation reads Parquet files with a known schema and discards the rows, so that only computation is measured.
+Streaming has its state in RocksDB and a checkpoint per micro-batch, as Spark's guide recommends. It can express queries
+that map, filter, join streams, or aggregate once: `STREAMED`.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _PARTITIONS = "2"
 
 
 class Recompute:
-    """Every time from the beginning."""
+    """Recomputes the query for each refresh."""
 
     @staticmethod
     def sustained(job: Job, tell: Tell) -> None:
-        """One batch over all files."""
+        """Run one batch over all files."""
         [query] = job.queries
         with bench_spark(TWO_THREADS) as spark:
             session = _session(spark, Path(job.data), nexmark.inputs_of(query))
@@ -50,7 +50,7 @@ class Recompute:
 
     @staticmethod
     def refresh(job: Job, tell: Tell) -> None:
-        """All queries over the same files."""
+        """Run all queries over the same files."""
         with bench_spark(TWO_THREADS) as spark:
             inputs = nexmark.all_inputs(job.queries)
             files = _Files(Path(job.place) / "events", inputs)
@@ -67,7 +67,7 @@ class Recompute:
 
     @staticmethod
     def tpch(job: Job, tell: Tell) -> None:
-        """All queries over what the tables hold after the refreshes."""
+        """Run all queries over the tables after the refreshes."""
         path = Path(job.place) / "tables"
         for name, rows in final_tables(job).items():
             (path / name).mkdir(parents=True)
@@ -84,7 +84,7 @@ class Recompute:
 
 
 class Stream:
-    """Micro-batches over files as they come."""
+    """Runs micro-batches over new files."""
 
     @staticmethod
     def sustained(job: Job, tell: Tell) -> None:
@@ -130,7 +130,7 @@ def _stream_refresh(spark: SparkSession, query: str, job: Job, tell: Tell) -> No
 
 
 class _Files:
-    """A directory per table; a file is there as a whole, or not."""
+    """A directory per table, in which files appear atomically."""
 
     def __init__(self, path: Path, names: Iterable[str]) -> None:
         self.path = path
@@ -159,7 +159,7 @@ def _struct(session: SparkSession, path: Path) -> Any:
 
 
 def _streams(spark: SparkSession, path: Path, query: str) -> SparkSession:
-    """The side input is a table: it does not change."""
+    """Register the tables as streams. The side input never changes, and is a table."""
     session = spark.newSession()
     session.conf.set("spark.sql.session.timeZone", "UTC")
     session.conf.set("spark.sql.streaming.stateStore.providerClass", _ROCKSDB)
@@ -181,7 +181,7 @@ def _written(session: SparkSession, query: str, place: Path, form: str) -> Any:
 
 
 def _checked(session: SparkSession, query: str, job: Job) -> None:
-    """Once more, into memory, as a whole."""
+    """Run the stream again, with its complete result in memory, to compare it."""
     stream = session.sql(WORKLOAD.queries[query]).writeStream.format("memory").queryName("result")
     mode = "complete" if query in _AGGREGATES else "append"
     stream.outputMode(mode).trigger(availableNow=True).start().awaitTermination()

@@ -1,11 +1,11 @@
-"""Apache Flink: a SQL query in its own local cluster.
+"""Runs a SQL query in a local cluster of Apache Flink.
 
-Runs in a Python environment of its own, and imports what needs nothing of ours.
+It runs in a separate Python environment, without Evertide and its dependencies.
 
-State is in RocksDB with incremental checkpoints, aggregates go in mini-batches, distinct ones are split: as Flink's own
-Nexmark has it. Results go nowhere (`blackhole`), as there. Parallelism is 2.
+As in Flink's own Nexmark, state is in RocksDB with incremental checkpoints, aggregates run in mini-batches, distinct
+aggregates are split, and results are discarded (`blackhole`). Parallelism is 2.
 
-The job is a JSON object, `bench.peers.jobs.Job`; what is told are lines of JSON.
+The job is a JSON object, `bench.peers.jobs.Job`; the output is lines of JSON.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _started(job: dict[str, Any], query: str, env: Any, table_module: Any) -> An
 
 
 def _recovery(job: dict[str, Any], query: str, env: Any, table_module: Any, port: int) -> None:
-    """First: read all files, wait for a checkpoint that has them, and go on until killed. Second: from there."""
+    """First: read all files, wait for a checkpoint with them, and run until killed. Second: start from it."""
     started = _started(job, query, env, table_module)
     cluster = _Cluster(port, str(started.get_job_client().get_job_id()))
     cluster.wait(cluster.is_running)
@@ -97,21 +97,21 @@ def _recovery(job: dict[str, Any], query: str, env: Any, table_module: Any, port
         return
     rows = sum(job["histories"])
     cluster.wait(lambda: cluster.rows_read() >= rows)
-    after = cluster.checkpoints() + 2  # one may have been under way
+    after = cluster.checkpoints() + 2  # one may have begun before all rows were read
     cluster.wait(lambda: cluster.checkpoints() >= after)
     tell("loaded")
     threading.Event().wait()
 
 
 class _Cluster:
-    """What the cluster says of a job."""
+    """The cluster's REST API for one job."""
 
     def __init__(self, port: int, job: str) -> None:
         self._pause = threading.Event()
         self._address = f"http://localhost:{port}/jobs/{job}"
 
     def is_running(self) -> bool:
-        """All tasks have got their state back."""
+        """Whether all tasks have restored their state."""
         found = self._asked("")
         return bool(found["vertices"]) and all(
             vertex["status"] in ("RUNNING", "FINISHED") for vertex in found["vertices"]
@@ -131,7 +131,7 @@ class _Cluster:
                 if holds():
                     return
             except (OSError, KeyError):
-                pass  # not up yet
+                pass  # not started yet
             self._pause.wait(_POLL_S)
 
     def _asked(self, path: str) -> Any:

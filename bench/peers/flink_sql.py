@@ -1,9 +1,9 @@
-"""Nexmark as Flink says it.
+"""The tables and queries of Nexmark in Flink's SQL.
 
-1. Its window functions need a watermark. Ours is a day late: so no event is too late in whatever order files are read,
-   and windows close when all is read. What comes out in the end is what a query over all rows says.
-2. An average of integers is an integer there: so it is taken of doubles.
-3. q6 is left out: Flink has no OVER over what changes.
+1. Flink's window functions need a watermark. It is a day late, so that no event is dropped in any order of files, and
+   windows close when all is read: the final result is that of a query over all rows.
+2. In Flink an average of integers is an integer, so the queries average doubles.
+3. q6 is omitted: Flink does not support OVER on a table with updates.
 """
 
 from __future__ import annotations
@@ -80,16 +80,16 @@ _WORD = re.compile(r"\bdateTime\b")
 
 
 def _quoted(text: str) -> str:
-    """The name is a word of Flink's own."""
+    """Quote a column whose name is a reserved word in Flink."""
     return _WORD.sub("`dateTime`", text)
 
 
 FLINK = {name: _quoted(_OWN.get(name, text)) for name, text in WORKLOAD.queries.items() if name not in ("q6", "q11")}
-"""By query."""
+"""The queries by name."""
 
 
 def flink_tables(query: str, data: Path, *, is_watched: bool) -> dict[str, str]:
-    """By name. `is_watched`: directories are looked at again and again, so that the job does not end."""
+    """The statements by table. With `is_watched`, directories are polled, and the job does not end."""
     return {name: _table(name, data / name, is_watched=is_watched) for name in inputs_of(query)}
 
 

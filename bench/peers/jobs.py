@@ -1,7 +1,7 @@
-"""What a worker is asked to do, and what came of it.
+"""`Job` and `Measured`: the task of a worker, and its result.
 
-A worker is a process of its own, so that its memory, its bytes written and its death are its own. It is given a `Job`,
-and tells what it did in lines of JSON, each with a `what`.
+A worker is a separate process, so that its memory and its written bytes can be measured, and it can be killed. It
+receives a `Job`, and reports in lines of JSON, each with a `what`.
 """
 
 from __future__ import annotations
@@ -13,46 +13,46 @@ import msgspec
 __all__ = ["TWO_THREADS", "Job", "Measured", "Skipped"]
 
 TWO_THREADS = "local[2]"
-"""Spark's master, for whoever uses Spark: as many threads as each engine has."""
+"""Spark's master: every engine has two threads."""
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
     measure: str
     """sustained, refresh, recovery or tpch."""
     place: str
-    """A directory of its own."""
+    """The directory of the job."""
     queries: tuple[str, ...]
     texts: dict[str, str | dict[str, str]] = {}
-    """Per query, the tables that it reads and the query in the engine's own words, for a worker that cannot read ours:
-    `q4.tables`, `q4`."""
+    """Per query, its tables and its text in the engine's dialect, for a worker that cannot import them: `q4.tables`,
+    `q4`."""
     data: str = ""
     """Directories of Parquet files, one per table; of CSV files for Pathway."""
     result: str = ""
-    """Where to write the answers as Parquet files; nothing is compared if it is empty."""
+    """The directory for results as Parquet files; empty if they are not compared."""
     histories: tuple[int, ...] = ()
     chunk: int = 1_000_000
     sizes: tuple[int, ...] = ()
-    """How many new events before a refresh."""
+    """Numbers of new events per refresh."""
     warm_up: int = 0
     rounds: int = 1
     is_recomputed: bool = False
-    """What a refresh takes follows the history, whatever is new."""
+    """Whether the engine recomputes, so that a refresh depends on the history, not on the new events."""
     scale: float = 0.0
-    """Of TPC-H."""
+    """The scale of TPC-H."""
     phase: str = ""
-    """Of a recovery: first or second."""
+    """The phase of a recovery: first or second."""
     jars: tuple[str, ...] = ()
     checkpoint_s: int = 10
 
 
 class Measured(msgspec.Struct, kw_only=True):
     run: str = ""
-    """When the run began that it is of: ratios are of one run."""
+    """The start of the run: ratios compare results of one run."""
     measure: str
     engine: str
     query: str
     events: int
-    """Of history for a refresh or a recovery; those that went in for a sustained load."""
+    """The events of the history; for a sustained load, all events."""
     size: int = 0
     seconds: list[float] = []
     cpu_s: float = 0.0

@@ -1,4 +1,4 @@
-"""Nexmark for all engines: which tables a query reads, the events as Parquet files, and the steps of a refresh."""
+"""Nexmark for all engines: the tables of each query, the events as Parquet files, and the steps of a refresh."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ _INPUTS = {
 _GENERATOR = Nexmark(seed=7)
 _SIDE_ROWS = 2_000
 _CYCLE = 50
-"""Events: a person, three auctions, bids."""
+"""The events repeat a cycle: a person, three auctions, 46 bids."""
 _LARGE, _USUAL = 100_000, 1_000
-"""New events."""
+"""Numbers of new events per refresh."""
 _LONG = 100_000_000
-"""Events of history, where to recompute once takes up to a minute."""
+"""Events of a history over which one recomputation takes up to a minute."""
 _TABLE = re.compile(r"CREATE TABLE (\w+) \(.*?\n\)", re.DOTALL)
 
 
@@ -58,7 +58,7 @@ def all_inputs(queries: Iterable[str]) -> tuple[str, ...]:
 
 
 def made(names: Iterable[str], first: int, count: int) -> dict[str, pa.Table]:
-    """The rows of these tables, of so many events; the side input comes with the first."""
+    """The rows of these tables for `count` events; the side input comes with the first event."""
     events = _GENERATOR.events(first, count)
     tables = {"person": events.person, "auction": events.auction, "bid": events.bid}
     if first == 0:
@@ -67,7 +67,7 @@ def made(names: Iterable[str], first: int, count: int) -> dict[str, pa.Table]:
 
 
 def write_files(path: Path, events: int, chunk: int) -> None:
-    """All tables, a file for each stretch of events."""
+    """Write all tables, with one file per chunk of events."""
     for name in TABLES:
         (path / name).mkdir(parents=True)
     pq.write_table(_GENERATOR.side_input(_SIDE_ROWS), path / "side_input" / "00000.parquet")
@@ -78,13 +78,13 @@ def write_files(path: Path, events: int, chunk: int) -> None:
 
 
 def written_rows(path: Path, query: str) -> int:
-    """How many rows the query reads."""
+    """The number of rows that the query reads."""
     files = (file for name in inputs_of(query) for file in sorted((path / name).glob("*.parquet")))
     return sum(pq.ParquetFile(file).metadata.num_rows for file in files)
 
 
 def script_over_files(query: str, path: Path) -> str:
-    """Tables that are read from the files and not stored again: the others leave their input where it is, too."""
+    """A script whose tables are read from the files and not stored: other engines do not copy their input either."""
 
     def over(found: re.Match[str]) -> str:
         options = f"path '{path / found[1]}', settle_ms '1'"
@@ -96,10 +96,10 @@ def script_over_files(query: str, path: Path) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Events to take in: of the history, to warm up, or a refresh that is measured."""
+    """Events to process: a part of the history, a warm-up, or a measured refresh."""
 
     query: str
-    """Whose refresh it is; empty for the history."""
+    """The query that is refreshed; empty for the history."""
     history: int
     first: int
     count: int
@@ -108,11 +108,10 @@ class Step:
 
 
 def steps(job: Job) -> Iterator[Step]:
-    """Histories grow one out of the other; what refreshes brought is part of what follows.
+    """The steps of a job. Each history extends the one before, including the events of its refreshes.
 
-    Several queries are refreshed one after the other, on the same history.
-
-    A few new events are such as the query reads: the ones before are left out, for all engines alike.
+    Several queries are refreshed one after the other, on the same history. A refresh with less than a cycle of events
+    begins with an event that the query reads: the events before are skipped, for all engines.
     """
     following = 0
     for history in job.histories:
@@ -128,15 +127,15 @@ def steps(job: Job) -> Iterator[Step]:
 
 
 def _places(query: str) -> range:
-    """Where, in each cycle of events, those are that the query reads: bids, or auctions if it reads no bids."""
+    """The positions in a cycle of the events that the query reads: bids, or auctions if it reads no bids."""
     return range(4, _CYCLE) if "bid" in inputs_of(query) else range(1, 4)
 
 
 def _rounds(job: Job, history: int) -> Iterator[tuple[int, bool]]:
-    """Large refreshes are measured less often, as they take longer and vary less.
+    """The size of each round, and whether it is measured. Large refreshes have fewer rounds, since they vary less.
 
-    Who recomputes is warm after the first, and on a long history has its rounds for one size only: others are looked at
-    once, as they take the same.
+    An engine that recomputes is warmed up once. On a long history it has one round per size, except for `_USUAL`, since
+    all sizes take the same time.
     """
     for number, size in enumerate(job.sizes):
         warm_up, rounds = job.warm_up, job.rounds

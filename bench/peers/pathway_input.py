@@ -1,7 +1,7 @@
-"""Nexmark's events as Pathway reads them: CSV files.
+"""Converts Nexmark's events to CSV files for Pathway.
 
-It reads Parquet by way of Delta Lake or Iceberg only, and wants a licence key for these. Of what is left, CSV costs it
-least. A file is read by one thread as a whole: so there are many, for both to have their share.
+Pathway reads Parquet only through Delta Lake or Iceberg, which need a licence key. Of the other formats, CSV is the
+fastest. One thread reads a whole file, so there are many files, for both threads.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ __all__ = ["pathway_files"]
 
 _ROWS = 50_000
 _UNQUOTED = pyarrow.csv.WriteOptions(quoting_style="none")
-"""No text of Nexmark has a comma or a quote in it; if one had, writing would fail."""
+"""No text of Nexmark has a comma or a quote; otherwise the write fails."""
 
 
 def pathway_files(data: Path) -> Path:
-    """Directories of CSV files, one per table, of what the Parquet files hold; made if they are not there."""
+    """Convert the Parquet files to directories of CSV files, one per table, unless they exist."""
     made = data / "csv"
     if not made.exists():
         for name in TABLES:
@@ -36,7 +36,7 @@ def pathway_files(data: Path) -> Path:
 
 
 def _as_read(rows: pa.Table) -> pa.Table:
-    """Instants are microseconds; `id` is a name of Pathway's own."""
+    """Convert timestamps to microseconds, and rename `id`, which is reserved in Pathway."""
     plain = [field.with_type(pa.int64()) if pa.types.is_timestamp(field.type) else field for field in rows.schema]
     return rows.cast(pa.schema(plain)).rename_columns(
         ["number" if name == "id" else name for name in rows.schema.names]

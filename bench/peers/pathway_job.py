@@ -1,12 +1,12 @@
-"""Pathway: a query over directories of CSV files, in this process.
+"""Runs a query over directories of CSV files with Pathway, in this process.
 
-Runs in a Python environment of its own, and imports what needs nothing of ours.
+It runs in a separate Python environment, without Evertide and its dependencies.
 
-Two worker threads. What is read is persisted to the file system, as often as others make checkpoints: of the ways to
-persist, that one needs no licence key. It starts from what was read again, not from the state of operators. Results go
-nowhere (`pw.io.null`).
+Pathway has two worker threads. It persists its input to the file system at the checkpoint interval of the other
+engines: the only way to persist that needs no licence key. A restart processes the persisted input again, since
+the state of operators is not persisted. Results are discarded (`pw.io.null`).
 
-The job is a JSON object, `bench.peers.jobs.Job`; what is told are lines of JSON.
+The job is a JSON object, `bench.peers.jobs.Job`; the output is lines of JSON.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def main(given: str) -> None:
     for query in job["queries"]:
         try:
             run(job, query, pathway)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the report says so
+        except Exception as error:  # noqa: BLE001 - the report has any error
             tell("failed", query=query, why=f"{type(error).__name__}: {error}")
     tell("over")
 
@@ -54,7 +54,7 @@ def _sustained(job: dict[str, Any], query: str, pathway: Any) -> None:
 
 
 def _recovery(job: dict[str, Any], query: str, pathway: Any) -> None:
-    """First: read all files, wait until that is persisted, and go on until killed. Second: from there."""
+    """First: read all files, wait until they are persisted, and run until killed. Second: restart."""
     tables = _tables(job, query, pathway, "streaming")
     result = PATHWAY[query](pathway, *tables)
     place = Path(job["place"]) / query
@@ -71,7 +71,7 @@ def _recovery(job: dict[str, Any], query: str, pathway: Any) -> None:
 
 
 def _tables(job: dict[str, Any], query: str, pathway: Any, mode: str) -> list[Any]:
-    """In a graph of its own: what was there before is done."""
+    """The tables of a query, in a new graph."""
     importlib.import_module("pathway.internals.parse_graph").G.clear()
     tables = []
     for name, columns in READ[query].items():
@@ -81,7 +81,7 @@ def _tables(job: dict[str, Any], query: str, pathway: Any, mode: str) -> list[An
 
 
 def _run(place: Path, job: dict[str, Any], pathway: Any) -> None:
-    """Returns when all is computed and persisted; never, if directories are watched."""
+    """Run until all is computed and persisted; in the mode `streaming`, forever."""
     backend = pathway.persistence.Backend.filesystem(place)
     config = pathway.persistence.Config(backend, snapshot_interval_ms=1_000 * job["checkpoint_s"])
     pathway.run(monitoring_level=pathway.MonitoringLevel.NONE, persistence_config=config)
@@ -96,13 +96,13 @@ def _keep(job: dict[str, Any], query: str, pathway: Any) -> None:
 
 
 def _on_change(table: Any, told: Any) -> None:
-    """Also of what is there again after a restart, which `pw.io.subscribe` would not tell."""
+    """Subscribe to changes, including those restored by a restart, which `pw.io.subscribe` skips."""
     subscription = importlib.import_module("pathway.internals.table_subscription")
     subscription.subscribe(table, skip_persisted_batch=False, on_change=told)
 
 
 class _Arrived:
-    """How many rows were read, and at which of Pathway's times the last ones."""
+    """The number of rows read, and the Pathway time of the last ones."""
 
     def __init__(self) -> None:
         self.rows = 0
@@ -121,7 +121,7 @@ def _tell_loaded(arrived: _Arrived, rows: int, place: Path) -> None:
 
 
 def _persisted(place: Path, worker: int) -> int:
-    """Up to which time: each worker says so in two files, in turns."""
+    """The time up to which a worker has persisted; it writes two files alternately."""
     found = [0]
     for path in place.glob(f"*-{worker}-*"):
         try:

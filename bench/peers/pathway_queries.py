@@ -1,11 +1,9 @@
-"""Nexmark as Pathway says it, in its table API.
+"""The queries of Nexmark in Pathway's table API. It runs in an environment without Evertide; others read the names.
 
-Runs where Pathway is installed and nothing of ours; others may look at which queries there are.
-
-1. Times are microseconds as integers, so windows are arithmetic. `id` is a name of Pathway's own: it is `number` here.
-2. A row that a row_number() picks is the least of tuples, in the order of the query; of ties any will do.
-3. What its expressions cannot say (the first ten of a group, a moving average) is a function in Python.
-4. Columns stand in the order of the SQL: that is how answers are compared.
+1. Times are microseconds as integers, so windows are arithmetic. `id` is reserved in Pathway: it is `number` here.
+2. A row that row_number() selects is the least of tuples, in the order of the query; ties are broken arbitrarily.
+3. Python functions compute what Pathway's expressions do not support (the first ten of a group, a moving average).
+4. Columns are in the order of the SQL, since results are compared by position.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ _ID = "channel_id="
 
 Query = Callable[..., Any]
 PATHWAY: dict[str, Query] = {}
-"""By name: a function of Pathway's module and the tables, in the order of `READ`."""
+"""By name: a function that takes Pathway's module and the tables, in the order of `READ`."""
 
 
 def _query(made: Query) -> Query:
@@ -93,7 +91,7 @@ def q6(pw: Any, auction: Any, bid: Any) -> Any:
 
 
 def _moving(ended: list[tuple[int, int, int]]) -> list[tuple[int, float]]:
-    """The id of each, and the average price of it and the nine before."""
+    """The id of each row, and the average price of it and the nine rows before."""
     prices = [price for _, _, price in ended]
     return [(number, sum(prices[max(0, at - 9) : at + 1]) / min(10, at + 1)) for at, (_, number, _) in enumerate(ended)]
 
@@ -258,7 +256,7 @@ def q21(pw: Any, bid: Any) -> Any:
 
 
 def _channel_id(channel: str, url: str) -> str:
-    """Of one of four channels, its number; of another, what its address says, or nothing."""
+    """The number of one of four channels; otherwise the id in the URL, or an empty text."""
     if channel.lower() in _CHANNELS:
         return str(_CHANNELS.index(channel.lower()))
     return next((part.removeprefix(_ID) for part in url.split("&") if part.startswith(_ID)), "")
@@ -275,7 +273,7 @@ def _folders(url: str) -> tuple[str, ...]:
     return tuple([*url.split("/", 6), "", "", ""][3:6])
 
 
-# Parts of several
+# Shared parts
 
 
 def _of(table: Any, names: str) -> list[Any]:
@@ -287,13 +285,13 @@ def _start(instant: Any) -> Any:
 
 
 def _once(table: Any) -> Any:
-    """Each row once, however often it is there."""
+    """The distinct rows."""
     columns = _of(table, " ".join(table.column_names()))
     return table.groupby(*columns).reduce(*columns)
 
 
 def _on_time(auction: Any, bid: Any, *columns: str) -> Any:
-    """Bids, joined with the auction that was open then: the price, and these columns."""
+    """Bids joined with the auction that was open at their time: the price, and these columns."""
     both = auction.join(bid, auction.number == bid.auction)
     both = both.filter((bid.dateTime >= auction.dateTime) & (bid.dateTime <= auction.expires))
     of_bid = {"bid_dateTime": "dateTime", "bid_extra": "extra", "bidder": "bidder"}
@@ -302,7 +300,7 @@ def _on_time(auction: Any, bid: Any, *columns: str) -> Any:
 
 
 def _ranked(pw: Any, bid: Any, **columns: Any) -> Any:
-    """With 1 for the rank that its price has, and 0 for others."""
+    """Add columns with 1 for the rank of the price, and 0 for the other ranks."""
     return bid.with_columns(
         rank1=pw.cast(int, bid.price < 10_000),
         rank2=pw.cast(int, (bid.price >= 10_000) & (bid.price < 1_000_000)),
@@ -317,7 +315,7 @@ def _counts(pw: Any, days: Any) -> dict[str, Any]:
 
 
 def _distinct(pw: Any, days: Any, name: str) -> dict[str, Any]:
-    """Of those with a rank: all others count as one, which is taken away again."""
+    """Distinct counts per rank: rows of other ranks count as one value, which is subtracted."""
     found = {f"total_{name}s": pw.reducers.count_distinct(days[name])}
     for rank in (1, 2, 3):
         is_of = days[f"rank{rank}"]

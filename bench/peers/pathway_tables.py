@@ -1,11 +1,11 @@
-"""Which columns of Nexmark's tables a query reads in Pathway, and of what kind they are."""
+"""The columns of Nexmark's tables that each query reads in Pathway, and their types."""
 
 from __future__ import annotations
 
 __all__ = ["AUCTION", "READ", "TEXTS"]
 
 TEXTS = frozenset({"channel", "url", "extra", "name", "city", "state", "itemName", "description", "value"})
-"""Columns of tables that are texts; all others are integers."""
+"""The columns with texts; all others are integers."""
 
 _BID = "auction bidder price channel url dateTime extra"
 AUCTION = "number itemName description initialBid reserve dateTime expires seller category extra"
@@ -32,4 +32,4 @@ READ: dict[str, dict[str, str]] = {
     "q21": {"bid": "auction bidder price channel url"},
     "q22": {"bid": "auction bidder price channel url"},
 }
-"""By query, the columns that it reads of each table: others do not have to be parsed."""
+"""By query, the columns that it reads of each table; other columns are not parsed."""

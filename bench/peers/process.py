@@ -1,7 +1,7 @@
-"""A worker's process: what it tells, the memory of all its processes together, the bytes that they wrote, and its end.
+"""`Worker`: the process of a job, with its output, the memory and CPU time that it uses, and the bytes that it writes.
 
-Figures come from /proc, of the process and all that descend from it: a JVM beside Python counts. They are looked at
-five times a second, so a peak that is shorter may be missed.
+The figures come from /proc, and include all descendants of the process, such as a JVM. They are sampled every
+`_LOOK_S`, so a shorter peak may be missed.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class WorkerFailed(Exception):
-    """It ended before it told what was waited for; the end of its log is the message."""
+    """The worker ended before the expected line. The message has the end of its log."""
 
     told: Sequence[dict[str, Any]] = ()
-    """What it told before."""
+    """The lines before the failure."""
 
 
 class Worker:
@@ -71,7 +71,7 @@ class Worker:
         return sum(self._cpu.values())
 
     def told(self, what: str) -> dict[str, Any]:
-        """The next line that tells this; lines of others are passed over."""
+        """Wait for the next line with this `what`, and skip others."""
         stream: Any = self._process.stdout
         for line in stream:
             found = _parsed(line)
@@ -86,7 +86,7 @@ class Worker:
         return WorkerFailed(f"ended with {self._process.returncode} before it told {what!r}:\n{end}")
 
     def all_told(self) -> list[dict[str, Any]]:
-        """Everything, until it says that it is over; memory and bytes are as of when it was done."""
+        """All lines until `over`. The line `done` has the memory, bytes and CPU time at that moment."""
         found: list[dict[str, Any]] = []
         before = 0
         stream: Any = self._process.stdout
@@ -94,7 +94,7 @@ class Worker:
             told = _parsed(line)
             if told.get("what") == "ready":
                 self._look()
-                before = self.written_bytes  # by starting up
+                before = self.written_bytes  # during the start
             if told.get("what") == "done":
                 self._look()
                 written = self.written_bytes - before
@@ -108,10 +108,10 @@ class Worker:
         raise failed
 
     def kill(self) -> None:
-        """The whole group, as SIGKILL does it: nothing is said or written before the end."""
+        """Kill the whole process group with SIGKILL."""
         self._is_over.set()
         self._watching.join()
-        with suppress(ProcessLookupError):  # it has ended by itself
+        with suppress(ProcessLookupError):  # it has already ended
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
@@ -126,7 +126,7 @@ class Worker:
                 fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
                 written = Path(f"/proc/{pid}/io").read_text()
             except (OSError, IndexError):
-                continue  # ended meanwhile
+                continue  # the process has ended
             resident += int(fields[21]) * _PAGE
             self._cpu[pid] = (int(fields[11]) + int(fields[12])) / _TICKS
             self._written[pid] = int(written.partition("\nwrite_bytes: ")[2].split()[0])
@@ -134,7 +134,7 @@ class Worker:
 
 
 def _parsed(line: bytes) -> dict[str, Any]:
-    """Engines write to the same stream: only lines that are ours count."""
+    """Parse a line of the worker; empty for lines that the engine wrote to the same stream."""
     if not line.startswith(b'{"what"'):
         return {}
     found: dict[str, Any] = json.loads(line)

@@ -1,4 +1,4 @@
-"""A run's report as part of a page of the documentation: between two marks, plots in `images` beside the page."""
+"""Publishes a report in a page of the documentation, between two marks, with its plots in `images`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _BEGIN, _END = "<!-- report -->", "<!-- /report -->"
 
 
 def publish(directory: Path, page: Path) -> None:
-    """Plots of an earlier run that this one does not have are deleted: only `peers-*.svg` are ours."""
+    """Write the report to the page. Plots of an earlier run (`peers-*.svg`) are deleted."""
     text = page.read_text()
     if text.count(_BEGIN) != 1 or text.count(_END) != 1:
         raise InvalidInput(

@@ -1,4 +1,4 @@
-"""The report: results as a JSON file, and of them a page of Markdown with plots beside it, and the goals as figures."""
+"""The report: results as a JSON file, a page of Markdown with plots, and the goals as figures."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def reported(contest: Contest) -> Report:
 
 
 def together(reports: Sequence[Report]) -> Report:
-    """Of several runs. What they say of a query, by one measure, on one history, is never mixed, as ratios are of one
-    run: the newest counts. A run may come in pieces, engine by engine. Who agreed once is told until it differs."""
+    """Combine the reports of several runs. For a query, measure and history, only results of the newest run are used,
+    since ratios need one run. A run may consist of several reports. An engine agrees until a later run differs."""
     return functools.reduce(_two, reports)
 
 
@@ -88,7 +88,7 @@ def read_report(directory: Path) -> Report:
 
 
 def write_report(report: Report, directory: Path) -> None:
-    """`results.json`, `report.md`, and plots."""
+    """Write `results.json`, `report.md`, and plots."""
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "results.json").write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
     plots = {name: plot for name, plot in _plots(report).items() if plot}
@@ -241,7 +241,7 @@ def _cell(one: Measured | None, told: Any) -> str:
 
 
 def _memory(one: Measured) -> str:
-    """Nothing, if it had no process of its own."""
+    """Empty if the measurement had no separate process."""
     return f"{one.peak_bytes / 1e6:.0f}; {one.written_bytes / one.events:.0f}" if one.peak_bytes else ""
 
 
@@ -251,7 +251,7 @@ def _ms(one: Measured) -> str:
 
 
 def _counted(query: str) -> list[str | int]:
-    """For sorting as people count: q2 before q12."""
+    """A sort key that puts q2 before q12."""
     return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", query)]
 
 
@@ -281,7 +281,7 @@ def _plots(report: Report) -> dict[str, str]:
 
 
 def figures(report: Report) -> Iterator[Figure]:
-    """The goals, each as a ratio of what was measured in this run."""
+    """The goals, each as a ratio of measurements of one run."""
     refreshes = {(one.query, one.engine, one.events, one.size): one.median_s for one in report.of("refresh")}
     for events in sorted({one.events for one in report.of("refresh")}):
         goal = {10_000_000: 15.0, 100_000_000: 150.0}.get(events)
@@ -315,7 +315,7 @@ def _ratio(refreshes: dict[Any, float], peer: str, events: int, size: int, goal:
 
 
 def _growth(report: Report) -> Iterator[Figure]:
-    """Of those that one run refreshed on the shortest and on the longest history."""
+    """The growth of the queries that one run refreshed on both the shortest and the longest history."""
     ours = [one for one in report.of("refresh") if (one.engine, one.size) == ("evertide", 1_000)]
     histories = sorted({one.events for one in ours})
     if len(histories) > 1:

@@ -1,8 +1,7 @@
-"""Peers that are not among our own packages, each in an environment of its own below a cache directory.
+"""Installs the peers that are no dependencies of Evertide, each in a separate environment in a cache directory.
 
-They come from PyPI and Maven Central, at the versions named here, and are installed once. `EVERTIDE_BENCH_CACHE` says
-where; by default `~/.cache/evertide-bench`. The Hadoop classes that Flink's
-Parquet reader wants are those that PySpark brings.
+They are installed once, from PyPI and Maven Central, at the versions named here. `EVERTIDE_BENCH_CACHE` is the cache
+directory, by default `~/.cache/evertide-bench`. Flink's Parquet reader uses PySpark's Hadoop classes.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class Flink:
 
 
 def set_up_flink() -> Flink:
-    """Made if it is not there: some minutes, and some 500 MB."""
+    """Install Flink if it is missing: some minutes, and about 500 MB."""
     jars = _home("flink", FLINK_VERSION) / "jars"
     copy = ["mvn", "-q", "-B", "dependency:copy", f"-Dartifact={_PARQUET}", f"-DoutputDirectory={jars}"]
     python = _environment("flink", "apache-flink", FLINK_VERSION, copy)
@@ -40,12 +39,12 @@ def set_up_flink() -> Flink:
 
 
 def set_up_pathway() -> Path:
-    """Its Python. Made if it is not there: some minutes, and some 1.5 GB."""
+    """Install Pathway if it is missing (some minutes, about 1.5 GB), and return its Python."""
     return _environment("pathway", "pathway", PATHWAY_VERSION)
 
 
 def _environment(engine: str, package: str, version: str, *also: list[str]) -> Path:
-    """The Python of an environment that has the package; `also` are commands that it needs besides."""
+    """The Python of an environment with the package; `also` are further commands of the installation."""
     home = _home(engine, version)
     python, done = home / "bin" / "python", home / ".installed"
     if not done.exists():

@@ -1,6 +1,6 @@
-"""How the process of each engine is started: in which Python environment, with what it is given.
+"""Starts the process of each engine, in its Python environment, with its job.
 
-Setting up an environment and preparing files happens before the process begins, so none of it is measured.
+The environment and the files are prepared before the process starts, so that this is not measured.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Plots as SVG: bars in groups on a logarithmic scale, for a page that is read light or dark."""
+"""Draws plots as SVG: groups of bars on a logarithmic scale, for light and dark pages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _BAR, _GAP, _HEIGHT, _LEFT, _TOP, _BOTTOM = 14, 22, 220, 70, 46, 40
 
 
 def bars(title: str, unit: str, groups: Mapping[str, Mapping[str, float]], series: Sequence[str]) -> str:
-    """A group of bars for each name, one bar for each of the series that has a value there."""
+    """Draw a group of bars per name, with one bar per series that has a value."""
     values = [value for group in groups.values() for value in group.values() if value > 0]
     low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)) + 1e-9)
     high = max(high, low + 1)

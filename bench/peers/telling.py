@@ -1,6 +1,6 @@
-"""What a worker tells: lines of JSON on its standard output, and answers as Parquet files.
+"""Writes the output of a worker: lines of JSON to its standard output, and results as Parquet files.
 
-Imports nothing of ours, as some workers run in a Python environment of their own, which may have PyArrow only.
+It imports nothing of Evertide, since some workers run in a separate Python environment, perhaps with PyArrow only.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def tell(what: str, **values: Any) -> None:
 
 
 def keep_answer(names: Sequence[str], changes: Iterable[tuple[tuple[Any, ...], bool]], path: Path) -> None:
-    """The changes, added up: each is a row, and whether it was added."""
+    """Write the sum of the changes: rows, each with whether it was added or removed."""
     pyarrow, parquet = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
     held: dict[tuple[Any, ...], int] = {}
     for values, is_added in changes:

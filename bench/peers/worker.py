@@ -1,4 +1,4 @@
-"""`python -m bench.peers.worker ENGINE JOB`: one job of an engine that lives in our own Python environment."""
+"""`python -m bench.peers.worker ENGINE JOB`: runs one job of an engine in Evertide's Python environment."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ENGINES: dict[str, Any] = {
 
 
 def work(engine: str, job: Job, tell: Callable[..., None]) -> None:
-    """A sustained load is one query at a time; one that fails is told, and the others go on."""
+    """Run a job. A sustained load runs one query at a time; a failure is reported, and the others continue."""
     run = getattr(ENGINES[engine], job.measure)
     if job.measure != "sustained":
         run(job, tell)
@@ -38,7 +38,7 @@ def work(engine: str, job: Job, tell: Callable[..., None]) -> None:
             place.mkdir()
             try:
                 run(msgspec.structs.replace(job, queries=(query,), place=str(place)), tell)
-            except Exception as error:  # noqa: BLE001 - whatever it is, the report says so
+            except Exception as error:  # noqa: BLE001 - the report has any error
                 tell("failed", query=query, why=f"{type(error).__name__}: {error}")
 
 

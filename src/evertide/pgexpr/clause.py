@@ -140,9 +140,6 @@ def _build(expression: Expression) -> Where:
     return Where(canonical(expression), tuple(sorted(types.items())), expression)
 
 
-# Parameters
-
-
 def _number_params(params: Mapping[str, str]) -> dict[int, str]:
     numbered = {}
     for number in range(1, len(params) + 1):
@@ -181,9 +178,6 @@ def _check_used(node: Node, params: Mapping[int, str]) -> None:
 
 def _refuse_params(why: str) -> NoReturn:
     raise InvalidInput(where="params", why=why)
-
-
-# Keys
 
 
 def _keys(expression: Expression) -> dict[str, _Key]:

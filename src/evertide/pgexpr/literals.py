@@ -185,9 +185,6 @@ def _bytea(text: str) -> bytes:
     return text.encode()
 
 
-# Times
-
-
 def _date(text: str) -> int:
     return _moment(text)[0]
 

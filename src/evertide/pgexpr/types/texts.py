@@ -109,9 +109,6 @@ _WHOLE: dict[str, Callable[[Any], list[str | None]]] = {
 }
 
 
-# Arrays
-
-
 def _array_texts(array: Any) -> list[str | None]:
     """Write the elements of all rows in one call. Elements that are arrays are not quoted."""
     return [None if row is None else array_text(row, str) for row in _rows_of_texts(array)]
@@ -127,9 +124,6 @@ def _rows_of_texts(array: Any) -> list[list[Any] | None]:
     else:
         elements = texts(inner)
     return cut(elements, array)
-
-
-# JSON
 
 
 def _json_texts(array: Any, null: str | None = "null") -> list[Any]:

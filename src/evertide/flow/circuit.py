@@ -10,7 +10,7 @@
    (`drop`). `evertide.flow.blame` finds out whether a row caused an unclear error. Views that are added or recomputed
    later have another circuit.
 
-`save` returns a manifest per arrangement. The name of an arrangement says what is arranged, so a circuit of the same
+`save` returns a manifest per arrangement. The name of an arrangement identifies its content, so a circuit of the same
 script in another process finds it. If a saved state lacks an arrangement, it is damaged.
 
 Threads: one thread at a time steps, saves or changes a circuit. Any thread may call `maintain` or read sizes meanwhile.

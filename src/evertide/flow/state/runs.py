@@ -140,7 +140,7 @@ Run = MemoryRun | DeltaRun | PartRun
 def _find_spans(firsts: Longs, ends: Longs) -> Iterator[tuple[int, int, int]]:
     """Per row group that may hold any of the words: its number, and which of the (ascending) words, as a range.
 
-    Word i lies in row groups [firsts[i], ends[i]), and both ascend: so a row group's words are neighbours.
+    Word i lies in row groups [firsts[i], ends[i]), and both ascend: so a row group's words are adjacent.
     """
     if (ends - firsts == 1).all():
         starts = np.flatnonzero(np.concatenate(([True], firsts[1:] != firsts[:-1])))

@@ -204,7 +204,7 @@ def _slope(measured: Sequence[_Measured]) -> list[Figure]:
 
 
 class _CountedMeta:
-    """A Meta that counts commits and their bytes."""
+    """A Meta that counts reads, commits and the bytes of commits."""
 
     def __init__(self, meta: Meta) -> None:
         self._meta = meta

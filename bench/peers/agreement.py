@@ -20,7 +20,7 @@ def check_agreement(answer: Path, reference: Path, where: str) -> None:
 
 
 def _like(found: pa.Table, expected: pa.Table) -> pa.Table:
-    """Use the names of `expected`, and its timestamps where an engine has no time zone, or microseconds."""
+    """Use the names and timestamp types of `expected`; a timestamp without a time zone is in UTC."""
     columns = []
     for at, field in enumerate(expected.schema):
         column = found.column(at)

@@ -80,7 +80,7 @@ _WORD = re.compile(r"\bdateTime\b")
 
 
 def _quoted(text: str) -> str:
-    """Quote a column whose name is a reserved word in Flink."""
+    """Quote the column `dateTime`, a reserved word in Flink."""
     return _WORD.sub("`dateTime`", text)
 
 

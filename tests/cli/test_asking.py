@@ -86,7 +86,7 @@ def test_query_in_all_formats_and_at_a_time(tmp_path: Path) -> None:
         ("SELECT * FROM nothing", "auto", "3", "no such collection"),
         ("SELEKT", "duckdb", "3", "SELEKT"),
         ("SELECT customer + 1 FROM orders", "auto", "3", "CAST_INVALID_INPUT"),
-        ("SELECT * FROM orders", "duckdb", "4", "the last is 3"),
+        ("SELECT * FROM orders", "duckdb", "4", "the last time is 3"),
     ],
 )
 def test_queries_that_cannot_be_answered(tmp_path: Path, text: str, engine: str, time: str, why: str) -> None:

@@ -73,7 +73,7 @@ def test_rows_are_pushed_checkpoints_made_and_the_pipeline_paused(shop: tuple[Pi
     made = document(far(url, "checkpoint", "--json"))
     assert (made["time"], p.status().checkpoints[0]) == (7, (made["number"], 7))
     assert document(far(url, "pause", "--json")) == {"state": "paused"}
-    assert "resume it first" in one_error(far(url, "push", "orders", file), 3)
+    assert "resume it with" in one_error(far(url, "push", "orders", file), 19)
     assert far(url, "resume").stdout == "running\n"
     bad = tmp_path / "bad.csv"
     bad.write_text("id,customer,amount\nx,eve,1\n")
@@ -83,7 +83,7 @@ def test_rows_are_pushed_checkpoints_made_and_the_pipeline_paused(shop: tuple[Pi
 
 def test_errors_of_a_server_end_as_those_of_the_storage(shop: tuple[Pipeline, str]) -> None:
     p, url = shop
-    assert "the last is 3" in one_error(far(url, "query", "SELECT * FROM orders", "--as-of", "9"), 2)
+    assert "the last time is 3" in one_error(far(url, "query", "SELECT * FROM orders", "--as-of", "9"), 2)
     assert "no such collection" in one_error(far(url, "subscribe", "nothing", "--no-follow"), 2)
     p.checkpoint()
     p.push("orders", [order(9)])
@@ -102,7 +102,7 @@ def test_url_and_token_may_come_from_the_environment(
     monkeypatch.setenv("EVERTIDE_TOKEN", "not asked for")
     assert len(lines(evertide("journal", "--json"))) == 4
     assert "storage" in one_error(evertide("status", "--storage", tmp_path / "s"), 2), "one or the other"
-    assert "holds none" in one_error(evertide("fsck", "--storage", tmp_path), 2), "which asks no server"
+    assert "has none of the files" in one_error(evertide("fsck", "--storage", tmp_path), 2), "which asks no server"
     missing = ("--token-file", tmp_path / "none", "status")
     assert "--token-file" in one_error(evertide(*missing), 2)
 

@@ -153,6 +153,6 @@ def test_what_is_wrong_with_the_command_is_said_at_once(
     monkeypatch.setattr("evertide.cli.running.open_pipeline.spark_session", _no_spark)
     made(tmp_path / "s")
     assert "cannot be read" in one_error(evertide("run", tmp_path / "none.sql", *shop[:2]), 2)
-    assert "no such directory" in one_error(evertide("checkpoint", "--storage", tmp_path / "x", *shop[2:]), 2)
+    assert "no storage here" in one_error(evertide("checkpoint", "--storage", tmp_path / "x", *shop[2:]), 2)
     every = ("run", tmp_path / "shop.sql", *shop[:2], "--checkpoint-every", "-1")
     assert "checkpoint_interval_s" in one_error(evertide(*every), 2)

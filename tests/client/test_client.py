@@ -19,11 +19,11 @@ import pytest
 
 from evertide.client import Client
 from evertide.errors import (
-    Conflict,
     Diverged,
     EvertideError,
     InvalidInput,
     LimitExceeded,
+    NotAllowedNow,
     OutcomeUnknown,
     TimeCompacted,
     Unavailable,
@@ -75,7 +75,7 @@ def test_rows_go_in_and_come_out_and_everything_is_told() -> None:
         made = client.checkpoint()
         assert client.checkpoints()[0]["number"] == made["number"]
         assert client.pause()["state"] == "paused"
-        with pytest.raises(Conflict, match="resume it first"):
+        with pytest.raises(NotAllowedNow, match="resume it with"):
             client.push("orders", [order(9)])
         assert client.resume()["state"] == "running"
         assert p.time == 3

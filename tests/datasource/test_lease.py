@@ -130,7 +130,7 @@ def test_times_that_cannot_be_read_leave_no_lease(tmp_path: Path) -> None:
                 pin(asked(history.root, "things", **options))
         with pytest.raises(InvalidInput, match=f"time {last + 1} is not committed yet; the last time is {last}"):
             pin(asked(history.root, "things", as_of=last + 1))
-        with pytest.raises(InvalidInput, match=f"the last time is {last}"):
+        with pytest.raises(InvalidInput, match=f"later than the last time, which is {last}"):
             pin(asked(history.root, "things", changes_after=last + 1))
         assert leases(history) == {}
         assert rows_of(asked(history.root, "things", changes_after=last)) == []

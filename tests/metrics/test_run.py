@@ -47,7 +47,7 @@ def test_a_run_logs_as_json_beside_its_output_and_serves_its_metrics(
         content, logged = asked.result()
     assert 'evertide_source_rows_total{source="push"} 1.0' in content
     assert 'evertide_changes_total{collection="orders"} 1.0' in content
-    assert any(message.startswith("open at time 0") for message in logged)
+    assert any(message.startswith("pipeline open at time 0") for message in logged)
     assert [line["event"] for line in lines(result)][-1] == "stopped", "standard output holds its own lines only"
     told = [json.loads(line) for line in result.stderr.splitlines() if line.startswith("{")]
     mine = [line for line in told if line["logger"].startswith("evertide.")]

@@ -292,7 +292,7 @@ def test_what_cannot_be_is_refused_before_anything_is_made(tmp_path: Path) -> No
     kept = storage()
     with pytest.raises(InvalidInput, match="has no option 'paht'"):
         shop(kept, with_sink(VIEWS["revenue"], sink(path="x", paht="x")), base=tmp_path)
-    with pytest.raises(SinkFailed, match="is not there"):
+    with pytest.raises(SinkFailed, match="does not exist"):
         shop(kept, with_sink(VIEWS["revenue"], sink(path="gone/x")), base=tmp_path)
     assert kept.meta.head(PIPELINE) is None
 

@@ -223,7 +223,7 @@ class Checkpoints:
             while not self._holds(writer, [entry], is_read=True):
                 pass  # the hold was ended: the next attempt raises
         except (Unavailable, OutcomeUnknown) as error:
-            logger.warning("the hold on checkpoints stays as wide as it is: %s", error)
+            logger.warning("could not narrow the hold on checkpoints: %s", error)
 
     def _holds(
         self, writer: Writer, entries: Sequence[CatalogEntry], guards: Sequence[Guard] = (), *, is_read: bool = False

@@ -102,7 +102,7 @@ def collect(place: StorageContext, live: Live, writer: Writer, drafts: Callable[
         proof = place.retry_read(lambda: _read_evidence(place, live, writer, drafts))
     except (Damaged, UnsupportedFormat) as error:
         # Log no traceback: the error says what to do.
-        logger.error("nothing is collected, as what checkpoints need cannot be told: %s", error)  # noqa: TRY400
+        logger.error("skipping garbage collection: cannot read what checkpoints need: %s", error)  # noqa: TRY400
         return CheckpointGarbage(refused=error)
     parts = tuple(key for key in proof.parts if _is_over(key, proof, writer))
     files = tuple(key for key in proof.files if number_of(key) not in {None, *proof.pins.numbers})

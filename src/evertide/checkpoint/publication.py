@@ -116,7 +116,7 @@ class Publication:
                 if claims == catalog.claims or self._changed(seqno, catalog, claims=claims):
                     return
         except EvertideError as error:
-            logger.warning("the claim of a checkpoint that failed stays for now: %s", error)
+            logger.warning("could not release the claim of a failed checkpoint: %s", error)
 
     def _catalog(self) -> tuple[int, Catalog]:
         return self.place.retry_read(lambda: read_catalog(self.place.blob, self.place.meta))

@@ -47,7 +47,7 @@ class Failures:
             wait_s = min(known.wait_s * 2, _WAIT_MAX_S) if known else self._interval_s
             self._failures[work] = _Failure(error, since_s, wait_s, now_s + wait_s)
         if known is None or str(known.error) != str(error):
-            logger.warning("%s failed, and is tried again: %s", work, error)
+            logger.warning("%s failed, will retry: %s", work, error)
 
     def remove(self, work: str) -> None:
         """Record that the work succeeded."""

@@ -137,7 +137,7 @@ def test_what_is_wrong_with_the_files_is_said_before_anything_is_served(certific
         with pytest.raises(InvalidInput, match=why):
             Server(listening=ListenOptions(tls=wrong))
     for given in ((server, None, None), (None, key, None), (None, None, path("ca.crt"))):
-        with pytest.raises(InvalidInput, match="belong together"):
+        with pytest.raises(InvalidInput, match="both are needed"):
             Tls.of(*given)
     with Server(listening=ListenOptions(tls=certificates.tls)) as made_:
         assert made_.address.startswith("https://127.0.0.1:")

@@ -91,7 +91,7 @@ class Far:
                 raise InvalidInput(where=str(file), why=f"it cannot be read: {error.strerror}") from error
         taken = self.client.push_body(table, content, kind, deletes=is_delete, producer=producer, sequence=sequence)
         if taken.get("problem"):
-            logger.warning("the rows are durable, and show once the pipeline goes on: %s", taken["problem"])
+            logger.warning("the rows are durable, and show once the pipeline continues: %s", taken["problem"])
         return taken["rows"], taken["time"]
 
     def checkpoint(self) -> Made:

@@ -142,7 +142,7 @@ class Backfill:
                     if not self._wait():
                         raise
         except Stopped:
-            logger.info("the pipeline ends: the views %s are computed when it runs again", self._left)
+            logger.info("the pipeline is closing: the views %s will be computed when it runs again", self._left)
         finally:
             self._release()
             self._give_up()
@@ -255,12 +255,12 @@ class Backfill:
             self._is_joining = True
             runner.change(guards=[guard], views=views)
         except Conflict as error:
-            logger.info("the views %s catch up once more: %s", self._left, error)
+            logger.info("the views %s catch up again: %s", self._left, error)
             self._is_joining = False
             return False
         if self._cohort is not None and self._left:
             runner.machine.add(self._cohort)
-            logger.info("the views %s are computed, and take part from transaction %d on", self._left, runner.time)
+            logger.info("the views %s are computed; they take part from transaction %d", self._left, runner.time)
         self._progress("backfill", len(self._left), len(self._left))
         self._finalize([before[name].shard for name in self._left if name in before and before[name].shard])
         self._finalize([self._shards[name].name for name in self._away if name in self._shards])

@@ -196,7 +196,7 @@ class BackfillScheduler:
             self._run(views)
             self._stuck = {name: one for name, one in self._stuck.items() if name not in views}
         except _PASSING as error:
-            logger.warning("the views %s are tried again later: %s", views, error)
+            logger.warning("will retry the views %s: %s", views, error)
             self._due.update(views)
         except Damaged as error:
             logger.exception("the views %s could not be computed, and are tried again", views)

@@ -127,7 +127,7 @@ class InputReader:
 
     def goes_on(self, name: str) -> None:
         if self.stalled.pop(name, None) is not None:
-            logger.info("%s goes on", f"source {name!r}" if name else "the pipeline")
+            logger.info("%s continues", f"source {name!r}" if name else "the pipeline")
 
 
 def _is_staged(fragments: Iterable[Fragment]) -> bool:

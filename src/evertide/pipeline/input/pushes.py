@@ -151,7 +151,7 @@ class Pushes:
             try:
                 self._journal.drop(fragments, self._writer)
             except EvertideError as error:  # no record names them, and the client receives another error
-                logger.warning("staged rows are left for collection: %s", error)
+                logger.warning("staged rows are left to garbage collection: %s", error)
 
     def _bound_at(self, at: _Position, pushed: PushTransaction) -> int | None:
         """The time that bound the producer's last number; None if this number is higher."""

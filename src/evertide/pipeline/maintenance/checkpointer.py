@@ -88,7 +88,7 @@ class Checkpointer:
             try:
                 return self._try()
             except (Conflict, GenerationMoved) as error:
-                logger.info("a peer went on while the checkpoint was drafted, another draft is made: %s", error)
+                logger.info("a peer committed while the checkpoint was drafted, drafting again: %s", error)
                 catch_up()
         return self._try()
 
@@ -131,7 +131,7 @@ class Checkpointer:
         try:
             self.release_history()
         except (Unavailable, OutcomeUnknown, Conflict, GenerationMoved) as error:  # the next checkpoint retries
-            logger.warning("what checkpoint %d makes superfluous is still there: %s", self.last.number, error)
+            logger.warning("could not delete what checkpoint %d made superfluous: %s", self.last.number, error)
         except Damaged as error:  # the checkpoint itself is made
             self.failing.add(_TRUNCATION, error)
         else:
@@ -155,7 +155,7 @@ class Checkpointer:
             self._forgot_s = now_s
             count = self._runner.journal.producers.forget(self._runner.writer)
             if count:
-                logger.info("%d producers that have been silent for long are forgotten", count)
+                logger.info("forgot %d producers that sent nothing for producers_kept_days", count)
 
     def collect(self) -> CheckpointGarbage:
         """Delete what neither a checkpoint nor this process needs. A refusal is in `failing` until a run succeeds."""

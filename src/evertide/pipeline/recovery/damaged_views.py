@@ -161,5 +161,5 @@ def set_unreadable_views_aside(
     if not unreadable:
         return ()
     names = DeclaredCollections(shards.meta, runtime, settings).recompute(unreadable, writer)
-    logger.error("the views %s are computed again from the tables: %s", list(names), "; ".join(unreadable.values()))
+    logger.error("recomputing the views %s from the tables: %s", list(names), "; ".join(unreadable.values()))
     return names

@@ -62,7 +62,7 @@ def store_evidence(evidence: Evidence, blob: Blob, runtime: Runtime) -> str:
     try:
         blob.put(key, data)
     except EvertideError as error:
-        logger.warning("the evidence of a divergence is only here, as it could not be stored (%s): %s", error, data)
+        logger.warning("could not store the evidence of a divergence (%s): %s", error, data)
         return ""
     return blob.path(key)
 

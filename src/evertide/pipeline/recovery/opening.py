@@ -240,7 +240,10 @@ def _restored(context: ProcessContext, known: Definition, evolution: Evolution, 
     began_s = told_s = context.runtime.monotonic_s()
     first = machine.time
     logger.info(
-        "the state is as of time %d; committed are those below %d, bound those below %d", first, committed, bound
+        "replaying from time %d: %d transactions committed, %d bound but not committed",
+        first,
+        committed - first,
+        bound - committed,
     )
     while machine.time < committed:
         stretch = runner.stretch(committed)
@@ -276,7 +279,7 @@ def _state(
         return None
     if restored is None:
         if committed:
-            logger.warning("there is no checkpoint yet: all state is computed from the tables")
+            logger.warning("no checkpoint yet: computing all state from the tables")
         return None
     return _fitting(restored, known, tables)
 
@@ -287,7 +290,7 @@ def _fitting(restored: Restored, known: Definition, tables: Mapping[str, Declare
     state = unseal(restored.state, MachineState, f"state of checkpoint {restored.entry.number}")
     moved = [name for name in tables if name in state.shards and known.tables[name].shard != state.shards[name]]
     if moved:
-        logger.warning("the tables %s were changed since the checkpoint: all state is computed anew", moved)
+        logger.warning("the tables %s changed since the checkpoint: recomputing all state", moved)
         return None
     return state
 
@@ -333,7 +336,7 @@ def _hydrate_missing(runner: Runner, stable: Mapping[str, ViewRecord], progress:
     missing = [name for name in stable if name not in here]
     if not missing:
         return
-    logger.warning("the state of the views %s is computed from the tables", missing)
+    logger.warning("computing the state of the views %s from the tables", missing)
     progress("rebuild", 0, len(missing))
     digests, left, cohort = ContentDigests(), missing, None
     while left and cohort is None:
@@ -391,13 +394,13 @@ def _end_strays(runner: Runner) -> None:
     named |= held_by_sinks(runner.meta, runner.runtime, runner.settings)
     for name in runner.members.shards.names():
         if name not in named and not runner.members.shard(name).log.read().state.finalized:
-            logger.warning("shard %s belongs to nothing: a computation that was cut short left it, and it ends", name)
+            logger.warning("finalizing shard %s, which an interrupted computation left behind", name)
             runner.members.shard(name).finalize(runner.writer)
     for shard in runner.members.all().values():
         for hold in shard.holds:
             if hold.startswith(HOLDS) and hold != hold_name(runner.writer):
                 logger.warning(
-                    "hold %s on shard %s belongs to a backfill that was cut short: released", hold, shard.name
+                    "releasing hold %s on shard %s, which an interrupted backfill left behind", hold, shard.name
                 )
                 shard.release(hold)
 

@@ -71,7 +71,7 @@ class Leadership:
             self._writer.is_heard and is_gone(self._meta, known, self._runtime, self._settings)
         ):
             return False
-        logger.warning("process %d on %s led, and is gone", known.pid, known.host)
+        logger.warning("the leader, process %d on %s, is gone", known.pid, known.host)
         return end_registration(self._meta, known, self._runtime, self._settings)
 
     def _take(self, number: int, before: Leader | None) -> bool:
@@ -95,7 +95,7 @@ def promote(meta: Meta, writer: str, *, runtime: Runtime, settings: Settings) ->
     chosen = _chosen(meta, {name: one for name, one in alive.items() if one.label == FOLLOWING}, writer)
     for name, other in known.items():
         if name != chosen.writer and other.label == RUNNING:
-            logger.warning("process %d on %s is fenced out", other.pid, other.host)
+            logger.warning("process %d on %s is fenced", other.pid, other.host)
             while not end_registration(meta, other, runtime, settings):
                 pass  # a heartbeat came in between: retry
     number, _ = retry_read(lambda: read_leader(meta), runtime, settings)

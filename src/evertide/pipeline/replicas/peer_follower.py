@@ -135,7 +135,7 @@ class PeerFollower:
         if (compare_definition(definition, runner.machine.engine), definition.sources) != self._differs:
             why = f"generation {definition.generation} belongs to another version of the script, which took over"
             raise Fenced(writer=runner.writer.id, why=why)
-        logger.info("generation %d of a peer is taken over", definition.generation)
+        logger.info("adopting generation %d of a peer", definition.generation)
         runner.adopt(definition, number)
 
     def _number_in_force(self) -> Generation:
@@ -187,7 +187,7 @@ class PeerFollower:
     def _fails(self, error: ViewFailed) -> None:
         """Note that a view that a peer has computed fails here."""
         runner = self._runner
-        logger.error("a peer has computed what cannot be computed here: %s", error)
+        logger.error("a peer computed a view that fails here: %s", error)
         if runner.outcome is None:
             runner.set_lost([*runner.lost, ViewFailed(views=error.views, time=runner.time - 1, why=error.why)])
         else:
@@ -248,7 +248,7 @@ class PeerFollower:
             why = f"{runner.lost[0].why}; attempt {self._backoff.tries + 1} follows in {wait_s:.0f} s"
             raise Recomputing(path=f"state of the views {views}", why=why)
         self._backoff.note_try(now_s)
-        logger.warning("the views %s are computed again, as of transaction %d", views, runner.time - 1)
+        logger.warning("recomputing the views %s as of transaction %d", views, runner.time - 1)
         live = runner.definition.live()  # a view with a new shard joins when that shard begins
         left = [name for name in views if name in live and live[name].shard == runner.view_shards.get(name)]
         if left:

@@ -140,7 +140,7 @@ class ReplicaReporter(Ticker):
                 if is_over(key.removeprefix(prefix), alive):
                     commit_until_known(self._meta, [Write(key, head.seqno, None)], (), self._runtime, self._settings)
         except EvertideError as error:
-            logger.warning("what replicas that are gone said of themselves stays: %s", error)
+            logger.warning("could not delete the status records of replicas that are gone: %s", error)
 
 
 def replica_statuses(meta: Meta, committed: int, runtime: Runtime, settings: Settings) -> tuple[ReplicaStatus, ...]:

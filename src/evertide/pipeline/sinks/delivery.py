@@ -113,7 +113,7 @@ class Delivery:
         try:
             self.record_position()
         except EvertideError as error:
-            logger.warning("how far sink %r is was not recorded: %s", self.name, error)
+            logger.warning("could not record the position of sink %r: %s", self.name, error)
         self._close()
 
     def wait(self, timeout_s: float) -> None:

@@ -216,7 +216,7 @@ class DeliveryThreads:
             self._stalls(lane, _fault(lane.delivery.name, error))
             return False
         if lane.problem is not None:
-            logger.info("sink %r goes on", lane.delivery.name)
+            logger.info("sink %r continues", lane.delivery.name)
             lane.problem = None
         return more and not self._stopping.is_set()
 

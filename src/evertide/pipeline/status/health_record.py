@@ -53,7 +53,7 @@ def tell(
         if commit_until_known(meta, [Write(key, number, seal(record))], guards, runtime, settings) is None:
             truncate_sometimes(meta, key, number + 1)
     except EvertideError as error:
-        logger.warning("the storage could not be told how the pipeline fares (%s): %s", key, error)
+        logger.warning("could not record the pipeline's state in storage (%s): %s", key, error)
 
 
 class HealthReporter:

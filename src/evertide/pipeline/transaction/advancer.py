@@ -37,7 +37,7 @@ def opened(context: ProcessContext, leadership: Leadership, stopping: threading.
         leader, is_read_only = leadership.leader(), role is Role.READ_ONLY
         if context.journal.committed_upper and (leader is not None or is_read_only):
             who = f"process {leader.pid} on {leader.host}" if leader is not None else "nobody"
-            logger.info("%s leads, and this process follows", who)
+            logger.info("%s leads; this process follows", who)
             return open_follower(context, who, is_read_only=is_read_only)
         stopping.wait(context.settings.poll_interval_s)
     logger.info("this process leads")
@@ -119,7 +119,7 @@ class Advancer:
                 self._leader_tasks.is_active or self._runner.machine.time > error.since
             ):  # to replay t, t - 1 must be readable
                 raise
-            logger.warning("this replica fell behind what is kept, and starts again from the newest checkpoint")
+            logger.warning("this replica fell behind the history that is kept; restarting from the newest checkpoint")
             fresh = open_follower(self._context, "a peer", is_read_only=not self._asked)
             self._runner.take_state(fresh)
             self._follower.restart()

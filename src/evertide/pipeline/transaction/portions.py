@@ -158,7 +158,7 @@ class Pending:
         try:
             found = begun.result()
         except EvertideError as error:
-            logger.warning("shard %s: what was to be stored ahead is stored with the rest: %s", shard, error)
+            logger.warning("shard %s: could not store rows ahead of the commit, storing them with it: %s", shard, error)
             return False
         self.parts.setdefault(shard, []).extend(found)
         self.deltas.pop(shard, None)

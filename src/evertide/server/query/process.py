@@ -192,7 +192,7 @@ class Worker:
             )
         self._is_ready, self._ready_bytes = True, memory_bytes(belonging(self.pid))
         took_s = self._runtime.monotonic_s() - self._began_s
-        logger.info("a process that answers queries is ready: %s, pid %d, %.1f s", self.engine, self.pid, took_s)
+        logger.info("query process ready: %s, pid %d, %.1f s", self.engine, self.pid, took_s)
         _log_isolation(self.engine, found.told["isolation"])
 
     def _told_first(self) -> dict[str, Any]:
@@ -233,9 +233,7 @@ class Worker:
             why = "it says nothing any more"
         else:
             why = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        logger.warning(
-            "a process that answers queries ended: %s, pid %d, %s: %s", self.engine, self.pid, why, self._said
-        )
+        logger.warning("query process ended: %s, pid %d, %s: %s", self.engine, self.pid, why, self._said)
         return QueryEnded(path=self.engine.value, why=why)
 
 

@@ -150,7 +150,7 @@ def test_a_command_line_that_is_not_understood(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert _main(monkeypatch, "status") == 2
-    assert "say which storage, or which server" in capsys.readouterr().err
+    assert "name a storage with --storage, or a server" in capsys.readouterr().err
     assert _main(monkeypatch, "run") == 2
     assert capsys.readouterr().err.startswith("evertide: Missing ")
     assert _main(monkeypatch, "--url", "http://127.0.0.1:1", "fsck", "--storage", "s") == 2

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from evertide.cli.options import Json, Master, Meta, StorageOrUrl
 from evertide.cli.output.output import Output, guarded, table_of, value_text
-from evertide.cli.target.target import Given, asked
+from evertide.cli.target.target import StorageOptions, open_target
 from evertide.json_values import python_rows
 from evertide.pipeline.reading.query import Chosen, Question
 from evertide.rows.changes import DIFF, TIME
@@ -55,7 +55,7 @@ def explain(
     Example: evertide explain shop.sql --view revenue
     """
     output = Output(is_json=is_json or form is Explained.json)
-    with asked(context, output, Given(script=script, master=master), needs_storage=False) as place:
+    with open_target(context, output, StorageOptions(script=script, master=master), needs_storage=False) as place:
         found = place.explain(view, "json" if output.is_json else form.value)
     if output.is_json:
         output.document(found)
@@ -86,7 +86,7 @@ def query(
     Example: evertide query "SELECT * FROM revenue WHERE total > 100" --storage shop.evertide
     """
     output = Output(is_json=is_json or form is Rows.json)
-    with asked(context, output, Given(storage, meta, master=master)) as place:
+    with open_target(context, output, StorageOptions(storage, meta, master=master)) as place:
         answer = place.query(Question(text, as_of, engine, limit))
     rows = unique_names(answer.rows)
     if output.is_json:
@@ -131,7 +131,7 @@ def subscribe(
     """
     output = Output(is_json=is_json)
     try:
-        with asked(context, output, Given(storage, meta)) as place:
+        with open_target(context, output, StorageOptions(storage, meta)) as place:
             for frontier, changes in place.subscribe(name, since, follow=follow):
                 _tell(output, frontier, changes)
     except KeyboardInterrupt:

@@ -38,7 +38,7 @@ from evertide.cli.running.observers import observing
 from evertide.cli.running.open_pipeline import opened, stopped_by_signals
 from evertide.cli.running.serve import address_of, served
 from evertide.cli.settings import Assignments, settings_of
-from evertide.cli.target.target import Given, asked
+from evertide.cli.target.target import StorageOptions, open_target
 from evertide.errors import InvalidInput, SinkFailed, SourceFailed
 from evertide.pipeline.input.pushed_files import Format
 from evertide.pipeline.replicas.ownership import Role
@@ -207,7 +207,7 @@ def push(
     output = Output(is_json=is_json)
     if bool(producer) != (sequence is not None):
         raise InvalidInput(where="--producer, --sequence", why="they go together: give both, or neither")
-    with asked(context, output, Given(storage, meta, script, master)) as place:
+    with open_target(context, output, StorageOptions(storage, meta, script, master)) as place:
         rows, time = place.push(table, file, form, is_delete=deletes, producer=producer, sequence=sequence)
     if is_json:
         output.document({"table": table, "rows": rows, "time": time})
@@ -230,7 +230,7 @@ def checkpoint(
     Example: evertide checkpoint --storage shop.evertide --script shop.sql
     """
     output = Output(is_json=is_json)
-    with asked(context, output, Given(storage, meta, script, master)) as place:
+    with open_target(context, output, StorageOptions(storage, meta, script, master)) as place:
         made = place.checkpoint()
     if is_json:
         output.document(made)
@@ -258,7 +258,7 @@ def resume(context: typer.Context, *, is_json: Json = False) -> None:
 
 def _going(context: typer.Context, what: str, *, is_json: bool) -> None:
     output = Output(is_json=is_json)
-    with asked(context, output, Given(), needs_storage=False) as place:
+    with open_target(context, output, StorageOptions(), needs_storage=False) as place:
         state = place.pause() if what == "pause" else place.resume()
     if is_json:
         output.document({"state": state})

@@ -21,7 +21,7 @@ from evertide.cli.output.output import (
     time_text,
     to_json_value,
 )
-from evertide.cli.target.target import Given, asked
+from evertide.cli.target.target import StorageOptions, open_target
 from evertide.pipeline.replicas.replica_record import ReplicaStatus
 from evertide.pipeline.status.status import CollectionStatus, Problem, SinkStatus, SourceStatus, Status
 
@@ -35,7 +35,7 @@ def status(context: typer.Context, *, storage: StorageOrUrl = None, meta: Meta =
     Example: evertide status --storage shop.evertide
     """
     output = Output(is_json=is_json)
-    with asked(context, output, Given(storage, meta)) as place:
+    with open_target(context, output, StorageOptions(storage, meta)) as place:
         found = place.status()
     if is_json:
         output.document({**to_json_value(found), "checkpoints": _numbered(found)})
@@ -168,7 +168,7 @@ def journal(
     Example: evertide journal --storage shop.evertide --from 100 --to 120
     """
     output = Output(is_json=is_json)
-    with asked(context, output, Given(storage, meta)) as place:
+    with open_target(context, output, StorageOptions(storage, meta)) as place:
         lines = place.journal(first, last)
     if is_json:
         for line in lines:
@@ -199,7 +199,7 @@ def checkpoints(
     Example: evertide checkpoints --storage shop.evertide
     """
     output = Output(is_json=is_json)
-    with asked(context, output, Given(storage, meta)) as place:
+    with open_target(context, output, StorageOptions(storage, meta)) as place:
         found = place.checkpoints()
     if is_json:
         output.document(found)

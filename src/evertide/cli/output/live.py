@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from evertide.pipeline.pipeline import Pipeline
     from evertide.pipeline.status.status import Status
 
-__all__ = ["Made", "Watch"]
+__all__ = ["FinishedTransaction", "Watch"]
 
 _WINDOW_S = 10.0
 _STATUS_EVERY_S = 1.0
@@ -30,7 +30,7 @@ _LINE_EVERY_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class FinishedTransaction:
     time: int
     rows: int
     took_s: float
@@ -43,7 +43,7 @@ class Watch:
 
     def __init__(self, pipeline: Pipeline, output: Output, *, is_quiet: bool = False) -> None:
         self.pipeline = pipeline
-        self.made: deque[Made] = deque(maxlen=1000)
+        self.made: deque[FinishedTransaction] = deque(maxlen=1000)
         self.transactions = 0
         self.rows = 0
         self._output = output
@@ -62,7 +62,7 @@ class Watch:
         except TimeCompacted:  # a follower that fell behind continued from a checkpoint after this time
             return
         rows = sum(content.rows for content in committed.sources.values()) if committed else 0
-        one = Made(time, rows, took_s, self._runtime.monotonic_s())
+        one = FinishedTransaction(time, rows, took_s, self._runtime.monotonic_s())
         self.made.append(one)
         self.transactions += 1
         self.rows += rows

@@ -1,4 +1,4 @@
-"""`Near`: a storage that this process reads, or opens as its only writer for `push` and `checkpoint`."""
+"""`StorageTarget`: a storage that this process reads, or opens as its only writer for `push` and `checkpoint`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from evertide.cli.files import format_of, read_path
 from evertide.cli.output.output import Bars, Output
 from evertide.cli.running.open_pipeline import opened
 from evertide.cli.running.spark import spark_session
-from evertide.cli.target.target import Given, Made
+from evertide.cli.target.target import NewCheckpoint, StorageOptions
 from evertide.errors import InvalidInput
 from evertide.journal.journal import TransactionSummary
 from evertide.pipeline.input.pushed_files import Format, rows_of_file
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from evertide.flow.explanation.explanation import Explanation
     from evertide.plan.catalyst.session import SparkSession
 
-__all__ = ["Near"]
+__all__ = ["StorageTarget"]
 
 
 @dataclass(frozen=True)
-class Near:
-    given: Given
+class StorageTarget:
+    given: StorageOptions
     output: Output
     stack: ExitStack = field(repr=False)
     bars: Bars = field(repr=False)
@@ -48,7 +48,7 @@ class Near:
     @property
     def _storage(self) -> str:
         if self.given.storage is None:
-            raise InvalidInput(where="--storage", why="say which storage")
+            raise InvalidInput(where="--storage", why="name a storage with --storage")
         return self.given.storage
 
     @property
@@ -132,13 +132,13 @@ class Near:
                     rows += batch.num_rows
             return rows, pipeline.take(pushed)
 
-    def checkpoint(self) -> Made:
+    def checkpoint(self) -> NewCheckpoint:
         given = self.given
         with opened(
             self._script, self._storage, self.output, meta=given.meta, master=given.master, must_exist=True
         ) as pipeline:
             entry = pipeline.checkpoint()
-            return Made(entry.number, entry.time, entry.made_at_s)
+            return NewCheckpoint(entry.number, entry.time, entry.made_at_s)
 
     def pause(self) -> str:
         raise _only_running("pause")

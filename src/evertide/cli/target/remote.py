@@ -1,4 +1,4 @@
-"""`Far`: a pipeline that another process serves over HTTP."""
+"""`ServerTarget`: a pipeline that another process serves over HTTP."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from evertide.checkpoint.summary import CheckpointSummary
 from evertide.cli.files import format_of, read_path
-from evertide.cli.target.target import Made, Remote
+from evertide.cli.target.target import NewCheckpoint, Remote
 from evertide.client import Client
 from evertide.errors import InvalidInput
 from evertide.journal.journal import TransactionSummary
@@ -23,7 +23,7 @@ from evertide.pipeline.input.pushed_files import Format
 from evertide.pipeline.reading.query import Answer, Question
 from evertide.pipeline.status.status import Status
 
-__all__ = ["Far"]
+__all__ = ["ServerTarget"]
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ _PAGE = 1000
 
 
 @dataclass(frozen=True)
-class Far:
+class ServerTarget:
     client: Client
 
     @classmethod
@@ -94,8 +94,8 @@ class Far:
             logger.warning("the rows are durable, and show once the pipeline continues: %s", taken["problem"])
         return taken["rows"], taken["time"]
 
-    def checkpoint(self) -> Made:
-        return msgspec.convert(self.client.checkpoint(), Made)
+    def checkpoint(self) -> NewCheckpoint:
+        return msgspec.convert(self.client.checkpoint(), NewCheckpoint)
 
     def pause(self) -> str:
         return str(self.client.pause()["state"])

@@ -1,4 +1,4 @@
-"""`Place`: the target of a command, a storage or a server (`--url`).
+"""`Target`: the target of a command, a storage or a server (`--url`).
 
 All targets return the same values, so that a command need not know which one it has.
 """
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
     from evertide.pipeline.input.pushed_files import Format
     from evertide.pipeline.status.status import Status
 
-__all__ = ["Given", "Made", "Place", "Remote", "asked"]
+__all__ = ["NewCheckpoint", "Remote", "StorageOptions", "Target", "open_target"]
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class NewCheckpoint:
     number: int
     time: int
     made_at_s: float
 
 
-class Place(Protocol):
+class Target(Protocol):
     def status(self) -> Status: ...
 
     def journal(self, first: int, last: int | None) -> list[TransactionSummary]:
@@ -60,7 +60,7 @@ class Place(Protocol):
         """The number of rows, and the time of their transaction."""
         ...
 
-    def checkpoint(self) -> Made: ...
+    def checkpoint(self) -> NewCheckpoint: ...
 
     def pause(self) -> str:
         """The new state of the pipeline."""
@@ -80,7 +80,7 @@ class Remote:
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class StorageOptions:
     """The options of a command for a storage; None for those that it does not have."""
 
     storage: str | None = None
@@ -90,24 +90,26 @@ class Given:
 
 
 @contextmanager
-def asked(context: typer.Context, output: Output, given: Given, *, needs_storage: bool = True) -> Iterator[Place]:
+def open_target(
+    context: typer.Context, output: Output, given: StorageOptions, *, needs_storage: bool = True
+) -> Iterator[Target]:
     remote = context.obj if isinstance(context.obj, Remote) else Remote()
     with ExitStack() as stack:
         if remote.url is not None:
             _check_one(given)
-            from evertide.cli.target.remote import Far  # noqa: PLC0415 - httpx, not needed locally
+            from evertide.cli.target.remote import ServerTarget  # noqa: PLC0415 - httpx, not needed locally
 
-            yield stack.enter_context(Far.open(remote))
+            yield stack.enter_context(ServerTarget.open(remote))
             return
         if given.storage is None and needs_storage:
-            why = "say which storage, or which server, by `evertide --url URL COMMAND`"
+            why = "name a storage with --storage, or a server with `evertide --url URL COMMAND`"
             raise InvalidInput(where="--storage", why=why)
-        from evertide.cli.target.local import Near  # noqa: PLC0415
+        from evertide.cli.target.local import StorageTarget  # noqa: PLC0415
 
-        yield Near(given, output, stack, stack.enter_context(Bars(output)))
+        yield StorageTarget(given, output, stack, stack.enter_context(Bars(output)))
 
 
-def _check_one(given: Given) -> None:
+def _check_one(given: StorageOptions) -> None:
     for name, value in (("--storage", given.storage), ("--script", given.script), ("--master", given.master)):
         if value is not None:
-            raise InvalidInput(where=name, why="it goes without --url: the server has its own")
+            raise InvalidInput(where=name, why="this option cannot be combined with --url: the server has its own")

@@ -10,6 +10,7 @@ import pytest
 from evertide.errors import Conflict, InvalidInput, TimeCompacted, Unavailable
 from evertide.rows.changes import DIFF
 from evertide.shard.parts.part import Predicate
+from evertide.shard.read import Snapshot
 from evertide.shard.shard import Shard, Shards
 from evertide.store.writers import Writer
 from tests.shard.kit import BLOBS, SCHEMA, changes, make_shards, make_writer, rows_at
@@ -52,6 +53,20 @@ def test_a_time_below_since_is_refused_with_the_smallest_legal_one(shard: Shard,
         shard.snapshot(2)
     assert rows_at(shard, refused.value.since).total() == 4
     assert shard.inspect().leases == (), "the lease of the refused snapshot was given back"
+
+
+def test_a_lease_that_is_not_released_does_not_hide_why_a_read_failed(
+    shard: Shard, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(_: Snapshot) -> None:
+        raise Unavailable(path="meta", why="away")
+
+    monkeypatch.setattr(Snapshot, "close", refuse)
+    with pytest.raises(ValueError, match="the cause"), shard.snapshot(4):
+        raise ValueError("the cause")
+    assert "a lease was not released: storage at meta is unavailable" in caplog.text
+    with pytest.raises(Unavailable), shard.snapshot(4):
+        pass
 
 
 def test_columns_narrow_what_is_read(shard: Shard) -> None:

@@ -120,7 +120,7 @@ def test_some_columns_and_rows_at_a_time_that_was() -> None:
 @pytest.mark.parametrize(
     ("query", "status", "why"),
     [
-        ("as_of=9", 400, "the last is 1"),
+        ("as_of=9", 400, "the last time is 1"),
         ("as_of=-1", 400, ">= 0"),
         ("columns=nothing", 400, "collection 'orders' has no column 'nothing'"),
         ("where=amount", 400, "where"),

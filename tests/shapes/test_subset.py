@@ -104,7 +104,7 @@ def test_a_subset_by_post() -> None:
         broken = post(b"{")
         assert (broken.status, broken.body["error"]) == (400, "Invalid JSON in request body")
         twice = post(rb'{"where": "id = 4", "\u0077here": "id = 2"}')
-        assert (twice.status, "twice" in twice.body["details"]) == (400, True)
+        assert (twice.status, "repeats" in twice.body["details"]) == (400, True)
         assert (
             s.ask(table="orders", offset="now", subset__where="id = $1", subset__params='{"1":4,"1":2}').status == 400
         )

@@ -283,6 +283,6 @@ def test_a_commit_that_is_acknowledged_before_it_happened_would_be_seen() -> Non
 
 
 def test_orphans_that_nobody_collects_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("evertide.shard.garbage._orphans", lambda _proof: ())
+    monkeypatch.setattr("evertide.shard.garbage._find_orphans", lambda _proof: ())
     with pytest.raises(CutsFailed, match="leaked, or lost"):
         every_cut(build, workload, check, survivors=["none"], every=40)

@@ -254,7 +254,7 @@ def test_no_secret_of_a_whole_run_is_in_anything_that_comes_out(
             run.wait_for("/v1/views/totals/rows", b"bob")
             receiver.answers += [500, 403, 403, 403, 403, 403, 403, 403, 403, 403]
             db.run("INSERT INTO orders VALUES (3, 'cat', 30)")
-            run.wait_for("/v1/status", b"answered 403")
+            run.wait_for("/v1/status", b"status 403")
             db.run(f"ALTER USER {LOCKED} PASSWORD 'another'")
             db.cut_others(db.connection)
             run.wait_for("/v1/status", b"authentication failed")

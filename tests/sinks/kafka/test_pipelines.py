@@ -184,7 +184,7 @@ def wait_for(what: str, is_so: Any, limit_s: float = 40.0) -> None:
 def test_a_broker_that_restarts_shows_in_status_and_nothing_is_lost(
     kafka_broker: KafkaBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("evertide.sinks.kafka.sink._PATIENCE_S", 2.0)
+    monkeypatch.setattr("evertide.sinks.kafka.sink._ANSWER_LIMIT_S", 2.0)
     given, taken = new_topic(kafka_broker), new_topic(kafka_broker)
     with open_worker(tmp_path / "s", kafka_broker.brokers, given, taken) as p:
         running = threading.Thread(target=p.run)

@@ -81,7 +81,7 @@ def test_whoever_was_there_before_can_write_no_more(kafka_broker: KafkaBroker) -
     old.write(1, changes(("ann", 1, 1)))
     new = opened(kafka_broker, topic)
     assert new.last() == 1
-    with pytest.raises(SinkFailed, match=f"topic {topic}.*somebody else writes"):
+    with pytest.raises(SinkFailed, match=f"topic {topic}.*another process now writes"):
         old.write(2, changes(("old", 1, 1)))
     new.write(2, changes(("new", 1, 1)))
     assert [(one.time, one.key["customer"]) for one in read_committed(kafka_broker, topic)] == [(1, "ann"), (2, "new")]
@@ -231,7 +231,7 @@ def test_what_the_sink_writes_the_source_reads(kafka_broker: KafkaBroker) -> Non
 def test_a_broker_that_is_away_fails_the_sink_and_a_later_one_goes_on(
     kafka_broker: KafkaBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("evertide.sinks.kafka.sink._PATIENCE_S", 2.0)
+    monkeypatch.setattr("evertide.sinks.kafka.sink._ANSWER_LIMIT_S", 2.0)
     topic = new_topic(kafka_broker)
     sink = opened(kafka_broker, topic)
     sink.write(1, changes(("ann", 1, 1)))

@@ -71,7 +71,7 @@ def test_i9_a_predecessor_that_wakes_late_changes_nothing(place: Place, key: tup
     late, after = place.open(key=key), place.open(key=key)
     after.write(0, items(ONE))
     for time in 0, 1:
-        with pytest.raises(SinkFailed, match="opened by another process since"):
+        with pytest.raises(SinkFailed, match="another process has opened the sink"):
             late.write(time, items((2, "b", 1.0, 1)))
     assert there(place) == ([1], 0)
     after.write(1, items((2, "b", 1.0, 1)))
@@ -122,7 +122,7 @@ def test_a_lock_of_somebody_else_is_told(place: Place) -> None:
     sink._connection.execute("SET lock_timeout = '100ms'")
     with psycopg.connect(place.dsn) as other:
         other.execute(f"LOCK TABLE {place.schema}.target")
-        with pytest.raises(SinkFailed, match="somebody else holds a lock"):
+        with pytest.raises(SinkFailed, match="another session holds a lock"):
             sink.write(0, items(ONE))
     sink.write(0, items(ONE))
     assert there(place) == ([1], 0)

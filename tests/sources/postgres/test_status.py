@@ -96,7 +96,7 @@ def test_a_connection_that_is_cut_is_made_again_and_told_of(db: Database, monkey
         [problem] = f.told.problems
         assert (problem.state, problem.error_code) == ("reconnecting", "source_away")
         assert "does not go on" in problem.why
-        assert "connected to again by itself" in problem.remedy
+        assert "Evertide reconnects" in problem.remedy
         assert before_s <= problem.since_s <= f.runtime.wall_s()
         assert problem.wait_s is not None
         assert 1.0 <= problem.wait_s <= 2.0

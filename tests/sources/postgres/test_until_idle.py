@@ -29,7 +29,7 @@ NEVER = "100000"
 
 def ends(f: Feeding, told: Callable[[int, float], None] | None = None) -> None:
     """Run until it is idle; that must come."""
-    thread = threading.Thread(target=f.pipeline.run, kwargs={"until_idle": True, "told": told})
+    thread = threading.Thread(target=f.pipeline.run, kwargs={"until_idle": True, "on_transaction": told})
     thread.start()
     try:
         thread.join(LIMIT_S)

@@ -405,7 +405,7 @@ def test_a_follower_that_fell_behind_what_is_kept_starts_again_from_a_checkpoint
             first.checkpoint()
         is_behind = second.time < max(one.since for one in first.status().collections)
         assert second.advance() == first.time
-        assert ("starts again from the newest checkpoint" in caplog.text) == is_behind == (transactions > 1)
+        assert ("restarting from the newest checkpoint" in caplog.text) == is_behind == (transactions > 1)
         crash(first)
         second.push("orders", [order(9)])
         second.commit()

@@ -1,14 +1,14 @@
-# What people and CI call. Portable make; paths are relative, so the clone may lie anywhere.
+# The commands of developers and of CI. Portable make; all paths are relative.
 
-# The Python that makes .venv; empty: the first of python3.13, 3.12, 3.11, python3 that is new enough.
+# The Python of .venv. If empty: the first of python3.13, 3.12, 3.11 and python3 that is new enough.
 PYTHON ?=
-# How long `make soak` runs: each of its tests gets an equal share.
+# The duration of `make soak`, divided equally among its tests.
 MINUTES ?= 10
-# How many processes `make test` spreads the tests over. Each has servers, and a Spark, of its own.
+# The number of processes that `make test` runs tests in. Each starts its own servers and its own Spark.
 WORKERS ?= 2
-# What `make bench` measures: WHAT="kafka postgres"; `python -m bench --help` lists them.
+# The benchmarks that `make bench` runs, as in WHAT="kafka postgres"; `python -m bench --help` lists them.
 WHAT ?= peers
-# For `make demo` and `make bench`: ARGS="--rate 5000", ARGS="--engines evertide,flink".
+# Options of `make demo`, `make bench` and `make screenshots`, as in ARGS="--rate 5000".
 ARGS ?=
 
 VENV = .venv
@@ -18,13 +18,13 @@ INSTALLED = $(VENV)/.installed
 .PHONY: help setup check test bench bench-full demo screenshots soak docs reference audit lock clean
 .NOTPARALLEL:
 
-help: ## Say what can be made
+help: ## List the targets
 	@echo "make TARGET [PYTHON=python3.x] [MINUTES=10] [WORKERS=2] [WHAT=peers] [ARGS=...]"
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' Makefile
 
-setup: $(INSTALLED) ## Make .venv as requirements.lock says, if it is not so yet
+setup: $(INSTALLED) ## Create .venv from requirements.lock, if it is missing or out of date
 
-# Made only if it is missing or its Python has gone. To change the Python: make clean setup PYTHON=...
+# Created only if it is missing. To use another Python: make clean setup PYTHON=...
 $(BIN)/python:
 	@sh tools/preflight.sh java
 	python=$$(PYTHON="$(PYTHON)" sh tools/preflight.sh python) && { "$$python" -m venv --clear $(VENV) || { rm -rf $(VENV); exit 1; }; }
@@ -34,37 +34,37 @@ $(INSTALLED): $(BIN)/python requirements.lock pyproject.toml
 	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $(INSTALLED)
 
-check: setup ## Check format, lint, types, the order of imports, and what we depend on
+check: setup ## Check format, lint, types, import contracts and dependencies
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python tools/audit.py
 
-audit: setup ## Look up advisories, licences and pins of what we depend on
+audit: setup ## Check the advisories, licences and pins of all dependencies
 	$(BIN)/python tools/audit.py
 
 test: setup ## Run the tests
 	@sh tools/preflight.sh java
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-bench: setup ## Measure WHAT: beside Flink, Pathway, Spark and DuckDB, in ten minutes, into bench/report
+bench: setup ## Run the benchmarks WHAT; by default a comparison with other engines, in ten minutes
 	@sh tools/preflight.sh java
 	$(BIN)/python -m bench $(WHAT) $(ARGS)
 
-bench-full: setup ## Measure everything, with histories of up to 100 million events; takes hours
+bench-full: setup ## Run all benchmarks, with histories of up to 100 million events; takes hours
 	@sh tools/preflight.sh java
 	$(BIN)/python -m bench --full $(ARGS)
 
-demo: setup ## Run a live demo: an auction house and its views; end it with Ctrl-C
+demo: setup ## Run the demo, an auction house and its views, until Ctrl-C
 	@sh tools/preflight.sh java
 	$(BIN)/evertide demo $(ARGS)
 
-screenshots: setup ## Take the pictures of docs/console.md, of the demo; needs node
+screenshots: setup ## Take the screenshots of docs/console.md from the demo; needs node
 	@sh tools/preflight.sh java
 	$(BIN)/python -m tools.screenshots $(ARGS)
 
-soak: setup ## Run the soak tests for MINUTES in all; a failure prints its seed
+soak: setup ## Run the soak tests for MINUTES in total; a failure prints its seed
 	@sh tools/preflight.sh java
 	EVERTIDE_SOAK_MINUTES="$(MINUTES)" $(BIN)/python -m pytest -m soak tests
 
@@ -72,15 +72,15 @@ docs: setup ## Build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 	@echo "site/index.html"
 
-reference: setup ## Write the generated tables of docs/errors.md and docs/sql.md anew
+reference: setup ## Regenerate the tables of docs/errors.md and docs/sql.md
 	@sh tools/preflight.sh java
 	$(BIN)/python -m tests.docs.reference --write
 
-lock: ## Resolve pyproject.toml into requirements.lock anew (needs uv)
-	@command -v uv >/dev/null || { echo "evertide: uv is needed to resolve and was not found; install it with 'pipx install uv' or 'brew install uv'." >&2; exit 1; }
+lock: ## Pin the dependencies of pyproject.toml in requirements.lock; needs uv
+	@command -v uv >/dev/null || { echo "evertide: uv is needed to pin dependencies, and was not found; install it with 'pipx install uv' or 'brew install uv'." >&2; exit 1; }
 	uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --all-extras --group dev pyproject.toml -o requirements.lock
 
-clean: ## Remove .venv, caches and whatever else was made here; never a storage
+clean: ## Remove .venv, caches and build output; never a storage
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache build dist
 	rm -rf spark-warehouse metastore_db derby.log .coverage site bench/report
 	find src tests bench tools -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

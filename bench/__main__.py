@@ -26,7 +26,7 @@ from bench.measure import Figure
 from bench.peers.contest import ENGINES, MEASURES, Contest, ContestSize
 from bench.peers.publishing import publish
 from bench.peers.report import figures as goals
-from bench.peers.report import read_report, reported, together, write_report
+from bench.peers.report import make_report, read_report, together, write_report
 
 OTHERS: dict[str, tuple[Any, Callable[..., list[Figure]]]] = {
     "pipeline": (pipelines.PipelineSize, pipelines.pipeline),
@@ -43,20 +43,26 @@ MARKS = {True: "[green]met[/]", False: "[red]missed[/]", None: ""}
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("names", nargs="*", choices=[*BENCHMARKS, []], help="which; all if none is named")
-    parser.add_argument("--short", action="store_true", help="small sizes: shows that it runs, not how fast")
-    parser.add_argument("--full", action="store_true", help="histories of 100 million events, too: takes hours")
-    parser.add_argument("--views", help="only these views, with commas in between")
-    parser.add_argument("--engines", help=f"of peers, only these: {','.join(ENGINES)}")
-    parser.add_argument("--measures", help=f"of peers, only these: {','.join(MEASURES)}")
-    parser.add_argument("--histories", help="of peers: events before the refreshes, as in 1000000,100000000")
-    parser.add_argument("--sizes", help="of peers: new events of a refresh, as in 1,1000")
-    parser.add_argument("--report", type=Path, help="where peers write their report; bench/report")
-    parser.add_argument("--publish", type=Path, help="put the report of peers into this page, too")
-    parser.add_argument("--add", action="store_true", help="keep what the report says of other queries and measures")
-    parser.add_argument("--go-on", action="store_true", help="as --add, as a part of the last run, which ended early")
-    parser.add_argument("--render", action="store_true", help="measure nothing; write the report of what is there")
-    parser.add_argument("--json", type=Path, help="write the figures to this file, too")
+    parser.add_argument("names", nargs="*", choices=[*BENCHMARKS, []], help="the benchmarks to run; all by default")
+    parser.add_argument(
+        "--short", action="store_true", help="small sizes: checks that the benchmarks run, and measures nothing"
+    )
+    parser.add_argument("--full", action="store_true", help="also histories of 100 million events; takes hours")
+    parser.add_argument("--views", help="only these views, separated by commas")
+    parser.add_argument("--engines", help=f"peers: only these engines, of {','.join(ENGINES)}")
+    parser.add_argument("--measures", help=f"peers: only these measures, of {','.join(MEASURES)}")
+    parser.add_argument("--histories", help="peers: events before the refreshes, as in 1000000,100000000")
+    parser.add_argument("--sizes", help="peers: new events of a refresh, as in 1,1000")
+    parser.add_argument("--report", type=Path, help="peers: the directory of the report; bench/report by default")
+    parser.add_argument("--publish", type=Path, help="peers: also write the report into this page")
+    parser.add_argument("--add", action="store_true", help="peers: keep the report's other queries and measures")
+    parser.add_argument(
+        "--go-on", action="store_true", help="peers: as --add; continue the last run, which ended early"
+    )
+    parser.add_argument(
+        "--render", action="store_true", help="peers: measure nothing; write the report from the stored results"
+    )
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
     chosen = parser.parse_args(arguments)
     console = Console()
     figures: list[Figure] = []
@@ -102,11 +108,11 @@ def _peers(chosen: argparse.Namespace, moved: shards.Progress) -> list[Figure]:
         contest = Contest(
             _contest_size(chosen),
             moved,
-            lambda found: write_report(together([*before, reported(found)]), directory),
+            lambda found: write_report(together([*before, make_report(found)]), directory),
             before[0].measured[-1].run if chosen.go_on and before[0].measured else None,
         )
         contest.run()
-        report = together([*before, reported(contest)])
+        report = together([*before, make_report(contest)])
     write_report(report, directory)
     if chosen.publish:
         publish(directory, chosen.publish)

@@ -12,7 +12,7 @@ import time
 from bench.pipelines import VIEWS
 from evertide.pipeline.pipeline import Pipeline
 from evertide.settings import Settings
-from evertide.testing.nexmark import WORKLOAD, Nexmark
+from tests.kit.nexmark import WORKLOAD, Nexmark
 
 __all__ = ["main"]
 

@@ -1,7 +1,7 @@
 """Measures rows per second, and memory over many rows, of the PostgreSQL and Kafka sources.
 
 A durable pipeline of a table and an aggregate reads a backlog. The peer, over the same rows in the same run, is a
-consumer that only decodes them (`bench.plain`). The servers are those of the tests, on the same machine.
+consumer that only decodes them (`bench.bare_consumers`). The servers are those of the tests, on the same machine.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ import psutil
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
+from bench.bare_consumers import consume_kafka, consume_postgres
 from bench.measure import Figure, Timing
 from bench.orders import COLUMNS, PARTITIONS, POSTGRES, VIEW, fill_kafka
-from bench.plain import consume_kafka, consume_postgres
 from bench.shards import Progress
 from bench.views import bench_spark
 from evertide.pipeline.pipeline import Pipeline
@@ -78,14 +78,14 @@ class Reader:
         with Pipeline.open(self.script, self.storage, spark=self.spark, settings=self.settings) as opened:
             begun = ended = time.perf_counter()
 
-            def told(_time: int, _seconds: float) -> None:
+            def note_end(_time: int, _seconds: float) -> None:
                 nonlocal ended
                 ended = time.perf_counter()
 
             watcher = threading.Thread(target=self._watch, args=(opened, wanted, is_over), daemon=True)
             watcher.start()
             try:
-                opened.run(on_transaction=told)
+                opened.run(on_transaction=note_end)
             finally:
                 is_over.set()
                 watcher.join()
@@ -105,7 +105,7 @@ class Reader:
                 return
 
 
-def _compared(name: str, size: ConnectorSize, make: Callable[[], object], **both: Callable[[], float]) -> Figure:
+def _compare(name: str, size: ConnectorSize, make: Callable[[], object], **both: Callable[[], float]) -> Figure:
     """Alternate rounds of both, over the same rows. The first round is a warm-up."""
     (ours, _), (plain, _) = both.items()
     taken: dict[str, list[float]] = {ours: [], plain: []}
@@ -166,7 +166,7 @@ def kafka(size: ConnectorSize, moved: Progress) -> list[Figure]:
 
         ours = reader("ours", "orders")
         name = f"Kafka, JSON, {PARTITIONS} partitions: rows per second against a plain consumer"
-        found = [_compared(name, size, make, ours=lambda: ours.catch_up(size.rows), plain=lambda: _timed(plain))]
+        found = [_compare(name, size, make, ours=lambda: ours.catch_up(size.rows), plain=lambda: _timed(plain))]
         moved(1, 3)
         found.append(_spread(size, broker.brokers, reader))
         moved(2, 3)
@@ -221,7 +221,7 @@ def postgres(size: ConnectorSize, moved: Progress) -> list[Figure]:
         ):
             name = f"PostgreSQL, {what}: rows per second against a plain consumer"
             found.append(
-                _compared(
+                _compare(
                     name,
                     size,
                     partial(make, step),

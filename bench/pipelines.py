@@ -28,7 +28,8 @@ from evertide.flow import Circuit
 from evertide.pipeline.pipeline import Pipeline
 from evertide.settings import Settings
 from evertide.store.blobs.local import LocalBlob
-from evertide.testing.nexmark import WORKLOAD, Nexmark
+from tests.kit.checkpoint_files import checkpoint_files
+from tests.kit.nexmark import WORKLOAD, Nexmark
 
 __all__ = ["PipelineSize", "pipeline"]
 
@@ -56,22 +57,22 @@ def pipeline(size: PipelineSize, moved: Progress) -> list[Figure]:
         place = Path(scratch)
         done = iter(range(1, _STEPS + 1))
 
-        def told(figures: list[Figure]) -> list[Figure]:
+        def note_step(figures: list[Figure]) -> list[Figure]:
             moved(next(done), _STEPS)
             return figures
 
         events = _Events(size)
         opened = Pipeline.open(_script(), place / "pipeline", spark=spark, settings=_settings())
-        bare = Circuit(spark, _script(), blob=LocalBlob(_made(place / "bare")))
+        bare = Circuit(spark, _script(), blob=LocalBlob(_make_directory(place / "bare")))
         for chunk in events.history():
             _commit(opened, chunk)
             bare.step(deltas_of(chunk))
-        told([])
-        found = told(_overhead(opened, bare, events, size))
-        found += told(_checkpoints(opened, events))
-        found += told(_replay(opened, events, size, place, spark))
-        found += told(_restart(place, size))
-        told([])
+        note_step([])
+        found = note_step(_overhead(opened, bare, events, size))
+        found += note_step(_checkpoints(opened, events))
+        found += note_step(_replay(opened, events, size, place, spark))
+        found += note_step(_restart(place, size))
+        note_step([])
     return found
 
 
@@ -130,13 +131,13 @@ def _checkpoint(opened: Pipeline, known: set[str] | dict[str, int]) -> tuple[flo
     begun = time.perf_counter()
     entry = opened.checkpoint()
     taken = time.perf_counter() - begun
-    files = {file.key: file.bytes for file in opened.checkpoint_files(entry) if file.key.startswith("state/")}
+    files = {file.key: file.bytes for file in checkpoint_files(opened, entry) if file.key.startswith("state/")}
     return taken, sum(size for key, size in files.items() if key not in known), files
 
 
 def _replay(opened: Pipeline, events: _Events, size: PipelineSize, place: Path, spark: Any) -> list[Figure]:
     """Run transactions, and replay them after a crash."""
-    made = [_timed(partial(_commit, opened, events.transaction())) for _ in range(size.replayed)]
+    made = [_time(partial(_commit, opened, events.transaction())) for _ in range(size.replayed)]
     opened.close(checkpoint=False)
     taken: list[float] = []
     last = [time.perf_counter()]
@@ -166,7 +167,7 @@ def _restart(place: Path, size: PipelineSize) -> list[Figure]:
 
     def run(code: str) -> float:
         command = [sys.executable, "-c", code]
-        return _timed(lambda: subprocess.run(command, check=True, capture_output=True, env=own_spark()))
+        return _time(lambda: subprocess.run(command, check=True, capture_output=True, env=own_spark()))
 
     bare = statistics.median(run(nothing) for _ in range(size.starts))
     whole = statistics.median(run(opening) for _ in range(size.starts))
@@ -180,7 +181,7 @@ def _commit(opened: Pipeline, chunk: dict[str, pa.Table]) -> int:
     return opened.commit()
 
 
-def _timed(call: Callable[[], object]) -> float:
+def _time(call: Callable[[], object]) -> float:
     begun = time.perf_counter()
     call()
     return time.perf_counter() - begun
@@ -195,6 +196,6 @@ def _settings() -> Settings:
     return Settings(checkpoint_interval_s=1e9)
 
 
-def _made(directory: Path) -> Path:
+def _make_directory(directory: Path) -> Path:
     directory.mkdir()
     return directory

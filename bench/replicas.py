@@ -32,13 +32,13 @@ import pyspark
 from bench.measure import Figure, Timing, own_spark
 from bench.shards import Progress
 from evertide.pipeline.reading.reader import Reader
-from evertide.pipeline.replicas.replica_record import ReplicaStatus, replica_statuses
+from evertide.pipeline.replicas.replica_record import ReplicaStatus, read_replica_statuses
 from evertide.runtime import SystemRuntime
 
 __all__ = ["ReplicaSize", "replicas"]
 
 LIMIT_S = 300.0
-_NEAR_S = 30.0
+_CATCH_UP_S = 30.0
 """How long a new follower may take to catch up while the leader runs at full speed."""
 _RUNTIME = SystemRuntime()
 _BEHIND = 5
@@ -72,7 +72,7 @@ class ReplicaSize:
 
 
 @dataclass(frozen=True, slots=True)
-class _Pace:
+class _TransactionCost:
     """The time of the leader per transaction."""
 
     wall_s: float
@@ -86,12 +86,12 @@ class _Cost:
     what: str
     cores: tuple[set[int], set[int]] | None
     """None: all cores for both."""
-    alone: list[_Pace] = field(default_factory=list)
-    together: list[_Pace] = field(default_factory=list)
+    alone: list[_TransactionCost] = field(default_factory=list)
+    together: list[_TransactionCost] = field(default_factory=list)
 
     def figure(self, behind: int) -> Figure:
-        before, after = (statistics.median(pace.wall_s for pace in paces) for paces in (self.alone, self.together))
-        own = [statistics.median(pace.cpu_s for pace in paces) * 1e3 for paces in (self.alone, self.together)]
+        before, after = (statistics.median(cost.wall_s for cost in costs) for costs in (self.alone, self.together))
+        own = [statistics.median(cost.cpu_s for cost in costs) * 1e3 for costs in (self.alone, self.together)]
         share = 1 - before / after
         detail = f"{1 / after:.1f} against {1 / before:.1f} transactions/s of 1,000 events; wall {after * 1e3:.0f} "
         detail += f"against {before * 1e3:.0f} ms each, of which the leader computes {own[1]:.0f} against {own[0]:.0f}"
@@ -154,25 +154,27 @@ class _Runners:
         if not (self._storage / "FORMAT").exists():
             return ()
         reader = self.reader
-        return replica_statuses(reader.storage.meta, reader.journal.committed_upper, reader.runtime, reader.settings)
+        return read_replica_statuses(
+            reader.storage.meta, reader.journal.committed_upper, reader.runtime, reader.settings
+        )
 
     def are(self, count: int) -> bool:
         """Whether `count` replicas run, one of them leads, and all have processed transactions."""
         if any(process.poll() is not None for process in self._processes.values()):
-            raise RuntimeError(f"a replica ended by itself:\n{self._log.read_text()[-2000:]}")
+            raise RuntimeError(f"a replica ended unexpectedly:\n{self._log.read_text()[-2000:]}")
         several = self.running()
         return len(several) == count and several[0].role == "leads" and min(one.time for one in several) > 2
 
-    def pace(self, count: int) -> _Pace:
-        """The pace of the leader over the next `count` transactions."""
+    def measure_cost(self, count: int) -> _TransactionCost:
+        """The time of the leader per transaction over the next `count` transactions."""
         leader, first = self.running()[0], self.reader.journal.committed_upper
         _until(lambda: self.reader.journal.committed_upper > first)
         begun, computed, first = time.perf_counter(), _cpu_s(leader), self.reader.journal.committed_upper
         _until(lambda: self.reader.journal.committed_upper >= first + count)
         made = self.reader.journal.committed_upper - first
-        return _Pace((time.perf_counter() - begun) / made, (_cpu_s(leader) - computed) / made)
+        return _TransactionCost((time.perf_counter() - begun) / made, (_cpu_s(leader) - computed) / made)
 
-    def is_near(self) -> bool:
+    def is_caught_up(self) -> bool:
         """Whether the follower has caught up, as far as the age of its status tells."""
         first = self.reader.journal.committed_upper
         _RUNTIME.sleep_s(_OLD_S)
@@ -180,7 +182,7 @@ class _Runners:
 
     def has_committed(self, one: ReplicaStatus) -> bool:
         """Whether this replica committed the last transaction."""
-        found = self.reader.journal.committed(self.reader.journal.committed_upper - 1)
+        found = self.reader.journal.read_outcome(self.reader.journal.committed_upper - 1)
         return found is not None and found.writer == one.writer
 
 
@@ -199,16 +201,16 @@ def _two(place: Path, size: ReplicaSize, moved: Progress) -> list[Figure]:
     costs, taken, behind = _costs(), [], 0
     with _runners(place, size.rate) as runners:
         for number in range(size.rounds):
-            runners.pace(size.transactions)  # warm-up of a new leader
+            runners.measure_cost(size.transactions)  # warm-up of a new leader
             for cost in costs:
                 _pin(runners.running(), cost.cores)
-                cost.alone.append(runners.pace(size.transactions))
+                cost.alone.append(runners.measure_cost(size.transactions))
             runners.start()
             _until(lambda: runners.are(2))
-            _holds_within(_NEAR_S, runners.is_near)  # otherwise the takeover takes longer
+            _holds_within(_CATCH_UP_S, runners.is_caught_up)  # otherwise the takeover takes longer
             for cost in reversed(costs):
                 _pin(runners.running(), cost.cores)
-                cost.together.append(runners.pace(size.transactions))
+                cost.together.append(runners.measure_cost(size.transactions))
             leader, other = runners.running()
             behind = max(behind, other.behind)
             begun = runners.kill(leader)
@@ -253,14 +255,14 @@ def _processes(one: ReplicaStatus) -> list[psutil.Process]:
 
 
 def _bulk(place: Path, size: ReplicaSize) -> Figure:
-    one, two = (_loaded(place, executors, size) for executors in (1, 2))
+    one, two = (_load(place, executors, size) for executors in (1, 2))
     speedup = statistics.median(one) / statistics.median(two)
     detail = f"{Timing.of(two)} against {Timing.of(one)}, {size.events:,} events a transaction; "
     detail += f"driver and executors share {os.cpu_count()} cores"
     return Figure("bulk load with two executors of one core, against one", f"{speedup:.2f}x", detail)
 
 
-def _loaded(place: Path, executors: int, size: ReplicaSize) -> list[float]:
+def _load(place: Path, executors: int, size: ReplicaSize) -> list[float]:
     """Executors are separate processes; the cluster's master and workers are threads of the driver."""
     master, storage = f"local-cluster[{executors},1,1024]", str(place / f"executors-{executors}")
     command = [sys.executable, "-m", "bench.bulk", master, storage, str(size.events), str(size.loads)]
@@ -274,7 +276,7 @@ def _loaded(place: Path, executors: int, size: ReplicaSize) -> list[float]:
 
 def _until(holds: Callable[[], bool]) -> None:
     if not _holds_within(LIMIT_S, holds):
-        raise TimeoutError("the replicas did not come to what is measured")
+        raise TimeoutError("the replicas did not reach the measured state in time")
 
 
 def _holds_within(limit_s: float, holds: Callable[[], bool]) -> bool:

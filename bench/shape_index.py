@@ -64,13 +64,13 @@ def _rate(index: ShapeIndex, shapes: int, hit: float, size: ShapeIndexSize) -> f
     batches = [_batch(shapes, hit, size.batch, seed) for seed in range(size.rows // size.batch)]
     start_s = time.process_time()
     for batch in batches:
-        index.candidates(batch)
+        index.find_matches(batch)
     return size.rows / max(time.process_time() - start_s, 1e-9)
 
 
 def _batch(shapes: int, hit: float, count: int, seed: int) -> pa.Table:
-    chance = np.random.default_rng(seed)
-    owners = np.where(chance.random(count) < hit, chance.integers(0, shapes, count), -1)
-    states = np.where(chance.random(count) < 0.5, "open", "done")
-    columns = [np.arange(count), owners, states.astype(object), chance.random(count) * shapes]
+    random = np.random.default_rng(seed)
+    owners = np.where(random.random(count) < hit, random.integers(0, shapes, count), -1)
+    states = np.where(random.random(count) < 0.5, "open", "done")
+    columns = [np.arange(count), owners, states.astype(object), random.random(count) * shapes]
     return pa.table(columns, schema=SCHEMA)

@@ -43,7 +43,7 @@ from evertide.shapes.options import ShapeOptions
 from evertide.shapes.protocol.requests import parse_request
 from evertide.shapes.service import ShapeService
 from evertide.store.open import open_storage
-from evertide.testing.small_engine import SmallEngine
+from tests.kit.small_engine import SmallEngine
 
 __all__ = ["ShapesSize", "shapes"]
 
@@ -108,7 +108,7 @@ class _Clients:
         self._process.stdin.flush()
         answer = self._process.stdout.readline()
         if not answer:
-            raise RuntimeError("the clients ended: see what they said above")
+            raise RuntimeError("the client process ended unexpectedly; its output is above")
         return json.loads(answer)
 
 
@@ -170,13 +170,13 @@ def _served(place: str) -> Iterator[_Served]:
 
 
 def _latency(served: _Served, clients: _Clients, count: int, rounds: int) -> Figure:
-    took, commits = _measured(served, clients, rounds)
+    took, commits = _measure(served, clients, rounds)
     detail = f"{took}; the commit itself {commits}; {rounds} rounds, one client, the others' clauses are owner = const"
     met = took.median_s <= GOAL_LATENCY_S
     return Figure(f"commit to client, {count:,} shapes", _ms(took.median_s), detail, "20 ms, at any number", met)
 
 
-def _measured(served: _Served, clients: _Clients, rounds: int) -> tuple[Timing, Timing]:
+def _measure(served: _Served, clients: _Clients, rounds: int) -> tuple[Timing, Timing]:
     """The times from the end of a commit of one row to the client, and the times of the commits."""
     took, commits = [], []
     for number in range(-1, rounds):
@@ -212,7 +212,7 @@ def _clients(served: _Served, size: ShapesSize) -> list[Figure]:
         clients.ask(follow=list(range(count)))
         waiting_s = time.perf_counter() - begun_s
         taken = (process.memory_info().rss - before) / count
-        one, _ = _measured(served, clients, size.rounds)
+        one, _ = _measure(served, clients, size.rounds)
         begun_s = time.perf_counter()
         transaction = served.push("orders", range(2_000_000, 2_000_000 + count), np.arange(count))
         done_s = time.perf_counter()
@@ -236,12 +236,12 @@ def _clients(served: _Served, size: ShapesSize) -> list[Figure]:
 
 
 def _rate(served: _Served, size: ShapesSize, hit: float) -> Figure:
-    chance = np.random.default_rng(7)
+    random = np.random.default_rng(7)
     taken_s = core_s = 0.0
     for _ in range(size.transactions):
-        owners = chance.integers(0, served.shapes, size.transaction)
-        chosen = np.where(chance.random(size.transaction) < hit, owners, -1)
-        served.push("orders", chance.choice(500_000, size.transaction, replace=False) + 3_000_000, chosen)
+        owners = random.integers(0, served.shapes, size.transaction)
+        chosen = np.where(random.random(size.transaction) < hit, owners, -1)
+        served.push("orders", random.choice(500_000, size.transaction, replace=False) + 3_000_000, chosen)
         begun_s, core_begun_s = time.perf_counter(), time.process_time()
         served.service.shapes.follow()
         taken_s += time.perf_counter() - begun_s

@@ -29,7 +29,8 @@ from evertide.runtime import SystemRuntime
 from evertide.settings import Settings
 from evertide.store.meta import Guard, Meta, Record, Stale, Write
 from evertide.store.open import open_storage
-from evertide.testing.nexmark import WORKLOAD, Nexmark
+from tests.kit.checkpoint_files import checkpoint_files
+from tests.kit.nexmark import WORKLOAD, Nexmark
 
 __all__ = ["SizingSize", "sizing"]
 
@@ -81,7 +82,7 @@ def _rows(spark: Any, place: Path, size: SizingSize) -> list[Figure]:
             opened.commit()
             taken.append(time.perf_counter() - begun)
             memory.append(_memory())
-        files = [file.bytes for file in opened.checkpoint_files(opened.checkpoint()) if file.key.startswith("state/")]
+        files = [file.bytes for file in checkpoint_files(opened, opened.checkpoint()) if file.key.startswith("state/")]
         million, speed = size.events / 1e6, size.chunk / statistics.median(taken)
         detail = f"{size.chunk:,} a transaction, {len(NEXMARK)} views; first {taken[0]:.1f} s, last {taken[-1]:.1f} s"
         found = [Figure("loading", f"{speed / 1e3:.1f}k events/s", detail)]
@@ -106,7 +107,7 @@ def _rows(spark: Any, place: Path, size: SizingSize) -> list[Figure]:
 
 
 def _parts(opened: Pipeline, collection: str) -> int:
-    shard = opened.collections.members().collection(collection)
+    shard = opened.collections.members().open_collection(collection)
     return sum(len(batch.parts) for batch in shard.inspect().batches)
 
 
@@ -165,7 +166,7 @@ def _views(spark: Any, place: Path, count: int, size: SizingSize) -> _Measured:
             opened.push("notes", [{"text": f"{number} {i}"} for i in range(size.rows)])
 
         touched, untouched = (_cost(opened, counted, push, size.transactions) for push in (orders, notes))
-        kept = sum(file.bytes for file in opened.checkpoint_files(opened.checkpoint()))
+        kept = sum(file.bytes for file in checkpoint_files(opened, opened.checkpoint()))
     return _Measured(count, touched, untouched, kept, open_s)
 
 

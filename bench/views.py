@@ -32,8 +32,8 @@ from bench.shards import Progress
 from evertide.flow import Circuit
 from evertide.rows.changes import DIFF
 from evertide.store.blobs.local import LocalBlob
-from evertide.testing.merging import Upkeep
-from evertide.testing.nexmark import WORKLOAD, Nexmark
+from tests.kit.merging import Upkeep
+from tests.kit.nexmark import WORKLOAD, Nexmark
 
 __all__ = ["VIEWS", "ViewSize", "bench_spark", "deltas_of", "refresh"]
 
@@ -131,21 +131,21 @@ def _measure(spark: SparkSession, view: str, history: _History, size: ViewSize) 
     with tempfile.TemporaryDirectory(dir=history.path.parent) as state:
         circuit = Circuit(spark, WORKLOAD.script([view]), blob=LocalBlob(Path(state)))
         with Upkeep(circuit):
-            load_s = sum(_timed(partial(circuit.step, deltas_of(chunk))) for chunk in history.chunks())
+            load_s = sum(_time(partial(circuit.step, deltas_of(chunk))) for chunk in history.chunks())
             while circuit.maintain():
                 pass
             refreshes = history.refreshes()
             seconds = [
-                _timed(lambda: circuit.step(deltas_of(next(refreshes)))) for _ in range(size.warm_up + size.rounds)
+                _time(lambda: circuit.step(deltas_of(next(refreshes)))) for _ in range(size.warm_up + size.rounds)
             ]
             jobs = _jobs(spark, lambda: circuit.step(deltas_of(next(refreshes))))
     peer = spark.newSession()
     for name, frame in history.frames(peer).items():
         frame.createOrReplaceTempView(name)
     query = WORKLOAD.queries[view]
-    recompute = [_timed(lambda: _run(peer.sql(query))) for _ in range(3)]
+    recompute = [_time(lambda: _run(peer.sql(query))) for _ in range(3)]
     sink = str(history.path / f"sink-{view}")
-    batch_s = _timed(lambda: peer.sql(query).write.parquet(sink))
+    batch_s = _time(lambda: peer.sql(query).write.parquet(sink))
     shutil.rmtree(sink)
     return Measured(
         view,
@@ -162,7 +162,7 @@ def _run(frame: DataFrame) -> None:
     frame.write.format("noop").mode("overwrite").save()
 
 
-def _timed(call: Callable[[], object]) -> float:
+def _time(call: Callable[[], object]) -> float:
     begun = time.perf_counter()
     call()
     return time.perf_counter() - begun

@@ -1,4 +1,6 @@
-"""Fixtures for all tests: settings that wait little, and real servers, each started once and only if a test asks."""
+"""Fixtures for all tests: settings with short waits, and real servers, each started once and only if a test
+needs it.
+"""
 
 from __future__ import annotations
 
@@ -48,8 +50,8 @@ LONG = (
     "shard/test_processes.py",
     "soak/test_pipeline_soak.py",
 )
-"""Files that take the longest. They come first, so that no process is left alone with one of them in the end. Those
-that start many processes are in turns with those that do not."""
+"""The slowest files. They run first, so that no worker process ends with one of them alone. Files that start many
+processes alternate with files that do not."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -62,30 +64,32 @@ IN_MEMORY_BYTES_MIN = 4 << 30
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    _write_into_memory(config)
-    _take_ctrl_c()
+    _use_memory_for_storages(config)
+    _accept_ctrl_c()
 
 
-def _write_into_memory(config: pytest.Config) -> None:
-    """Storages of tests lie in memory where there is room: to sync a disk takes milliseconds, and tests do it without
-    end. What is synced, and when, is what simulated disks are for. `TMPDIR=/tmp` has them on a disk.
+def _use_memory_for_storages(config: pytest.Config) -> None:
+    """Put the storages of tests into memory if there is room: a sync of a disk takes milliseconds, and tests make very
+    many. Simulated disks test what is synced, and when. `TMPDIR=/tmp` puts storages on a disk.
 
-    What pytest keeps of tests that failed stays; what processes leave that are killed goes with the session.
+    What pytest keeps of failed tests stays; the leftovers of killed processes are deleted with the session.
     """
     if "TMPDIR" in os.environ or not IN_MEMORY.is_dir() or not os.access(IN_MEMORY, os.W_OK | os.X_OK):
         return
     if shutil.disk_usage(IN_MEMORY).free < IN_MEMORY_BYTES_MIN:
         return
     made = tempfile.mkdtemp(prefix="evertide-tests-", dir=IN_MEMORY)
-    Path(made).chmod(0o1777)  # servers run as somebody else
-    os.environ["TMPDIR"] = made  # for processes, too
+    Path(made).chmod(0o1777)  # servers run as another user
+    os.environ["TMPDIR"] = made  # also for the processes that tests start
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(IN_MEMORY))
     tempfile.tempdir = None
     config.add_cleanup(partial(shutil.rmtree, made, ignore_errors=True))
 
 
-def _take_ctrl_c() -> None:
-    """What a shell starts in the background ignores Ctrl-C; so would each process that a test starts and ends by it."""
+def _accept_ctrl_c() -> None:
+    """A process that a shell starts in the background ignores Ctrl-C, and its children inherit that. Tests end
+    processes by it.
+    """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

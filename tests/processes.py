@@ -1,5 +1,5 @@
-"""Processes that tests start to kill them: modules of ours that say `running ...` once they do, and then tell, line by
-line, what they did.
+"""Processes that tests start and kill: modules that print `running ...` once they run, and then a line for each thing
+that they did.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ class Worker:
     process: subprocess.Popen[str]
     out: IO[str]
     began: str
-    """What it said of where it began."""
+    """What it printed about where it began."""
 
     def lines(self, count: int) -> list[str]:
         return [self.out.readline().strip() for _ in range(count)]
 
-    def killed(self) -> list[str]:
-        """What it said until then and nobody read. A line that the kill cut off is none."""
+    def kill(self) -> list[str]:
+        """Kill the process, and return its unread lines. A line that the kill cut off is omitted."""
         self.process.kill()
         rest = [line.strip() for line in self.out if line.endswith("\n")]
         assert not any(line.startswith("error") for line in rest), rest
@@ -37,7 +37,7 @@ class Worker:
 
 @contextmanager
 def running(module: str, *arguments: object) -> Iterator[Worker]:
-    """Until the end of the block; then it is killed, if it was not before."""
+    """Run a module until the end of the block, then kill it."""
     command = [sys.executable, "-m", module, *map(str, arguments)]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     with process:

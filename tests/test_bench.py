@@ -1,4 +1,4 @@
-"""The short form of every benchmark runs and reports; how fast is for `make bench` to say."""
+"""The short form of every benchmark runs and reports. `make bench` measures speed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def check_short_form(name: str, directory: Path, monkeypatch: pytest.MonkeyPatch
     assert all(figure["name"] and figure["value"] and figure["detail"] for figure in figures)
 
 
-@pytest.mark.timeout(600)  # several processes with a Spark each, on whatever else the machine does
+@pytest.mark.timeout(600)  # several processes with a Spark each, on a machine that may be loaded
 @pytest.mark.parametrize("name", [name for name in BENCHMARKS if name != "replicas"])
 def test_the_short_form_runs(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], spark: object

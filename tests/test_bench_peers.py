@@ -1,4 +1,6 @@
-"""What the contest gives to peers that run in environments of their own, and what it takes from them."""
+"""The input that the comparison gives to peers in environments of their own, and the results that it reads from
+them.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,11 @@ from bench.peers.agreement import check_agreement
 from bench.peers.pathway_queries import PATHWAY
 from bench.peers.pathway_tables import READ, TEXTS
 from bench.peers.telling import keep_answer
-from evertide.testing.compare import Differs
-from evertide.testing.nexmark import SCHEMAS
+from tests.kit.compare import Differs
+from tests.kit.nexmark import SCHEMAS
 
 
-def test_every_query_is_written_down_for_pathway() -> None:
+def test_every_query_has_a_form_for_pathway() -> None:
     assert set(PATHWAY) == set(READ) == set(nexmark.QUERIES)
 
 
@@ -49,7 +51,7 @@ def test_the_files_for_pathway_hold_the_same_rows(tmp_path: Path, monkeypatch: p
     assert len(list((made / "bid").iterdir())) == 4
 
 
-def test_answers_are_what_is_left_of_the_changes(tmp_path: Path) -> None:
+def test_answers_are_the_sum_of_the_changes(tmp_path: Path) -> None:
     ours, theirs = tmp_path / "ours.parquet", tmp_path / "theirs.parquet"
     pq.write_table(pa.table({"at": pa.array([1, 5], pa.timestamp("us", "UTC")), "n": [2, 2]}), ours)
     changes = [((1, 1), True), ((1, 1), False), ((1, 2), True), ((5, 2), True)]

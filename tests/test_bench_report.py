@@ -1,4 +1,4 @@
-"""The report of a contest: missed goals are said to be missed, plots are drawn, a page takes it between its marks."""
+"""The report of a comparison: missed goals are marked, plots are drawn, and a page receives it between its marks."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_goal_is_met_or_missed(ours: float, is_met: bool) -> None:
     assert by_name["sustained load, against Flink with checkpoints"].met is False
 
 
-def test_what_is_written_can_be_read_and_published(tmp_path: Path) -> None:
+def test_a_written_report_can_be_read_and_published(tmp_path: Path) -> None:
     made = report(0.2)
     write_report(made, tmp_path / "report")
     assert read_report(tmp_path / "report") == made
@@ -78,13 +78,13 @@ def test_a_page_without_marks_is_left_alone(tmp_path: Path) -> None:
     assert page.read_text() == "# Title\n"
 
 
-def test_what_was_never_measured_cannot_be_added_to(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match="no report yet"):
+def test_a_run_that_does_not_exist_cannot_be_extended(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="has no report"):
         read_report(tmp_path)
 
 
-def test_runs_that_are_put_together_are_not_mixed(tmp_path: Path) -> None:
-    """A ratio of two runs would say more of the machine than of the engines."""
+def test_ratios_are_within_one_run(tmp_path: Path) -> None:
+    """A ratio of two runs would say more about the machine than about the engines."""
     again = Report(
         machine={"machine": "two"},
         measured=[measured("evertide", 0.1, run="b"), measured("evertide", 0.3, events=1_000_000, run="b")],
@@ -105,7 +105,7 @@ def test_runs_that_are_put_together_are_not_mixed(tmp_path: Path) -> None:
 
 
 def test_a_run_may_come_in_pieces() -> None:
-    """The engine that takes longest later, and what it told before, in the same run, is replaced."""
+    """A later piece may add the slowest engine. It replaces earlier measurements of the same run."""
 
     def piece(*found: Measured) -> Report:
         return Report(machine={}, measured=[*found], skipped=[], agreed={})
@@ -120,8 +120,8 @@ def test_a_run_may_come_in_pieces() -> None:
     assert [one.engine for one in together([found, piece(measured("spark", 3.0, run="b"))]).measured] == ["spark"]
 
 
-def test_growth_is_told_of_one_run() -> None:
-    """The machine may be slower in another."""
+def test_growth_is_within_one_run() -> None:
+    """Another run may be on a slower machine."""
     cases = [("q12", 0.2, "b"), ("q2", 0.5, "a"), ("q2", 0.4, "b")]
     found = Report(
         machine={},
@@ -135,11 +135,11 @@ def test_growth_is_told_of_one_run() -> None:
     [growth] = [one for one in figures(found) if "growth" in one.name]
     assert (growth.value, growth.met) == ("5.00x", False)
     assert growth.detail == "geometric mean of 1 queries; most 5.00x, q2"
-    assert [one.query for one in found.of("refresh")] == ["q2", "q2", "q2", "q12", "q12"], "as people count"
+    assert [one.query for one in found.of("refresh")] == ["q2", "q2", "q2", "q12", "q12"], "q2 sorts before q12"
 
 
-def test_who_recomputes_has_one_round_on_a_long_history_except_for_one_size() -> None:
-    """A recomputation takes what the history takes: on 100 million, up to a minute for each."""
+def test_an_engine_that_recomputes_has_one_round_on_a_long_history_except_for_one_size() -> None:
+    """A recomputation takes as long as the history: up to a minute each for 100 million events."""
     job = Job(
         measure="refresh",
         place="",
@@ -157,16 +157,16 @@ def test_who_recomputes_has_one_round_on_a_long_history_except_for_one_size() ->
 
 
 @pytest.mark.parametrize("queries", [("q3",), ("q12",), ("q3", "q12")])
-def test_a_refresh_by_one_event_brings_a_row_that_the_query_reads(queries: tuple[str, ...]) -> None:
+def test_a_refresh_by_one_event_inserts_a_row_that_the_query_reads(queries: tuple[str, ...]) -> None:
     """One of fifty events is a person, which most queries do not read: such a refresh would measure nothing."""
     job = Job(measure="refresh", place="", queries=queries, histories=(100, 200), chunk=100, sizes=(1,), rounds=20)
     steps = list(nexmark.steps(job))
     following = 0
     for step in steps:
-        assert step.first >= following, "no event comes twice"
+        assert step.first >= following, "no event occurs twice"
         following = step.first + step.count
         if step.query:
-            found = nexmark.made(nexmark.inputs_of(step.query), step.first, step.count)
+            found = nexmark.make_tables(nexmark.inputs_of(step.query), step.first, step.count)
             assert any(rows.num_rows for rows in found.values())
     for query in queries:
         assert sum(step.is_measured and step.query == query for step in steps) == 40

@@ -1,4 +1,4 @@
-"""Scratch files: apart from each other, removed in the end, and their errors are conditions to wait for."""
+"""Scratch files: they are separate, removed at the end, and their errors are conditions to wait for."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_two_at_once_are_apart_and_both_are_removed(directory: Path) -> None:
+def test_two_concurrent_scratch_files_are_separate_and_both_are_removed(directory: Path) -> None:
     with scratch_file() as one, scratch_file() as other:
         one.write_bytes(b"1")
         assert one != other
@@ -44,7 +44,7 @@ def test_x12_a_file_that_cannot_be_removed_stays(monkeypatch: pytest.MonkeyPatch
     assert path.exists()
 
 
-def test_x12_without_room_it_says_where_and_why(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_x12_an_error_without_room_names_path_and_reason(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ScratchUnavailable, match="No space left") as full, using_scratch():
         Path("/dev/full").write_bytes(b"1")
     assert full.value.path == str(directory)

@@ -1,4 +1,4 @@
-"""A machine that is not ready is told so in one sentence that ends in the remedy, before anything is made."""
+"""If a machine lacks something, setup prints one sentence that ends with the remedy, before it creates anything."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def java(path: Path, says: str) -> Path:
 
 
 def python(path: Path, version: str, has: str = "import ensurepip, venv") -> Path:
-    """An interpreter as the preflight meets it: asked for its version, or to import."""
+    """An interpreter as the preflight calls it: for its version, or to import."""
     return program(path, f'case $2 in\n"{has}") ;;\n*version_info*) echo {version} ;;\n*) exit 1 ;;\nesac')
 
 
@@ -40,7 +40,7 @@ def preflight(what: str, path: Path, **env: str) -> subprocess.CompletedProcess[
     return subprocess.run(run, env={"PATH": str(path), **env}, capture_output=True, text=True, check=False)
 
 
-def refused(done: subprocess.CompletedProcess[str]) -> str:
+def refusal_of(done: subprocess.CompletedProcess[str]) -> str:
     """The one sentence of a refusal."""
     assert done.returncode != 0
     assert done.stdout == ""
@@ -50,27 +50,27 @@ def refused(done: subprocess.CompletedProcess[str]) -> str:
     return line
 
 
-def test_a_python_too_old_is_named(tmp_path: Path) -> None:
+def test_a_python_that_is_too_old_is_named(tmp_path: Path) -> None:
     python(tmp_path / "python3", "3.9")
-    line = refused(preflight("python", tmp_path))
+    line = refusal_of(preflight("python", tmp_path))
     assert "Python 3.11 or newer is needed" in line
     assert "3.9" in line
     assert "make setup PYTHON=" in line
 
 
 @pytest.mark.parametrize("version", ["2.7", "3.2", "3.10", "4.0"])
-def test_a_python_that_was_asked_for_is_not_replaced_by_another(tmp_path: Path, version: str) -> None:
+def test_a_requested_python_is_not_replaced_by_another(tmp_path: Path, version: str) -> None:
     python(tmp_path / "python3", "3.12")
-    line = refused(preflight("python", tmp_path, PYTHON=str(python(tmp_path / "old python", version))))
+    line = refusal_of(preflight("python", tmp_path, PYTHON=str(python(tmp_path / "old python", version))))
     assert f"old python is Python {version}" in line
 
 
-def test_no_python_at_all(tmp_path: Path) -> None:
-    assert "newest seen: none" in refused(preflight("python", tmp_path))
-    assert "does not run" in refused(preflight("python", tmp_path, PYTHON="python9"))
+def test_a_missing_python_is_refused(tmp_path: Path) -> None:
+    assert "newest seen: none" in refusal_of(preflight("python", tmp_path))
+    assert "does not run" in refusal_of(preflight("python", tmp_path, PYTHON="python9"))
 
 
-def test_the_first_python_that_runs_and_is_new_enough_is_taken(tmp_path: Path) -> None:
+def test_the_first_python_that_runs_and_is_new_enough_is_used(tmp_path: Path) -> None:
     program(tmp_path / "python3.13", "echo 'not installed here' >&2; exit 127")  # as a version manager's stub does
     python(tmp_path / "python3.12", "3.12")
     python(tmp_path / "python3", "3.11")
@@ -78,28 +78,28 @@ def test_the_first_python_that_runs_and_is_new_enough_is_taken(tmp_path: Path) -
     assert (done.returncode, done.stdout, done.stderr) == (0, "python3.12\n", "")
 
 
-def test_a_python_without_venv_is_told_apart(tmp_path: Path) -> None:
+def test_a_python_without_venv_has_its_own_message(tmp_path: Path) -> None:
     python(tmp_path / "python3.11", "3.11", has="nothing")
-    line = refused(preflight("python", tmp_path))
+    line = refusal_of(preflight("python", tmp_path))
     assert "ensurepip" in line
     assert "apt install python3.11-venv" in line
 
 
-def test_missing_java(tmp_path: Path) -> None:
-    line = refused(preflight("java", tmp_path))
+def test_a_missing_java_is_refused(tmp_path: Path) -> None:
+    line = refusal_of(preflight("java", tmp_path))
     assert "Spark needs Java 17 or newer" in line
     assert "apt install" in line
     assert "JAVA_HOME" in line
 
 
 @pytest.mark.parametrize(("says", "version"), [(JAVA_11, "11"), (JAVA_8, "8")])
-def test_java_too_old(tmp_path: Path, says: str, version: str) -> None:
+def test_a_java_that_is_too_old_is_refused(tmp_path: Path, says: str, version: str) -> None:
     java(tmp_path / "java", says)
-    assert f"'java' is Java {version};" in refused(preflight("java", tmp_path))
+    assert f"'java' is Java {version};" in refusal_of(preflight("java", tmp_path))
 
 
 @pytest.mark.parametrize("says", [JAVA_17, JAVA_25])
-def test_java_new_enough(tmp_path: Path, says: str) -> None:
+def test_a_java_that_is_new_enough_is_accepted(tmp_path: Path, says: str) -> None:
     java(tmp_path / "java", says)
     done = preflight("java", tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
@@ -108,21 +108,21 @@ def test_java_new_enough(tmp_path: Path, says: str) -> None:
 def test_java_home_goes_before_path_as_it_does_for_spark(tmp_path: Path) -> None:
     java(tmp_path / "java", JAVA_17)
     java(tmp_path / "java 11" / "bin" / "java", JAVA_11)
-    line = refused(preflight("java", tmp_path, JAVA_HOME=str(tmp_path / "java 11")))
+    line = refusal_of(preflight("java", tmp_path, JAVA_HOME=str(tmp_path / "java 11")))
     assert "java 11/bin/java' is Java 11" in line
     assert "unset it" in line
-    assert "does not run" in refused(preflight("java", tmp_path, JAVA_HOME=str(tmp_path / "nowhere")))
+    assert "does not run" in refusal_of(preflight("java", tmp_path, JAVA_HOME=str(tmp_path / "nowhere")))
 
 
-def test_a_java_that_fails_or_says_nothing(tmp_path: Path) -> None:
+def test_a_java_that_fails_or_prints_nothing_is_refused(tmp_path: Path) -> None:
     program(tmp_path / "java", "echo 'Unable to locate a Java Runtime.' >&2; exit 1")
-    assert "does not run" in refused(preflight("java", tmp_path))
+    assert "does not run" in refusal_of(preflight("java", tmp_path))
     java(tmp_path / "java", "hello")
-    assert "does not tell its version" in refused(preflight("java", tmp_path))
+    assert "does not print its version" in refusal_of(preflight("java", tmp_path))
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
-def test_make_setup_stops_at_the_sentence_and_leaves_nothing(tmp_path: Path) -> None:
+def test_make_setup_stops_at_the_refusal_and_leaves_no_files(tmp_path: Path) -> None:
     clone = tmp_path / "a clone"
     (clone / "tools").mkdir(parents=True)
     for name in ("Makefile", "tools/preflight.sh", "pyproject.toml", "requirements.lock"):

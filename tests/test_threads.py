@@ -1,4 +1,4 @@
-"""A thread that dies, or whose work fails, of an error of any class: it is logged, and it shows."""
+"""A thread that dies, or whose work fails, from an error of any class: the error is logged and reported."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from evertide.threads.watched import WatchedThread
 LIMIT_S = 30.0
 
 
-def test_a_thread_that_dies_is_logged_with_its_traceback_and_says_why(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_thread_that_dies_is_logged_with_its_traceback_and_reports_why(caplog: pytest.LogCaptureFixture) -> None:
     told: list[Unexpected] = []
 
     def run(text: str) -> None:
@@ -59,8 +59,8 @@ class Failing(Ticker):
         raise KeyError("bug")
 
 
-def test_a_ticker_goes_on_after_an_error_that_nothing_expects(caplog: pytest.LogCaptureFixture) -> None:
-    """Without this a heartbeat, say, would end for good with the first of them."""
+def test_a_ticker_continues_after_an_unexpected_error(caplog: pytest.LogCaptureFixture) -> None:
+    """Otherwise the first unexpected error would end a heartbeat, for example, for good."""
     with caplog.at_level(logging.ERROR), Failing() as failing:
         assert failing.has_failed.wait(LIMIT_S)
         assert [one.why for one in failing.troubles()] == [

@@ -1,7 +1,7 @@
-"""Tests over the source itself: the habits that no linter holds.
+"""Tests of the source itself: the rules that no linter checks.
 
-Each rule is a function from a module (or a text file) to what offends in it, so that the tests below can also show it
-something bad.
+Each rule is a function from a module (or a text file) to its offences, so that the tests below can also apply it to bad
+examples.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LINES_MAX = 500
 VAGUE = {"common", "data", "helper", "helpers", "info", "manager", "managers", "util", "utils"}
 UNFINISHED = re.compile(r"\b(TODO|FIXME|XXX|NotImplementedError)\b")
 
-CHANCE = {"random", "secrets", "uuid", "numpy.random", "os.urandom"}
+RANDOMNESS = {"random", "secrets", "uuid", "numpy.random", "os.urandom"}
 CLOCKS = {
     *(f"time.{name}" for name in ("sleep", "time", "monotonic", "perf_counter", "process_time", "localtime", "gmtime")),
     *(f"time.{name}_ns" for name in ("time", "monotonic", "perf_counter", "process_time")),
@@ -32,7 +32,7 @@ CLOCKS = {
     "datetime.date.today",
 }
 
-# What belongs to one machine, or to one package registry, has no place in a file that others read.
+# Names of a machine or of a package registry do not belong in a file that others read.
 ELSEWHERE = re.compile(
     r"""\.\./shared
     | (?<![\w.\-*}>])/(?:work|root)\b(?!-)
@@ -70,7 +70,23 @@ RESULTS_TAKEN = {
     "evertide/shard/read.py": "the caller, by map",
     "evertide/sources/kafka/source.py": "the caller, by map",
 }
-"""By module that has a pool of threads: what gets the errors of its work."""
+"""By module with a thread pool: what receives the errors of its work."""
+
+FOREIGN_OBJECTS = {
+    "evertide/cli/main.py": "the context of typer",
+    "evertide/cli/output/logs.py": "the root logger",
+    "evertide/cli/output/output.py": "sys.stdout",
+    "evertide/metrics/endpoint.py": "samples of the Prometheus client",
+    "evertide/plan/program/project_files.py": "Spark's module of pipelines",
+    "evertide/plan/program/view_function.py": "Spark's active session",
+    "evertide/server/endpoints/health.py": "a response of Starlette",
+    "evertide/server/http/app.py": "the state of a Starlette application",
+    "evertide/sources/postgres/stream.py": "a connection of psycopg",
+    "evertide/store/metas/postgres.py": "a connection that psycopg constructs",
+    "evertide/store/retry.py": "a thread-local variable",
+    "evertide/threads/steps.py": "a thread-local variable",
+}
+"""By module, the object of a library whose attribute it assigns."""
 
 MODULES = [Module(path.relative_to(SRC).as_posix(), path.read_text("utf-8")) for path in sorted(SRC.rglob("*.py"))]
 
@@ -99,14 +115,14 @@ def unfinished(module: Module) -> Iterator[str]:
 
 
 def own_clock(module: Module) -> Iterator[str]:
-    """Clock, sleep, ids and chance come from a Runtime. Names are followed through imports and their aliases."""
-    if module.path == "evertide/runtime.py" or module.path.startswith("evertide/testing/"):
+    """Clock, sleep, ids and randomness come from a Runtime. Names are followed through imports and their aliases."""
+    if module.path == "evertide/runtime.py":
         return
-    banned = CHANCE | CLOCKS
+    banned = RANDOMNESS | CLOCKS
     aliases = {}
     for line, alias, name in imported(module.tree):
         aliases[alias] = name
-        if name in banned or name.split(".")[0] in CHANCE:
+        if name in banned or name.split(".")[0] in RANDOMNESS:
             yield module.at(line, f"{name}: take a Runtime")
     for node in ast.walk(module.tree):
         if isinstance(node, ast.Attribute) and (used := full_name(node, aliases)) in banned:
@@ -114,7 +130,7 @@ def own_clock(module: Module) -> Iterator[str]:
 
 
 def imported(tree: ast.Module) -> Iterator[tuple[int, str, str]]:
-    """Line, name, and what it stands for: `from time import sleep as s` gives (1, "s", "time.sleep")."""
+    """Line, name, and its full name: `from time import sleep as s` gives (1, "s", "time.sleep")."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -133,8 +149,10 @@ def full_name(node: ast.expr, aliases: dict[str, str]) -> str | None:
     return None
 
 
-def caught_all(module: Module) -> Iterator[str]:
-    """Whoever catches everything raises it again, or says why on that line; naming the lint rule is no reason."""
+def catch_all(module: Module) -> Iterator[str]:
+    """A handler that catches everything raises again, or gives the reason on that line; the name of a lint rule is no
+    reason.
+    """
     lines = module.text.splitlines()
     for node in ast.walk(module.tree):
         if not isinstance(node, ast.ExceptHandler):
@@ -152,7 +170,7 @@ def caught_all(module: Module) -> Iterator[str]:
 
 
 def unwatched_thread(module: Module) -> Iterator[str]:
-    """A thread that nothing watches may die unseen. Of a pool, whoever gave it work must take the result."""
+    """A thread that is not watched may die unnoticed. The code that submits work to a pool must read the result."""
     if module.path == "evertide/threads/watched.py":
         return
     aliases = {alias: name for _, alias, name in imported(module.tree)}
@@ -164,6 +182,55 @@ def unwatched_thread(module: Module) -> Iterator[str]:
             yield module.at(
                 node.lineno, f"{used}: start an evertide.threads.watched.WatchedThread, or name who takes the result"
             )
+
+
+def assigned_elsewhere(module: Module) -> Iterator[str]:
+    """State is owned: a module assigns only to attributes of classes that it defines.
+
+    Assignments to an object that the same function has just constructed are allowed.
+    """
+    if module.path in FOREIGN_OBJECTS:
+        return
+    classes = [node for node in ast.walk(module.tree) if isinstance(node, ast.ClassDef)]
+    own = {name for owner in classes for node in ast.walk(owner) for name in declared(node)}
+    for function in ast.walk(module.tree):
+        if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        nodes = list(ast.walk(function))
+        new = {
+            target.id for node in nodes for target in targets(node) if constructs(node) and isinstance(target, ast.Name)
+        }
+        for target in (target for node in nodes for target in targets(node)):
+            if not isinstance(target, ast.Attribute) or target.attr in own or target.attr.startswith("__"):
+                continue
+            if not (isinstance(target.value, ast.Name) and target.value.id in {"self", "cls", *new}):
+                yield module.at(target.lineno, f"{ast.unparse(target)}: let the owner assign it, in a method")
+
+
+def targets(node: ast.AST) -> list[ast.expr]:
+    """The expressions that a statement assigns to."""
+    if isinstance(node, ast.AugAssign | ast.AnnAssign):
+        return [node.target]
+    given = node.targets if isinstance(node, ast.Assign) else []
+    return [each for one in given for each in (one.elts if isinstance(one, ast.Tuple) else [one])]
+
+
+def declared(node: ast.AST) -> Iterator[str]:
+    """The attributes that a statement inside a class declares."""
+    for target in targets(node):
+        if isinstance(target, ast.Name) and isinstance(node, ast.AnnAssign):
+            yield target.id
+        elif isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name) and target.value.id == "self":
+            yield target.attr
+
+
+def constructs(node: ast.AST) -> bool:
+    """Whether a statement assigns the result of a constructor, such as `Thread(...)` or `threading.Thread(...)`."""
+    call = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
+    if not isinstance(call, ast.Call):
+        return False
+    name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    return name[:1].isupper()
 
 
 def exported(module: Module) -> list[str] | None:
@@ -191,8 +258,9 @@ RULES: list[Callable[[Module], Iterator[str]]] = [
     no_docstring,
     unfinished,
     own_clock,
-    caught_all,
+    catch_all,
     unwatched_thread,
+    assigned_elsewhere,
     unsorted_exports,
 ]
 
@@ -213,16 +281,16 @@ def test_exported_names_exist(module: Module) -> None:
 def texts() -> Iterator[tuple[str, str]]:
     """Every text file that could be committed: path below the root, and content."""
     for folder, folders, files in os.walk(ROOT):
-        folders[:] = sorted(name for name in folders if not made(name))
-        for path in (Path(folder, file) for file in sorted(files)):
+        folders[:] = sorted(name for name in folders if not is_generated(name))
+        for path in (Path(folder, file) for file in sorted(files) if file != ".git"):  # a worktree's `.git` is a file
             try:
                 yield path.relative_to(ROOT).as_posix(), path.read_text("utf-8")
-            except (UnicodeDecodeError, FileNotFoundError):  # not text, or gone meanwhile
+            except (UnicodeDecodeError, FileNotFoundError):  # not text, or deleted meanwhile
                 continue
 
 
-def made(folder: str) -> bool:
-    """Not written by people: environments, caches, build output, storages."""
+def is_generated(folder: str) -> bool:
+    """Generated folders: environments, caches, build output, storages."""
     hidden = folder.startswith(".") and folder not in {".ci", ".github"}
     return hidden or folder in NOT_OURS or folder.endswith((".egg-info", ".evertide"))
 
@@ -237,7 +305,7 @@ def test_no_file_names_a_machine_or_a_registry() -> None:
     assert not offences, "\n".join(offences)
 
 
-def test_the_rules_see_what_they_are_for() -> None:
+def test_the_rules_detect_bad_examples() -> None:
     def offends(rule: Callable[[Module], Iterator[str]], text: str, path: str = "evertide/shard/append.py") -> bool:
         return list(rule(Module(path, text))) != []
 
@@ -250,16 +318,23 @@ def test_the_rules_see_what_they_are_for() -> None:
     assert not offends(own_clock, "import time\nimport datetime\ndatetime.timedelta(1)\ntime.strftime")
     assert not offends(own_clock, "import time\ntime.sleep(1)", "evertide/runtime.py")
 
-    assert offends(caught_all, "try: ...\nexcept Exception: ...")
-    assert offends(caught_all, "try: ...\nexcept (OSError, BaseException):  # noqa: BLE001, S110\n    ...")
-    assert offends(caught_all, "try: ...\nexcept: ...")
-    assert not offends(caught_all, "try: ...\nexcept Exception:  # noqa: BLE001 - handed to the caller\n    ...")
-    assert not offends(caught_all, "try: ...\nexcept BaseException:\n    close()\n    raise")
-    assert not offends(caught_all, "try: ...\nexcept OSError: ...")
+    assert offends(catch_all, "try: ...\nexcept Exception: ...")
+    assert offends(catch_all, "try: ...\nexcept (OSError, BaseException):  # noqa: BLE001, S110\n    ...")
+    assert offends(catch_all, "try: ...\nexcept: ...")
+    assert not offends(catch_all, "try: ...\nexcept Exception:  # noqa: BLE001 - handed to the caller\n    ...")
+    assert not offends(catch_all, "try: ...\nexcept BaseException:\n    close()\n    raise")
+    assert not offends(catch_all, "try: ...\nexcept OSError: ...")
 
     assert offends(unwatched_thread, "from threading import Thread as T\nT(target=print).start()")
     assert offends(unwatched_thread, "from concurrent import futures\nfutures.ThreadPoolExecutor(1)")
     assert not offends(unwatched_thread, "import threading\nthreading.Lock()")
+
+    assert offends(assigned_elsewhere, "def f(runner):\n    runner.outcome = None")
+    assert offends(assigned_elsewhere, "class A:\n    def f(self):\n        self.owner.count += 1")
+    assert offends(assigned_elsewhere, "def f():\n    one = find()\n    one.time, two = 1, 2")
+    assert not offends(assigned_elsewhere, "class A:\n    def f(self):\n        self.count = 1")
+    assert not offends(assigned_elsewhere, "class _Lane:\n    count: int\ndef f(lane):\n    lane.count = 1")
+    assert not offends(assigned_elsewhere, "def f():\n    thread = threading.Thread()\n    thread.name = 'x'")
 
     assert offends(vague_name, "", "evertide/store/utils.py")
     assert offends(vague_name, "", "evertide/data/__init__.py")
@@ -272,10 +347,10 @@ def test_the_rules_see_what_they_are_for() -> None:
 @pytest.mark.parametrize(
     "text", ["see ../sha" + "red/x", "cd /wo" + "rk/main", "'/ro" + "ot'", "https://py" + "pi.org/simple"]
 )
-def test_other_places_are_seen(text: str) -> None:
+def test_other_locations_are_detected(text: str) -> None:
     assert ELSEWHERE.search(text)
 
 
 @pytest.mark.parametrize("text", ["frame/work", "/workers", "./root/x", "<storage>/root", "https://example.org/work"])
-def test_other_words_are_left_alone(text: str) -> None:
+def test_other_words_are_accepted(text: str) -> None:
     assert not ELSEWHERE.search(text)

@@ -2,11 +2,11 @@
 """`make audit`: known advisories, licences and pins of everything that requirements.lock names.
 
 1. Every package is pinned to one version, with digests; every direct dependency of pyproject.toml is among them.
-2. Every package that is installed has a licence that we may ship beside Apache-2.0: a licence that asks for our own
-   source (GPL, AGPL, SSPL), or none at all, is a finding.
-3. No package has a known advisory, as pip-audit asks for them. If nobody can be asked (by a machine that reaches
-   nothing but a mirror of packages), one line says so, and it is no finding. Nothing waits longer than the limit.
-4. A finding fails, unless tools/audit.toml accepts it with a reason, and until a day that has not come.
+2. Every installed package has a licence that is compatible with Apache-2.0. A licence that would apply to our source
+   (GPL, AGPL, SSPL), an unknown licence and a missing one are findings.
+3. No package has a known advisory, according to pip-audit. If no advisory service can be reached, one line says so, and
+   that is not a finding. Each service has a time limit.
+4. A finding fails the audit, unless tools/audit.toml accepts it, with a reason and an end date in the future.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Accepted", "Finding", "accepted_in", "advisories", "judged", "licences", "main", "pins"]
+__all__ = ["Accepted", "Finding", "check_licences", "check_pins", "judge", "main", "read_accepted", "read_advisories"]
 
 ROOT = Path(__file__).parent.parent
 SERVICES_S = {"pypi": 12.0, "osv": 5.0}
-"""Who is asked, in order, and how long that may take."""
+"""The advisory services, in order, and the time limit of each."""
 
 _PIN = re.compile(r"^(?P<name>[A-Za-z0-9._-]+)==(?P<version>[^\s;\\]+)")
 _NAME = re.compile(r"^[A-Za-z0-9._-]+")
@@ -58,11 +58,11 @@ class Accepted:
     until: date
 
 
-def normal(name: str) -> str:
+def normalize(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def pins(lock: str, wanted: Iterable[str]) -> Iterator[Finding]:
+def check_pins(lock: str, wanted: Iterable[str]) -> Iterator[Finding]:
     """`wanted` are the requirements of pyproject.toml."""
     found = set()
     for block in re.split(
@@ -71,29 +71,33 @@ def pins(lock: str, wanted: Iterable[str]) -> Iterator[Finding]:
         hit = _PIN.match(block)
         if hit is None:
             if block.strip():
-                yield Finding(block.split()[0], "pin", "requirements.lock does not pin it to one version")
+                yield Finding(block.split()[0], "pin", "requirements.lock does not pin this package to one version")
             continue
-        found.add(normal(hit["name"]))
+        found.add(normalize(hit["name"]))
         if "--hash=sha256:" not in block:
-            yield Finding(hit["name"], "pin", "requirements.lock has no digest of it")
+            yield Finding(hit["name"], "pin", "requirements.lock has no digest of this package")
     for requirement in wanted:
         name = _NAME.match(requirement)
-        if name is not None and normal(name[0]) not in {*found, "evertide"}:
+        if name is not None and normalize(name[0]) not in {*found, "evertide"}:
             yield Finding(
-                name[0], "pin", "pyproject.toml needs it, and requirements.lock does not have it: `make lock`"
+                name[0],
+                "pin",
+                "pyproject.toml requires this package, and requirements.lock does not have it; run `make lock`",
             )
 
 
-def licences(packages: Iterable[tuple[str, str]]) -> Iterator[Finding]:
-    """Of names, and what each says of its licence."""
+def check_licences(packages: Iterable[tuple[str, str]]) -> Iterator[Finding]:
+    """`packages` are names with the text of the licence."""
     for name, text in packages:
         if _OURS_TOO.search(text):
-            yield Finding(name, f"licence {text}", "it asks for more than we can give")
+            yield Finding(name, f"licence {text}", "this licence is not compatible with Apache-2.0")
         elif not _FINE.search(text):
-            yield Finding(name, f"licence {text or 'unknown'}", "it is none that we know")
+            yield Finding(
+                name, f"licence {text or 'unknown'}", "this licence is not in the list of known ones (tools/audit.py)"
+            )
 
 
-def installed() -> Iterator[tuple[str, str]]:
+def list_installed() -> Iterator[tuple[str, str]]:
     for one in metadata.distributions():
         fields: Any = one.metadata
         classifiers = [text.split(" :: ")[-1] for text in fields.get_all("Classifier") or [] if text.startswith("Lic")]
@@ -101,8 +105,8 @@ def installed() -> Iterator[tuple[str, str]]:
         yield one.name, " ".join(said.split())
 
 
-def asked(service: str, limit_s: float) -> Any:
-    """What pip-audit says; None if the service cannot be asked."""
+def ask_service(service: str, limit_s: float) -> Any:
+    """The report of pip-audit; None if the service cannot be reached."""
     command = [sys.executable, "-m", "pip_audit", "-r", str(ROOT / "requirements.lock"), "--disable-pip"]
     options = ["--require-hashes", "--format", "json", "--progress-spinner", "off", "--timeout", "3", "-s", service]
     try:
@@ -112,8 +116,8 @@ def asked(service: str, limit_s: float) -> Any:
         return None
 
 
-def advisories(report: Any) -> tuple[list[Finding], int, int]:
-    """The findings of a report, and how many packages were looked at, of how many."""
+def read_advisories(report: Any) -> tuple[list[Finding], int, int]:
+    """The findings of a report, the number of packages that were looked up, and of all packages."""
     packages = report.get("dependencies", []) if isinstance(report, dict) else []
     looked_at = [one for one in packages if "skip_reason" not in one]
     found = [
@@ -124,8 +128,8 @@ def advisories(report: Any) -> tuple[list[Finding], int, int]:
     return found, len(looked_at), len(packages)
 
 
-def accepted_in(text: str) -> list[Accepted]:
-    """Raises if one has no reason or no day: that is not accepted, that is forgotten."""
+def read_accepted(text: str) -> list[Accepted]:
+    """The accepted findings. Exits if one of them has no reason or no end date."""
     return [Accepted(one["package"], one["what"], one["reason"], one["until"]) for one in _tables(text)]
 
 
@@ -133,26 +137,28 @@ def _tables(text: str) -> list[Mapping[str, Any]]:
     found: list[Mapping[str, Any]] = tomllib.loads(text).get("accepted", [])
     for one in found:
         if not str(one.get("reason", "")).strip() or not isinstance(one.get("until"), date):
-            raise SystemExit(f"tools/audit.toml: {one.get('what')}: it needs a reason, and a day until which it holds")
+            raise SystemExit(
+                f"tools/audit.toml: {one.get('what')}: an accepted finding needs a `reason`, and a date `until`"
+            )
     return found
 
 
-def judged(findings: Iterable[Finding], accepted: Iterable[Accepted], today: date) -> tuple[list[Finding], list[str]]:
-    """Those that fail, and what is to be said of the others."""
-    known = {(normal(one.package), one.what): one for one in accepted}
+def judge(findings: Iterable[Finding], accepted: Iterable[Accepted], today: date) -> tuple[list[Finding], list[str]]:
+    """The findings that fail the audit, and lines about the accepted ones."""
+    known = {(normalize(one.package), one.what): one for one in accepted}
     fail, said = [], []
     for one in findings:
-        found = known.get((normal(one.package), one.what))
+        found = known.get((normalize(one.package), one.what))
         if found is None:
             fail.append(one)
         elif found.until < today:
-            fail.append(Finding(one.package, one.what, f"it was accepted until {found.until}: {found.reason}"))
+            fail.append(Finding(one.package, one.what, f"the acceptance ended on {found.until}: {found.reason}"))
         else:
             said.append(f"accepted until {found.until}: {one} ({found.reason})")
     return fail, said
 
 
-def requirements(project: Mapping[str, Any]) -> Iterator[str]:
+def list_requirements(project: Mapping[str, Any]) -> Iterator[str]:
     yield from project["project"]["dependencies"]
     for extra in project["project"].get("optional-dependencies", {}).values():
         yield from extra
@@ -160,22 +166,22 @@ def requirements(project: Mapping[str, Any]) -> Iterator[str]:
         yield from group
 
 
-def looked_up() -> tuple[list[Finding], str]:
-    """Advisories, from the first service that answers; and what is to be said of that."""
+def look_up_advisories() -> tuple[list[Finding], str]:
+    """Advisories from the first service that answers, and a line that says which one."""
     for service, limit_s in SERVICES_S.items():
-        found, count, total = advisories(asked(service, limit_s))
+        found, count, total = read_advisories(ask_service(service, limit_s))
         if count:
-            return found, f"{count} of {total} packages looked up at {service}"
-    return [], "advisories were not looked up, as no service can be reached from here"
+            return found, f"{count} of {total} packages were looked up at {service}"
+    return [], "advisories were not looked up: no service could be reached"
 
 
 def main() -> int:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
     lock = (ROOT / "requirements.lock").read_text("utf-8")
-    accepted = accepted_in((ROOT / "tools" / "audit.toml").read_text("utf-8"))
-    known, how = looked_up()
-    findings = [*pins(lock, requirements(project)), *licences(installed()), *known]
-    fail, said = judged(findings, accepted, datetime.now(UTC).date())
+    accepted = read_accepted((ROOT / "tools" / "audit.toml").read_text("utf-8"))
+    known, how = look_up_advisories()
+    findings = [*check_pins(lock, list_requirements(project)), *check_licences(list_installed()), *known]
+    fail, said = judge(findings, accepted, datetime.now(UTC).date())
     for line in (*said, *map(str, fail)):
         sys.stdout.write(f"audit: {line}\n")
     sys.stdout.write(f"audit: {len(fail)} findings; {how}\n")

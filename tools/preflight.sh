@@ -1,10 +1,10 @@
 #!/bin/sh
-# Is this machine ready for Evertide? Says what is missing, and the remedy, in one sentence.
+# Checks that Python and Java are new enough for Evertide. An error is one sentence: what is missing, and the remedy.
 #
 #   preflight.sh python    prints the Python to use: $PYTHON if set, else the first one that is new enough
 #   preflight.sh java      prints nothing if Spark will find a Java that is new enough
 #
-# Plain sh that runs no other program but the ones in question, so that it works where they do not.
+# POSIX sh. It runs no programs except the Python and the Java that it checks.
 set -u
 
 fail() {
@@ -12,7 +12,7 @@ fail() {
     exit 1
 }
 
-# A version manager's stub may be on PATH and still not run, so candidates are run, not just looked for.
+# A version manager's stub may be on PATH and not run, so each candidate is run.
 python_version() {
     "$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null
 }
@@ -41,10 +41,10 @@ find_python() {
 
 check_venv() {
     "$PYTHON" -c 'import ensurepip, venv' 2>/dev/null ||
-        fail "$PYTHON (Python $found) cannot make virtual environments, as its venv or ensurepip module is missing; install them (Debian, Ubuntu: 'apt install python$found-venv'), or name another Python with 'make setup PYTHON=...'."
+        fail "$PYTHON (Python $found) cannot create virtual environments, as its venv or ensurepip module is missing; install them (Debian, Ubuntu: 'apt install python$found-venv'), or name another Python with 'make setup PYTHON=...'."
 }
 
-# The same choice as Spark's own scripts make.
+# Chooses the same Java as Spark's own scripts.
 check_java() {
     if [ -n "${JAVA_HOME:-}" ]; then
         java=$JAVA_HOME/bin/java
@@ -53,7 +53,7 @@ check_java() {
         java=java
         remedy="install one (Debian, Ubuntu: 'apt install openjdk-17-jre-headless'; macOS: 'brew install openjdk@17'), or set JAVA_HOME"
     fi
-    # On macOS a stub answers, and fails, where no Java is installed.
+    # On macOS without Java, 'java' is a stub that fails.
     said=$("$java" -version 2>&1) || fail "Spark needs Java 17 or newer, and '$java' does not run; $remedy."
     version=${said#*version \"}
     version=${version%%\"*}
@@ -62,7 +62,7 @@ check_java() {
         major=${version#1.}
         major=${major%%[!0-9]*}
     fi
-    [ -n "$major" ] || fail "Spark needs Java 17 or newer, and '$java -version' does not tell its version; $remedy."
+    [ -n "$major" ] || fail "Spark needs Java 17 or newer, and '$java -version' does not print its version; $remedy."
     [ "$major" -ge 17 ] || fail "Spark needs Java 17 or newer, and '$java' is Java $major; $remedy."
 }
 

@@ -1,9 +1,9 @@
 # ruff: noqa: INP001, T201 - a script
-"""`make screenshots`: the pictures of docs/console.md, taken of the demo in a real browser.
+"""`make screenshots`: takes the screenshots of docs/console.md, of the demo in a real browser.
 
-1. The demo runs on a storage of its own, which is gone afterwards; `--url` takes pictures of a pipeline that runs.
-2. A picture is taken once the screen shows what it is for, and nothing moves.
-3. Each is below 200 KB. One that is not, or a screen that never shows, is an error.
+1. The demo runs on a temporary storage. `--url` takes screenshots of a running pipeline instead.
+2. A screenshot is taken once the page shows the element `Shot.see`, and animations are off.
+3. A screenshot of more than 200 KB, or a page that never shows the element, is an error.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ import pytest
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from tests.servers.browser import Page, opened  # noqa: E402 - beside this folder
+from tests.servers.browser import Page, open_page  # noqa: E402 - beside this folder
 
 FOLDER = ROOT / "docs" / "images"
 BYTES_MAX = 200_000
 TRANSACTIONS = 40
-"""Behind the demo, before the first picture."""
+"""Transactions of the demo before the first screenshot."""
 QUESTION = "SELECT channel, bids, bidders FROM channels ORDER BY bids DESC"
 
 
@@ -37,7 +37,7 @@ class Shot:
     name: str
     address: str
     see: str
-    """What is there once it can be taken."""
+    """The selector of an element that the page must show first."""
     size: tuple[int, int] = (1280, 800)
     is_dark: bool = False
 
@@ -54,9 +54,14 @@ SHOTS = (
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="make screenshots", description="Take the pictures of docs/console.md.")
-    parser.add_argument("--url", help="of a pipeline that runs; else the demo is run")
-    parser.add_argument("--only", choices=[shot.name for shot in SHOTS], action="append", help="only this picture")
+    parser = argparse.ArgumentParser(prog="make screenshots", description="Take the screenshots of docs/console.md.")
+    parser.add_argument("--url", help="the URL of a running pipeline; by default, the demo is started")
+    parser.add_argument(
+        "--only",
+        choices=[shot.name for shot in SHOTS],
+        action="append",
+        help="take only this screenshot; may be repeated",
+    )
     given = parser.parse_args(arguments)
     shots = [shot for shot in SHOTS if not given.only or shot.name in given.only]
     try:
@@ -66,7 +71,7 @@ def main(arguments: list[str] | None = None) -> int:
             with _demo() as url:
                 _take(url, shots)
     except pytest.skip.Exception as missing:
-        print(f"evertide: {missing}: no pictures were taken", file=sys.stderr)
+        print(f"evertide: no screenshots were taken: {missing}", file=sys.stderr)
         return 1
     return 0
 
@@ -84,7 +89,7 @@ def _demo() -> Iterator[str]:
 
 
 def _address(process: subprocess.Popen[str]) -> str:
-    """After some transactions."""
+    """The demo's address, once it has made some transactions."""
     assert process.stdout is not None  # noqa: S101 - a pipe was asked for
     url, made = "", 0
     for line in process.stdout:
@@ -93,12 +98,12 @@ def _address(process: subprocess.Popen[str]) -> str:
         made += event["event"] == "transaction"
         if url and made >= TRANSACTIONS:
             return url
-    raise SystemExit("evertide: the demo ended by itself: run `evertide demo`, and see why")
+    raise SystemExit("evertide: the demo ended; run `evertide demo` to see why")
 
 
 def _take(url: str, shots: list[Shot]) -> None:
     FOLDER.mkdir(exist_ok=True)
-    with opened(url) as page:
+    with open_page(url) as page:
         page.do(still=True)
         for shot in shots:
             _show(page, shot)
@@ -107,7 +112,9 @@ def _take(url: str, shots: list[Shot]) -> None:
             size = path.stat().st_size
             print(f"{path.relative_to(ROOT)}  {size:,} bytes")
             if size > BYTES_MAX:
-                raise SystemExit(f"evertide: {path.name} has more than {BYTES_MAX:,} bytes: show less of the screen")
+                raise SystemExit(
+                    f"evertide: {path.name} has {size:,} bytes, more than {BYTES_MAX:,}; show less of the page"
+                )
 
 
 def _show(page: Page, shot: Shot) -> None:

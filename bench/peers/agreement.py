@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from evertide.testing.compare import compare
+from tests.kit.compare import compare
 
 __all__ = ["check_agreement"]
 

@@ -32,8 +32,8 @@ from bench.peers.starting import Starter
 from bench.peers.worker import work
 from bench.shards import Progress
 from bench.views import bench_spark
-from evertide.testing.compare import Differs
-from evertide.testing.tpch import WORKLOAD as TPCH
+from tests.kit.compare import Differs
+from tests.kit.tpch import WORKLOAD as TPCH
 
 __all__ = ["ENGINES", "MEASURES", "Contest", "ContestSize"]
 
@@ -144,10 +144,10 @@ class Contest:
             result = self._scratch / "answers" / engine
             result.mkdir(parents=True)
             queries = tuple(query for query, engines in able.items() if engine in engines)
-            self._tried(engine, self._job("sustained", queries, data=str(data), result=str(result)))
+            self._run_job(engine, self._job("sustained", queries, data=str(data), result=str(result)))
         for query, engines in able.items():
             paths = {engine: self._scratch / "answers" / engine / f"{query}.parquet" for engine in engines}
-            self._compared(query, {engine: path for engine, path in paths.items() if path.exists()})
+            self._compare(query, {engine: path for engine, path in paths.items() if path.exists()})
 
     def _sustained(self) -> None:
         data = self._scratch / "events"
@@ -159,8 +159,8 @@ class Contest:
                     continue  # they have no state, so a sustained load has no meaning
                 found = Measured(measure="sustained", engine=engine, query=query, events=rows)
                 for _ in range(self.size.rounds):
-                    told = self._tried(engine, self._job("sustained", (query,), data=str(data)))
-                    for each in told or ():
+                    lines = self._run_job(engine, self._job("sustained", (query,), data=str(data)))
+                    for each in lines or ():
                         if each["what"] == "done":
                             found.seconds.append(each["seconds"])
                             found.peak_bytes = max(found.peak_bytes, each.get("peak_bytes", 0))
@@ -185,7 +185,7 @@ class Contest:
                     rounds=min(_SLOW_ROUNDS, self.size.refreshes) if is_slow else self.size.refreshes,
                     is_recomputed=is_slow,
                 )
-                self._refreshed(engine, self._tried(engine, job) or [])
+                self._record_refreshes(engine, self._run_job(engine, job) or [])
 
     def _tpch(self) -> None:
         answers: dict[str, dict[str, Path]] = {query: {} for query in self.size.tpch}
@@ -204,11 +204,11 @@ class Contest:
                 rounds=self.size.refreshes,
                 result=str(result),
             )
-            self._refreshed(engine, self._tried(engine, job) or [], measure="tpch")
+            self._record_refreshes(engine, self._run_job(engine, job) or [], measure="tpch")
             for query in self.size.tpch:
                 answers[query][engine] = result / f"{query}.parquet"
         for query, found in answers.items():
-            self._compared(f"TPC-H {query}", found)
+            self._compare(f"TPC-H {query}", found)
 
     def _recovery(self) -> None:
         data = self._scratch / "history"
@@ -218,7 +218,7 @@ class Contest:
                 rows = self.size.recovered if engine == "evertide" else nexmark.written_rows(data, _RECOVERED)
                 job = self._job("recovery", (_RECOVERED,), data=str(data), histories=(rows,), phase="first")
                 try:
-                    self._recovered(engine, job)
+                    self._measure_recovery(engine, job)
                 except WorkerFailed as error:
                     self._leave_out(engine, _RECOVERED, error)
                 shutil.rmtree(job.place, ignore_errors=True)
@@ -226,22 +226,22 @@ class Contest:
 
     # Steps
 
-    def _recovered(self, engine: str, job: Job) -> None:
+    def _measure_recovery(self, engine: str, job: Job) -> None:
         starts = Measured(measure="start", engine=engine, query=_RECOVERED, events=0)
         again = Measured(measure="recovery", engine=engine, query=_RECOVERED, events=self.size.recovered)
         with self._start.worker(engine, job) as first:
-            first.told("ready")
+            first.wait_for("ready")
             starts.seconds.append(time.perf_counter() - first.begun_s)
-            first.told("loaded")
+            first.wait_for("loaded")
         with self._start.worker(engine, msgspec.structs.replace(job, phase="second")) as second:
-            second.told("ready")
+            second.wait_for("ready")
             again.seconds.append(time.perf_counter() - second.begun_s)
         self._keep(starts)
         self._keep(again)
 
-    def _refreshed(self, engine: str, told: list[dict[str, Any]], measure: str = "refresh") -> None:
+    def _record_refreshes(self, engine: str, lines: list[dict[str, Any]], measure: str = "refresh") -> None:
         by_case: dict[tuple[str, int, int], Measured] = {}
-        for each in told:
+        for each in lines:
             case = (each["query"] or "all", each["history"], each["size"])
             if case not in by_case:
                 query, history, size = case
@@ -266,28 +266,28 @@ class Contest:
         place = tempfile.mkdtemp(dir=self._scratch)
         return Job(measure=measure, place=place, queries=queries, chunk=self.size.chunk, **values)
 
-    def _tried(self, engine: str, job: Job) -> list[dict[str, Any]] | None:
+    def _run_job(self, engine: str, job: Job) -> list[dict[str, Any]] | None:
         """Run a job, and return the lines of its worker; None if it failed without any. Failures are recorded."""
         if self.size.in_process:
-            told: list[dict[str, Any]] = []
-            work(engine, job, lambda what, **values: told.append({"what": what, **values}))
-            for each in told:
+            lines: list[dict[str, Any]] = []
+            work(engine, job, lambda what, **values: lines.append({"what": what, **values}))
+            for each in lines:
                 assert each["what"] != "failed", each
-            return told
+            return lines
         try:
             with self._start.worker(engine, job) as worker:
-                told = worker.all_told()
+                lines = worker.read_all()
         except WorkerFailed as error:
             self._leave_out(engine, " ".join(job.queries), error)
-            return [*error.told] or None
+            return [*error.lines] or None
         finally:
             shutil.rmtree(job.place, ignore_errors=True)
-        for each in told:
+        for each in lines:
             if each["what"] == "failed":
                 self._skip(engine, each["query"], f"failed: {each['why'][-600:]}")
-        return told
+        return lines
 
-    def _compared(self, query: str, answers: dict[str, Path]) -> None:
+    def _compare(self, query: str, answers: dict[str, Path]) -> None:
         if "evertide" not in answers:
             return
         self.agreed[query] = []

@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 from bench.peers import nexmark
 from bench.peers.engine_evertide import final_tables
 from bench.peers.jobs import Job
-from evertide.testing.nexmark import WORKLOAD
-from evertide.testing.tpch import WORKLOAD as TPCH
+from tests.kit.nexmark import WORKLOAD
+from tests.kit.tpch import WORKLOAD as TPCH
 
 __all__ = ["refresh", "sustained", "tpch"]
 
@@ -42,7 +42,7 @@ def refresh(job: Job, tell: Tell) -> None:
     inputs = nexmark.all_inputs(job.queries)
     with _database(Path(job.place) / "refresh.duckdb") as database:
         for step in nexmark.steps(job):
-            rows = nexmark.made(inputs, step.first, step.count)
+            rows = nexmark.make_tables(inputs, step.first, step.count)
             read = nexmark.inputs_of(step.query) if step.query else ()
             for name in rows.keys() - read:
                 _insert(database, name, rows[name])

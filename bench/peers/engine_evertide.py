@@ -18,11 +18,11 @@ from bench.views import bench_spark
 from evertide.pipeline.pipeline import Pipeline
 from evertide.rows.changes import DIFF, expand, net
 from evertide.settings import Settings
-from evertide.testing.ledger import Transaction
-from evertide.testing.nexmark import WORKLOAD
-from evertide.testing.oracle import Content
-from evertide.testing.tpch import WORKLOAD as TPCH
-from evertide.testing.tpch import generated, refreshes
+from tests.kit.ledger import Transaction
+from tests.kit.nexmark import WORKLOAD
+from tests.kit.oracle import Content
+from tests.kit.tpch import WORKLOAD as TPCH
+from tests.kit.tpch import generated, refreshes
 
 __all__ = ["final_tables", "recovery", "refresh", "sustained", "tpch"]
 
@@ -65,15 +65,15 @@ def refresh(job: Job, tell: Tell) -> None:
         Pipeline.open(WORKLOAD.script([query]), Path(job.place) / query, spark=spark) as opened,
     ):
         for step in nexmark.steps(job):
-            rows = nexmark.made(nexmark.inputs_of(query), step.first, step.count)
+            rows = nexmark.make_tables(nexmark.inputs_of(query), step.first, step.count)
             if step.first == 0 and "side_input" in rows:
-                _pushed(opened, {"side_input": rows.pop("side_input")})
-            taken = _pushed(opened, rows)
+                _push(opened, {"side_input": rows.pop("side_input")})
+            taken = _push(opened, rows)
             if step.is_measured:
                 tell("refresh", query=query, history=step.history, size=step.size, seconds=taken)
 
 
-def _pushed(opened: Pipeline, tables: dict[str, pa.Table]) -> float:
+def _push(opened: Pipeline, tables: dict[str, pa.Table]) -> float:
     """The seconds from the first pushed row to the durable commit."""
     begun = time.perf_counter()
     for name, rows in tables.items():
@@ -92,14 +92,14 @@ def recovery(job: Job, tell: Tell) -> None:
             tell("ready")
             inputs = nexmark.inputs_of(query)
             if job.phase == "second":
-                _pushed(opened, nexmark.made(inputs, 2 * history, 1_000))
+                _push(opened, nexmark.make_tables(inputs, 2 * history, 1_000))
                 tell("first")
                 return
             for first in range(0, history, job.chunk):
-                _pushed(opened, nexmark.made(inputs, first, min(job.chunk, history - first)))
+                _push(opened, nexmark.make_tables(inputs, first, min(job.chunk, history - first)))
             opened.checkpoint()
             for number in itertools.count():
-                _pushed(opened, nexmark.made(inputs, history + 1_000 * number, 1_000))
+                _push(opened, nexmark.make_tables(inputs, history + 1_000 * number, 1_000))
                 if number == 5:
                     tell("loaded")
 
@@ -113,7 +113,7 @@ def tpch(job: Job, tell: Tell) -> None:
         Pipeline.open(script, Path(job.place) / "storage", spark=spark, settings=settings) as opened,
     ):
         for number, delta in enumerate(_changes(job)):
-            taken = _changed(opened, delta)
+            taken = _find_changed(opened, delta)
             if number > job.warm_up:
                 tell("refresh", query="", history=0, size=job.sizes[0], seconds=taken)
         if job.result:
@@ -135,7 +135,7 @@ def _changes(job: Job) -> Iterator[Transaction]:
     return refreshes(generated(job.scale), _SEED, transactions=transactions, orders_each=job.sizes[0])
 
 
-def _changed(opened: Pipeline, delta: Transaction) -> float:
+def _find_changed(opened: Pipeline, delta: Transaction) -> float:
     """Push a delta as upserts and deletes by key."""
     prepared = [(name, *_by_key(name, rows)) for name, rows in delta.items() if rows.num_rows]
     begun = time.perf_counter()

@@ -20,8 +20,8 @@ from bench.peers import nexmark
 from bench.peers.engine_evertide import final_tables
 from bench.peers.jobs import TWO_THREADS, Job
 from bench.views import bench_spark
-from evertide.testing.nexmark import WORKLOAD
-from evertide.testing.tpch import WORKLOAD as TPCH
+from tests.kit.nexmark import WORKLOAD
+from tests.kit.tpch import WORKLOAD as TPCH
 
 __all__ = ["STREAMED", "Recompute", "Stream"]
 
@@ -55,7 +55,7 @@ class Recompute:
             inputs = nexmark.all_inputs(job.queries)
             files = _Files(Path(job.place) / "events", inputs)
             for step in nexmark.steps(job):
-                files.add(nexmark.made(inputs, step.first, step.count))
+                files.add(nexmark.make_tables(inputs, step.first, step.count))
                 if not step.query:
                     continue
                 begun = time.perf_counter()
@@ -93,11 +93,11 @@ class Stream:
             session = _streams(spark, Path(job.data), query)
             tell("ready")
             begun = time.perf_counter()
-            started = _written(session, query, Path(job.place), "noop").trigger(availableNow=True).start()
+            started = _write(session, query, Path(job.place), "noop").trigger(availableNow=True).start()
             started.awaitTermination()
             tell("done", seconds=time.perf_counter() - begun)
             if job.result:
-                _checked(session, query, job)
+                _check(session, query, job)
 
     @staticmethod
     def refresh(job: Job, tell: Tell) -> None:
@@ -113,11 +113,11 @@ def _stream_refresh(spark: SparkSession, query: str, job: Job, tell: Tell) -> No
     files = _Files(Path(job.place) / query, nexmark.inputs_of(query))
     started: Any = None
     for step in nexmark.steps(job):
-        rows = nexmark.made(nexmark.inputs_of(query), step.first, step.count)
+        rows = nexmark.make_tables(nexmark.inputs_of(query), step.first, step.count)
         if started is None:
             files.add(rows)
             session = _streams(spark, files.path, query)
-            started = _written(session, query, files.path, "noop").start()
+            started = _write(session, query, files.path, "noop").start()
             started.processAllAvailable()
             continue
         begun = time.perf_counter()
@@ -174,13 +174,13 @@ def _streams(spark: SparkSession, path: Path, query: str) -> SparkSession:
     return session
 
 
-def _written(session: SparkSession, query: str, place: Path, form: str) -> Any:
+def _write(session: SparkSession, query: str, place: Path, form: str) -> Any:
     mode = "update" if query in _AGGREGATES else "append"
     stream = session.sql(WORKLOAD.queries[query]).writeStream.format(form).outputMode(mode)
     return stream.option("checkpointLocation", str(place / "checkpoint"))
 
 
-def _checked(session: SparkSession, query: str, job: Job) -> None:
+def _check(session: SparkSession, query: str, job: Job) -> None:
     """Run the stream again, with its complete result in memory, to compare it."""
     stream = session.sql(WORKLOAD.queries[query]).writeStream.format("memory").queryName("result")
     mode = "complete" if query in _AGGREGATES else "append"

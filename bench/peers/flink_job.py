@@ -75,20 +75,20 @@ def _settings(job: dict[str, Any], port: int) -> dict[str, str]:
 def _sustained(job: dict[str, Any], query: str, env: Any, table_module: Any, _port: int) -> None:
     tell("ready")
     begun = time.perf_counter()
-    _started(job, query, env, table_module).wait()
+    _start(job, query, env, table_module).wait()
     tell("done", seconds=time.perf_counter() - begun)
     if job["result"]:
         _keep(env.execute_sql(job["texts"][query]), Path(job["result"]) / f"{query}.parquet")
 
 
-def _started(job: dict[str, Any], query: str, env: Any, table_module: Any) -> Any:
+def _start(job: dict[str, Any], query: str, env: Any, table_module: Any) -> Any:
     sink = table_module.TableDescriptor.for_connector("blackhole").build()
     return env.sql_query(job["texts"][query]).execute_insert(sink)
 
 
 def _recovery(job: dict[str, Any], query: str, env: Any, table_module: Any, port: int) -> None:
     """First: read all files, wait for a checkpoint with them, and run until killed. Second: start from it."""
-    started = _started(job, query, env, table_module)
+    started = _start(job, query, env, table_module)
     cluster = _Cluster(port, str(started.get_job_client().get_job_id()))
     cluster.wait(cluster.is_running)
     tell("ready")
@@ -112,18 +112,18 @@ class _Cluster:
 
     def is_running(self) -> bool:
         """Whether all tasks have restored their state."""
-        found = self._asked("")
+        found = self._ask("")
         return bool(found["vertices"]) and all(
             vertex["status"] in ("RUNNING", "FINISHED") for vertex in found["vertices"]
         )
 
     def rows_read(self) -> int:
         return sum(
-            vertex["metrics"]["write-records"] for vertex in self._asked("")["vertices"] if "Source" in vertex["name"]
+            vertex["metrics"]["write-records"] for vertex in self._ask("")["vertices"] if "Source" in vertex["name"]
         )
 
     def checkpoints(self) -> int:
-        return int(self._asked("/checkpoints")["counts"]["completed"])
+        return int(self._ask("/checkpoints")["counts"]["completed"])
 
     def wait(self, holds: Any) -> None:
         while True:
@@ -134,7 +134,7 @@ class _Cluster:
                 pass  # not started yet
             self._pause.wait(_POLL_S)
 
-    def _asked(self, path: str) -> Any:
+    def _ask(self, path: str) -> Any:
         with urllib.request.urlopen(self._address + path, timeout=10) as answer:
             return json.loads(answer.read())
 

@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 
 from bench.peers.nexmark import inputs_of
-from evertide.testing.nexmark import WORKLOAD
+from tests.kit.nexmark import WORKLOAD
 
 __all__ = ["FLINK", "flink_tables"]
 
@@ -79,12 +79,12 @@ _OWN = {
 _WORD = re.compile(r"\bdateTime\b")
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     """Quote the column `dateTime`, a reserved word in Flink."""
     return _WORD.sub("`dateTime`", text)
 
 
-FLINK = {name: _quoted(_OWN.get(name, text)) for name, text in WORKLOAD.queries.items() if name not in ("q6", "q11")}
+FLINK = {name: _quote(_OWN.get(name, text)) for name, text in WORKLOAD.queries.items() if name not in ("q6", "q11")}
 """The queries by name."""
 
 
@@ -99,4 +99,4 @@ def _table(name: str, path: Path, *, is_watched: bool) -> str:
     if is_watched:
         options["source.monitor-interval"] = "1 s"
     listed = ", ".join(f"'{option}' = '{value}'" for option, value in options.items())
-    return f"CREATE TABLE {name} ({_quoted(_COLUMNS[name] + watermark)}) WITH ({listed})"
+    return f"CREATE TABLE {name} ({_quote(_COLUMNS[name] + watermark)}) WITH ({listed})"

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bench.peers.jobs import Job
-from evertide.testing.nexmark import WORKLOAD, Nexmark
+from tests.kit.nexmark import WORKLOAD, Nexmark
 
 __all__ = [
     "QUERIES",
@@ -20,7 +20,7 @@ __all__ = [
     "Step",
     "all_inputs",
     "inputs_of",
-    "made",
+    "make_tables",
     "script_over_files",
     "steps",
     "write_files",
@@ -57,7 +57,7 @@ def all_inputs(queries: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for query in queries for name in inputs_of(query)))
 
 
-def made(names: Iterable[str], first: int, count: int) -> dict[str, pa.Table]:
+def make_tables(names: Iterable[str], first: int, count: int) -> dict[str, pa.Table]:
     """The rows of these tables for `count` events; the side input comes with the first event."""
     events = _GENERATOR.events(first, count)
     tables = {"person": events.person, "auction": events.auction, "bid": events.bid}

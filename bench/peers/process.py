@@ -30,7 +30,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 class WorkerFailed(Exception):
     """The worker ended before the expected line. The message has the end of its log."""
 
-    told: Sequence[dict[str, Any]] = ()
+    lines: Sequence[dict[str, Any]] = ()
     """The lines before the failure."""
 
 
@@ -70,41 +70,43 @@ class Worker:
     def cpu_s(self) -> float:
         return sum(self._cpu.values())
 
-    def told(self, what: str) -> dict[str, Any]:
+    def wait_for(self, what: str) -> dict[str, Any]:
         """Wait for the next line with this `what`, and skip others."""
         stream: Any = self._process.stdout
         for line in stream:
-            found = _parsed(line)
+            found = _parse(line)
             if found.get("what") == what:
                 self._look()
                 return found
-        raise self._failed(what)
+        raise self._make_failure(what)
 
-    def _failed(self, what: str) -> WorkerFailed:
+    def _make_failure(self, what: str) -> WorkerFailed:
         self._process.wait()
         end = self._log.read_text(errors="replace")[-2000:]
-        return WorkerFailed(f"ended with {self._process.returncode} before it told {what!r}:\n{end}")
+        return WorkerFailed(
+            f"the worker ended with exit code {self._process.returncode} before it reported {what!r}:\n{end}"
+        )
 
-    def all_told(self) -> list[dict[str, Any]]:
+    def read_all(self) -> list[dict[str, Any]]:
         """All lines until `over`. The line `done` has the memory, bytes and CPU time at that moment."""
         found: list[dict[str, Any]] = []
         before = 0
         stream: Any = self._process.stdout
         for line in stream:
-            told = _parsed(line)
-            if told.get("what") == "ready":
+            message = _parse(line)
+            if message.get("what") == "ready":
                 self._look()
                 before = self.written_bytes  # during the start
-            if told.get("what") == "done":
+            if message.get("what") == "done":
                 self._look()
                 written = self.written_bytes - before
-                told |= {"peak_bytes": self.peak_bytes, "written_bytes": written, "cpu_s": self.cpu_s}
-            if told.get("what") == "over":
+                message |= {"peak_bytes": self.peak_bytes, "written_bytes": written, "cpu_s": self.cpu_s}
+            if message.get("what") == "over":
                 return found
-            if told:
-                found.append(told)
-        failed = self._failed("over")
-        failed.told = found
+            if message:
+                found.append(message)
+        failed = self._make_failure("over")
+        failed.lines = found
         raise failed
 
     def kill(self) -> None:
@@ -133,7 +135,7 @@ class Worker:
         self.peak_bytes = max(self.peak_bytes, resident)
 
 
-def _parsed(line: bytes) -> dict[str, Any]:
+def _parse(line: bytes) -> dict[str, Any]:
     """Parse a line of the worker; empty for lines that the engine wrote to the same stream."""
     if not line.startswith(b'{"what"'):
         return {}

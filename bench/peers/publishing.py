@@ -16,7 +16,8 @@ def publish(directory: Path, page: Path) -> None:
     text = page.read_text()
     if text.count(_BEGIN) != 1 or text.count(_END) != 1:
         raise InvalidInput(
-            where=str(page), why=f"it needs one line {_BEGIN} and one line {_END}, and what is between goes"
+            where=str(page),
+            why=f"the page needs one line {_BEGIN} and one line {_END}; the report replaces the text between them",
         )
     images = page.parent / "images"
     images.mkdir(exist_ok=True)

@@ -22,7 +22,7 @@ from bench.peers.setting_up import FLINK_VERSION, PATHWAY_VERSION
 from bench.peers.svg import bars
 from evertide.errors import InvalidInput
 
-__all__ = ["Report", "figures", "read_report", "reported", "together", "write_report"]
+__all__ = ["Report", "figures", "make_report", "read_report", "together", "write_report"]
 
 _TITLES = {
     "evertide": "Evertide",
@@ -41,10 +41,10 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     agreed: dict[str, list[str]]
 
     def of(self, measure: str) -> list[Measured]:
-        return sorted((one for one in self.measured if one.measure == measure), key=lambda one: _counted(one.query))
+        return sorted((one for one in self.measured if one.measure == measure), key=lambda one: _count(one.query))
 
 
-def reported(contest: Contest) -> Report:
+def make_report(contest: Contest) -> Report:
     return Report(machine=_machine(), measured=contest.measured, skipped=contest.skipped, agreed=contest.agreed)
 
 
@@ -83,7 +83,9 @@ def _agreeing(query: str, older: Report, newer: Report) -> list[str]:
 def read_report(directory: Path) -> Report:
     path = directory / "results.json"
     if not path.exists():
-        raise InvalidInput(where=str(path), why="there is no report yet: measure without --add, --go-on and --render")
+        raise InvalidInput(
+            where=str(path), why="this directory has no report; measure first, without --add, --go-on and --render"
+        )
     return msgspec.json.decode(path.read_bytes(), type=Report)
 
 
@@ -219,9 +221,9 @@ def _recoveries(report: Report) -> Iterator[str]:
 
 
 def _agreement(report: Report) -> Iterator[str]:
-    for query in sorted(report.agreed, key=_counted):
+    for query in sorted(report.agreed, key=_count):
         engines = report.agreed[query]
-        yield f"- {query}: {', '.join(_TITLES[engine] for engine in engines) or 'nobody'} agree with Evertide."
+        yield f"- {query}: {', '.join(_TITLES[engine] for engine in engines) or 'no engine'} agree with Evertide."
     for one in report.skipped:
         yield f"- {one.query}: without {_TITLES[one.engine]}: {' '.join(one.why.split())}"
 
@@ -250,7 +252,7 @@ def _ms(one: Measured) -> str:
     return f"{one.median_s * 1e3:.0f} ({low * 1e3:.0f}-{high * 1e3:.0f})"
 
 
-def _counted(query: str) -> list[str | int]:
+def _count(query: str) -> list[str | int]:
     """A sort key that puts q2 before q12."""
     return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", query)]
 

@@ -24,11 +24,11 @@ __all__ = ["Starter"]
 class Starter:
     def worker(self, engine: str, job: Job) -> Worker:
         if engine == "flink":
-            return _started(self._flink.python, "flink_job", self._for_flink(job))
+            return _start(self._flink.python, "flink_job", self._for_flink(job))
         if engine == "pathway":
             given = msgspec.structs.replace(job, data=str(pathway_files(Path(job.data))))
-            return _started(self._pathway, "pathway_job", given)
-        return _started(Path(sys.executable), "worker", job, engine)
+            return _start(self._pathway, "pathway_job", given)
+        return _start(Path(sys.executable), "worker", job, engine)
 
     @cached_property
     def _flink(self) -> Flink:
@@ -45,5 +45,5 @@ class Starter:
         return msgspec.structs.replace(job, texts=texts, jars=self._flink.jars)
 
 
-def _started(python: Path, module: str, job: Job, *arguments: str) -> Worker:
+def _start(python: Path, module: str, job: Job, *arguments: str) -> Worker:
     return Worker([str(python), "-m", f"bench.peers.{module}", *arguments], job, own_spark())

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-__all__ = ["ROWS", "dashboard", "made"]
+__all__ = ["ROWS", "dashboard", "render_dashboard"]
 
 PATH = Path(__file__).with_name("evertide.json")
 CHOSEN = 'job=~"$job",instance=~"$instance"'
@@ -290,9 +290,9 @@ def _panel(number: int, panel: Panel, place: dict[str, int]) -> dict[str, Any]:
     }
 
 
-def made() -> str:
+def render_dashboard() -> str:
     return json.dumps(dashboard(), indent=1, ensure_ascii=False) + "\n"
 
 
 if __name__ == "__main__":
-    PATH.write_text(made(), "utf-8")
+    PATH.write_text(render_dashboard(), "utf-8")

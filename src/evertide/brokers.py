@@ -14,6 +14,7 @@ import re
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicCollection
@@ -23,7 +24,7 @@ from evertide.errors import InvalidInput
 from evertide.options import Options
 from evertide.secrets import Secrets
 
-__all__ = ["ANSWER_LIMIT_S", "AWAY", "Brokers", "Topic", "cause", "describe", "read_brokers"]
+__all__ = ["ANSWER_LIMIT_S", "AWAY", "Brokers", "EnvelopeKind", "Topic", "cause", "describe", "read_brokers"]
 
 PREFIX = "kafka."
 ANSWER_LIMIT_S = 2.0
@@ -71,6 +72,14 @@ _QUIET: Mapping[str, Any] = {
     "reconnect.backoff.max.ms": 2000,
     "socket.connection.setup.timeout.ms": 5000,
 }
+
+
+class EnvelopeKind(StrEnum):
+    """What a record means: a row, the new row of its key, or a change of a row in a database."""
+
+    APPEND = "append"
+    UPSERT = "upsert"
+    DEBEZIUM = "debezium"
 
 
 @dataclass(frozen=True, slots=True)

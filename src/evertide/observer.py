@@ -19,7 +19,7 @@ __all__ = [
     "NO_OBSERVER",
     "CheckpointEvent",
     "DeliveryEvent",
-    "Fault",
+    "FaultEvent",
     "Lap",
     "Observer",
     "ObserverGroup",
@@ -89,7 +89,7 @@ class CheckpointEvent:
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class FaultEvent:
     """Something failed. Reported at each failure; most failures are retried automatically."""
 
     part: str
@@ -130,7 +130,7 @@ class Observer:
     def on_storage_call(self, call: str, took_s: float, size: int, error_code: str) -> None:
         """A storage call such as `blob.get`; it failed if `error_code` is set. Frequent, so without an event object."""
 
-    def on_fault(self, fault: Fault) -> None: ...
+    def on_fault(self, fault: FaultEvent) -> None: ...
 
     def on_request(self, event: RequestEvent) -> None: ...
 
@@ -160,7 +160,7 @@ class ObserverGroup(Observer):
         for one in self._all:
             one.on_storage_call(call, took_s, size, error_code)
 
-    def on_fault(self, fault: Fault) -> None:
+    def on_fault(self, fault: FaultEvent) -> None:
         for one in self._all:
             one.on_fault(fault)
 

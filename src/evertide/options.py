@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from typing import TypeVar
 
 from evertide.errors import InvalidInput
 from evertide.secrets import Secrets
 
 __all__ = ["Options"]
+
+E = TypeVar("E", bound=StrEnum)
 
 
 class Options:
@@ -37,6 +41,10 @@ class Options:
         if value not in choices:
             raise self.refusal(name, f"is {value!r}: expected one of {', '.join(map(repr, choices))}")
         return value
+
+    def member(self, name: str, kind: type[E], default: str) -> E:
+        """The member of an enumeration whose value is given."""
+        return kind(self.choice(name, [one.value for one in kind], default))
 
     def boolean(self, name: str, *, default: bool) -> bool:
         return self.choice(name, ("true", "false"), str(default).lower()) == "true"

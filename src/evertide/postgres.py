@@ -61,7 +61,7 @@ class TableName:
         found = _NAME.fullmatch(text)
         if found is None:
             return None
-        return cls(_unquoted(found[1] or "public"), _unquoted(found[2]))
+        return cls(_unquote(found[1] or "public"), _unquote(found[2]))
 
     @property
     def identifier(self) -> sql.Identifier:
@@ -71,7 +71,7 @@ class TableName:
         return f"{self.schema}.{self.table}"
 
 
-def _unquoted(text: str) -> str:
+def _unquote(text: str) -> str:
     return text[1:-1].replace('""', '"') if text.startswith('"') else text.lower()
 
 

@@ -69,9 +69,13 @@ class Secrets:
         elif kind.upper() == "FILE":
             value, missing = self._content(name), f"the file {name!r} cannot be read"
         else:
-            raise InvalidInput(where=where, why=f"${{{kind}:...}}: a secret is ${{ENV:NAME}} or ${{FILE:path}}")
+            raise InvalidInput(
+                where=where, why=f"unknown kind of secret ${{{kind}:...}}; use ${{ENV:NAME}} or ${{FILE:path}}"
+            )
         if not value:
-            raise InvalidInput(where=where, why=missing if value is None else f"{kind.upper()}:{name} is empty")
+            raise InvalidInput(
+                where=where, why=missing if value is None else f"the secret ${{{kind.upper()}:{name}}} is empty"
+            )
         self._revealed.add(value)
         remember(value)
         return value

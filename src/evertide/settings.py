@@ -199,11 +199,13 @@ class Settings:
             if not isinstance(value, int | float) or value <= 0:
                 raise InvalidInput(where=f"settings.{field.name}", why=f"must be a positive number, not {value!r}")
         if self.compaction_fan_in < 2:
-            raise InvalidInput(where="settings.compaction_fan_in", why="merging needs at least 2 batches")
+            raise InvalidInput(where="settings.compaction_fan_in", why="must be at least 2: a merge needs two batches")
         if self.checkpoints_kept < 2:
-            raise InvalidInput(where="settings.checkpoints_kept", why="with less than 2, one damaged file is a loss")
+            raise InvalidInput(
+                where="settings.checkpoints_kept", why="must be at least 2, in case one checkpoint is damaged"
+            )
         if self.beat_interval_s * 2 > min(self.lease_ttl_s, self.writer_ttl_s):
             raise InvalidInput(
                 where="settings.beat_interval_s",
-                why="must be at most half of lease_ttl_s and writer_ttl_s, or one late beat ends them",
+                why="must be at most half of lease_ttl_s and of writer_ttl_s, so that one late heartbeat ends neither",
             )

@@ -1,7 +1,7 @@
 """What the tests of checkpoints share: a process with shards, a toy engine, and its checkpoints.
 
-The engine's state is a list of parts: every transaction adds one, `merge` makes one of all. What a part holds says
-which transactions are in it, so that restored state can be compared with what it must be.
+The engine's state is a list of parts: every transaction adds one, and `merge` replaces all by one. The content of a
+part lists its transactions, so that restored state can be compared with the expected one.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from evertide.shard.shard import Shard
 from evertide.store import Blob, MemoryBlob, MemoryMeta, Meta
 from evertide.store.paths import Name, state_part_key
 from evertide.store.writers import Writer
-from evertide.testing import ManualRuntime
-from evertide.types import Generation
-from tests.shard.test_log import SETTINGS, HookedBlob, HookedMeta, Host, changes
+from evertide.types import Generation, Time
+from tests.kit.runtime import ManualRuntime
+from tests.shard.hosts import SETTINGS, HookedBlob, HookedMeta, Host, changes
 
 TTL_S = 60.0
 SHARDS = ("orders", "revenue")
@@ -73,7 +73,7 @@ class Process:
         self.parts.append(file_of(key, content))
 
     def merge(self) -> None:
-        """All parts into one; those before are not used any more."""
+        """Merge all parts into one; the previous ones are not used any more."""
         times = list(range(self.upper))
         self.parts.clear()
         self.add_part(times)
@@ -84,7 +84,7 @@ class Process:
     def draft(self) -> Draft:
         upper = self.upper
         return Draft(
-            time=upper,
+            time=Time(upper),
             fingerprint="f1",
             generation=Generation(0),
             positions={"files": f'{{"at": {upper}}}'},
@@ -99,19 +99,19 @@ class Process:
         return self.checkpoints.publish(self.upper, self.draft, self.writer, keep)
 
     def collect(self) -> tuple[set[str], set[str]]:
-        """State parts and files of checkpoints that a collection deleted."""
+        """The state parts and files of checkpoints that a collection deleted."""
         found = self.checkpoints.collect(self.live, self.writer)
         return set(found.parts), set(found.files)
 
     def restore(self) -> Restored | None:
-        """As a process that starts: its engine uses what was restored."""
+        """Restore as a process that starts: its engine uses the restored parts."""
         found = self.checkpoints.restore(self.writer)
         if found is not None:
             self.parts = list(found.manifest.state_parts)
         return found
 
     def restored_time(self) -> int:
-        """The time restored, after a look whether that is all there: every part, and what it must hold."""
+        """Restore, check that every part exists and has the expected content, and return the time."""
         found = self.restore()
         assert found is not None
         self.check_state(found)
@@ -143,8 +143,8 @@ class Memory:
     def process(self, blob: Blob | None = None, meta: Meta | None = None) -> Process:
         return Process(blob or self.blob, meta or self.meta, self.runtime)
 
-    def started(self, steps: int = 3) -> Process:
-        """A process that made the shards, and has done some transactions."""
+    def start_process(self, steps: int = 3) -> Process:
+        """A process that created the shards, and has made `steps` transactions."""
         process = self.process()
         process.create()
         for _ in range(steps):
@@ -152,21 +152,21 @@ class Memory:
         return process
 
     def damage(self, key: str, content: bytes) -> None:
-        """Other bytes under a key that is taken."""
+        """Replace the bytes under an existing key."""
         self.blob.delete(key)
         self.blob.put(key, content)
 
     def corrupt(self, key: str) -> None:
-        """Right length, other content."""
+        """Replace the content under a key by other bytes of the same length."""
         self.damage(key, bytes(byte ^ 0x5A for byte in self.blob.get(key)))
 
     def forget(self, *keys: str) -> None:
-        """Meta loses these keys, or all, as a disk might."""
+        """Remove these keys, or all, from Meta, as a failing disk might."""
         for key in keys or tuple(self.meta.heads("")):
             self.meta._log.pop(key, None)
 
     def put_record(self, key: str, content: bytes) -> None:
-        """Other bytes in the newest record of a key."""
+        """Replace the bytes of the newest record of a key."""
         record = self.meta._log[key][-1]
         self.meta._log[key][-1] = type(record)(record.seqno, content)
 
@@ -175,7 +175,7 @@ class Memory:
 
 
 def each_step(run: Callable[[int], int], least: int) -> None:
-    """`run(at)` for at = 1, 2, ... up to the count that it answers with: once per operation of what it watches."""
+    """Call `run(at)` for at = 1, 2, ... up to the count that it returns: once per operation of the watched work."""
     at, count = 0, 1
     while at < count:
         at += 1
@@ -184,7 +184,7 @@ def each_step(run: Callable[[int], int], least: int) -> None:
 
 
 class Watched:
-    """A process whose every operation on storage is counted while `run` runs; `act` comes before the one numbered."""
+    """A process whose storage operations are counted during `run`; `act` runs before the operation with number `at`."""
 
     def __init__(self, memory: Memory, at: int, act: Callable[[], object]) -> None:
         self.at = at
@@ -195,7 +195,7 @@ class Watched:
         self.process = Process(blob, meta, memory.runtime)
 
     def run(self, work: Callable[[Process], object]) -> int:
-        """How many operations it took."""
+        """Run the work, and return the number of its operations."""
         self._armed = True
         try:
             work(self.process)
@@ -208,6 +208,6 @@ class Watched:
             return
         self.count += 1
         if self.count == self.at:
-            self._armed = False  # what it does itself is not counted
+            self._armed = False  # the operations of `act` itself are not counted
             self.act()
             self._armed = True

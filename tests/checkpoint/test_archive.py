@@ -1,4 +1,4 @@
-"""A checkpoint as one file: out, in, and every kind of damage on the way."""
+"""A checkpoint as one file: export, import, and every kind of damage in between."""
 
 from __future__ import annotations
 
@@ -16,20 +16,19 @@ from evertide.checkpoint.fsck import check
 from evertide.checkpoint.manifest import Manifest, manifest_key
 from evertide.checkpoint.records import read_holds
 from evertide.errors import (
+    ArchiveDamaged,
     BlobDamaged,
-    CheckpointDamaged,
     Conflict,
     Damaged,
     EvertideError,
     InvalidInput,
-    RecordDamaged,
     UnsupportedFormat,
 )
 from evertide.store import open_storage
 from evertide.store.paths import checkpoint_key
 from evertide.store.writers import read_registrations
 from tests.checkpoint.kit import SHARDS, TTL_S, Memory, Process, Watched
-from tests.shard.test_log import SETTINGS, content_of
+from tests.shard.hosts import SETTINGS, content_of
 
 
 @pytest.fixture
@@ -39,7 +38,7 @@ def memory() -> Memory:
 
 @pytest.fixture
 def process(memory: Memory) -> Process:
-    made = memory.started(3)
+    made = memory.start_process(3)
     made.publish()
     return made
 
@@ -51,13 +50,13 @@ def archive(process: Process, tmp_path: Path) -> Path:
     return path
 
 
-def brought_in(memory: Memory, archive: Path, location: Path) -> Manifest:
+def import_into(memory: Memory, archive: Path, location: Path) -> Manifest:
     return import_archive(archive, location, runtime=memory.runtime, settings=SETTINGS)
 
 
-def test_out_and_in(memory: Memory, process: Process, archive: Path, tmp_path: Path) -> None:
+def test_an_exported_checkpoint_is_imported(memory: Memory, process: Process, archive: Path, tmp_path: Path) -> None:
     location = tmp_path / "copy.evertide"
-    manifest = brought_in(memory, archive, location)
+    manifest = import_into(memory, archive, location)
     assert (manifest.number, manifest.time) == (1, 3)
     storage = open_storage(location, runtime=memory.runtime, settings=SETTINGS)
     copy = Process(storage.blob, storage.meta, memory.runtime)
@@ -70,7 +69,7 @@ def test_out_and_in(memory: Memory, process: Process, archive: Path, tmp_path: P
     storage.close()
 
 
-def test_the_archive_holds_what_the_manifest_names(process: Process, archive: Path) -> None:
+def test_the_archive_has_the_files_of_the_manifest(process: Process, archive: Path) -> None:
     [entry] = process.checkpoints.entries()
     with tarfile.open(archive) as tar:
         names = tar.getnames()
@@ -88,8 +87,10 @@ def test_the_same_checkpoint_gives_the_same_archive(process: Process, archive: P
 @pytest.mark.parametrize(
     ("at", "outcome"), [(1, "refused"), (4, "refused"), (7, "whole"), (10, "whole"), (20, "whole")]
 )
-def test_nobody_collects_it_meanwhile(memory: Memory, process: Process, tmp_path: Path, at: int, outcome: str) -> None:
-    """The checkpoint is dropped, and collected, before some operation. Seen to fail without the hold."""
+def test_garbage_collection_keeps_a_checkpoint_during_its_export(
+    memory: Memory, process: Process, tmp_path: Path, at: int, outcome: str
+) -> None:
+    """The checkpoint is dropped, and collected, before some operation. Fails without the hold."""
 
     def drop() -> None:
         for _ in range(2):
@@ -97,7 +98,7 @@ def test_nobody_collects_it_meanwhile(memory: Memory, process: Process, tmp_path
             process.publish()
         for name in SHARDS:
             process.shard(name).compact(process.writer)
-            process.shard(name).collect_garbage(process.writer, process.checkpoints.pinned)
+            process.shard(name).collect_garbage(process.writer, process.checkpoints.find_pins)
         process.collect()
 
     path = tmp_path / "x.tar"
@@ -109,7 +110,7 @@ def test_nobody_collects_it_meanwhile(memory: Memory, process: Process, tmp_path
         assert not path.exists()
     else:
         assert watched.run(lambda one: export(one.checkpoints, entry, path)) >= at
-        brought_in(memory, path, tmp_path / "copy")
+        import_into(memory, path, tmp_path / "copy")
     assert set(read_registrations(memory.meta)) == {process.writer.id, watched.process.writer.id}
     assert read_holds(memory.meta) == {}
 
@@ -125,16 +126,16 @@ def test_a_damaged_file_is_not_exported_and_leaves_nothing(memory: Memory, proce
     assert read_holds(memory.meta) == {}
 
 
-def test_an_export_into_nowhere_is_said(process: Process, tmp_path: Path) -> None:
+def test_an_export_to_a_missing_directory_is_an_error(process: Process, tmp_path: Path) -> None:
     with pytest.raises(EvertideError, match=r"nowhere"):
         export(process.checkpoints, process.checkpoints.entries()[0], tmp_path / "nowhere" / "shop.tar")
 
 
-# Coming in
+# Import
 
 
-def rewritten(archive: Path, change: Callable[[str, bytes], tuple[str, bytes] | None]) -> None:
-    """Each member as `change` says; None leaves it out."""
+def rewrite(archive: Path, change: Callable[[str, bytes], tuple[str, bytes] | None]) -> None:
+    """The archive with each member replaced by the result of `change`; None omits it."""
     with tarfile.open(archive) as tar:
         members = [(member.name, file.read()) for member in tar if (file := tar.extractfile(member)) is not None]
     with tarfile.open(archive, "w") as tar:
@@ -146,75 +147,73 @@ def rewritten(archive: Path, change: Callable[[str, bytes], tuple[str, bytes] | 
                 tar.addfile(info, io.BytesIO(changed[1]))
 
 
-def refused(memory: Memory, archive: Path, kind: type[EvertideError], match: str) -> None:
-    """And what is left is no storage."""
+def check_refused(memory: Memory, archive: Path, match: str) -> None:
+    """Import fails with a text that matches, and what it leaves is not a storage."""
     location = archive.parent / "copy.evertide"
-    with pytest.raises(kind, match=match):
-        brought_in(memory, archive, location)
+    with pytest.raises(ArchiveDamaged, match=match):
+        import_into(memory, archive, location)
     with pytest.raises(Damaged):
         open_storage(location, runtime=memory.runtime, settings=SETTINGS)
 
 
-def test_a_file_with_other_bytes(memory: Memory, process: Process, archive: Path) -> None:
+def test_a_file_with_other_bytes_is_refused(memory: Memory, process: Process, archive: Path) -> None:
     key = process.parts[0].key
-    rewritten(archive, lambda name, content: (name, content[::-1] if name == key else content))
-    refused(memory, archive, BlobDamaged, key)
+    rewrite(archive, lambda name, content: (name, content[::-1] if name == key else content))
+    check_refused(memory, archive, key)
 
 
-def test_files_that_are_missing_are_all_named(memory: Memory, process: Process, archive: Path) -> None:
+def test_the_error_names_all_missing_files(memory: Memory, process: Process, archive: Path) -> None:
     keys = [process.parts[0].key, checkpoint_key(1, "state.bin")]
-    rewritten(archive, lambda name, content: None if name in keys else (name, content))
-    refused(memory, archive, CheckpointDamaged, f"{keys[1]}; {keys[0]}")
+    rewrite(archive, lambda name, content: None if name in keys else (name, content))
+    check_refused(memory, archive, f"{keys[1]}; {keys[0]}")
 
 
-def test_a_file_that_the_manifest_does_not_name(memory: Memory, archive: Path) -> None:
-    """Wherever it would lie: nothing is taken on trust."""
-    rewritten(
-        archive, lambda name, content: (name, content) if name != checkpoint_key(1, "state.bin") else ("../x", b"")
-    )
-    refused(memory, archive, RecordDamaged, "does not name it")
+def test_a_file_that_the_manifest_does_not_name_is_refused(memory: Memory, archive: Path) -> None:
+    """Whatever its path: a file that the manifest does not list is refused."""
+    rewrite(archive, lambda name, content: (name, content) if name != checkpoint_key(1, "state.bin") else ("../x", b""))
+    check_refused(memory, archive, "does not name this file")
 
 
-def test_a_damaged_manifest(memory: Memory, archive: Path) -> None:
+def test_a_damaged_manifest_is_refused(memory: Memory, archive: Path) -> None:
     key = manifest_key(1)
-    rewritten(archive, lambda name, content: (name, content.replace(b'"time": 3', b'"time": 4')))
+    rewrite(archive, lambda name, content: (name, content.replace(b'"time": 3', b'"time": 4')))
     location = archive.parent / "copy.evertide"
-    with pytest.raises(RecordDamaged, match=f"{key}.*checksum"):
-        brought_in(memory, archive, location)
+    with pytest.raises(ArchiveDamaged, match=f"{key}.*checksum"):
+        import_into(memory, archive, location)
 
 
 @pytest.mark.parametrize("part", [0.0, 0.3, 0.6, 0.9, 0.99])
-def test_an_archive_that_was_cut_off(memory: Memory, archive: Path, part: float) -> None:
+def test_a_truncated_archive_is_refused(memory: Memory, archive: Path, part: float) -> None:
     content = archive.read_bytes().rstrip(b"\0")
     archive.write_bytes(content[: int(len(content) * part)])
-    with pytest.raises(Damaged):
-        brought_in(memory, archive, archive.parent / "copy.evertide")
+    with pytest.raises(ArchiveDamaged):
+        import_into(memory, archive, archive.parent / "copy.evertide")
 
 
-def test_something_else(memory: Memory, archive: Path) -> None:
+def test_a_file_that_is_not_an_archive_is_refused(memory: Memory, archive: Path) -> None:
     archive.write_bytes(b"not a tar at all" * 1000)
-    with pytest.raises(RecordDamaged, match="not an archive"):
-        brought_in(memory, archive, archive.parent / "copy.evertide")
-    with pytest.raises(InvalidInput, match="no such archive"):
-        brought_in(memory, archive.with_name("other.tar"), archive.parent / "copy2.evertide")
+    with pytest.raises(ArchiveDamaged, match="not an archive"):
+        import_into(memory, archive, archive.parent / "copy.evertide")
+    with pytest.raises(InvalidInput, match="the archive does not exist"):
+        import_into(memory, archive.with_name("other.tar"), archive.parent / "copy2.evertide")
 
 
-def test_a_newer_format(memory: Memory, archive: Path) -> None:
-    rewritten(archive, lambda name, content: (name, b"2\n" if name == "FORMAT" else content))
+def test_a_newer_format_is_refused(memory: Memory, archive: Path) -> None:
+    rewrite(archive, lambda name, content: (name, b"2\n" if name == "FORMAT" else content))
     with pytest.raises(UnsupportedFormat, match="format version 2"):
-        brought_in(memory, archive, archive.parent / "copy.evertide")
+        import_into(memory, archive, archive.parent / "copy.evertide")
 
 
-def test_only_into_an_empty_place(memory: Memory, archive: Path, tmp_path: Path) -> None:
+def test_an_import_needs_an_empty_location(memory: Memory, archive: Path, tmp_path: Path) -> None:
     location = tmp_path / "copy.evertide"
-    brought_in(memory, archive, location)
+    import_into(memory, archive, location)
     memory.runtime.advance_s(TTL_S + 1)
-    with pytest.raises(InvalidInput, match="an import needs an empty place"):
-        brought_in(memory, archive, location)
+    with pytest.raises(InvalidInput, match="the place is not empty"):
+        import_into(memory, archive, location)
     for path in location.iterdir():
         if path.is_dir():
             shutil.rmtree(path)
         elif not path.name.startswith("meta.db"):
             path.unlink()
-    with pytest.raises(InvalidInput, match="an import needs an empty Meta"):
-        brought_in(memory, archive, location)
+    with pytest.raises(InvalidInput, match="Meta is not empty"):
+        import_into(memory, archive, location)

@@ -1,4 +1,6 @@
-"""Collection: what nobody needs goes, everything else stays; unreadable evidence deletes nothing (I12, C3)."""
+"""Garbage collection: it deletes what is not needed, and nothing else; with an unreadable record it deletes nothing
+(I12, C3).
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from evertide.store import Write
 from evertide.store.paths import CHECKPOINTS, Name, beat_key, checkpoint_key, restoring_key, state_part_key, writer_key
 from evertide.store.sealed import seal
 from tests.checkpoint.kit import SHARDS, TTL_S, Memory, Process
-from tests.shard.test_log import HookedBlob
+from tests.shard.hosts import HookedBlob
 
 
 @pytest.fixture
@@ -23,25 +25,25 @@ def memory() -> Memory:
     return Memory()
 
 
-def sound(process: Process) -> None:
+def check_complete(process: Process) -> None:
     """Every checkpoint of the catalog is complete, down to the parts of the shards."""
     for entry in process.checkpoints.entries():
         process.checkpoints.verify(entry, shards=True)
 
 
-def clean(memory: Memory) -> None:
+def check_no_garbage(memory: Memory) -> None:
     """With every other writer ended, a collection leaves exactly what the catalog names."""
     memory.runtime.advance_s(TTL_S + 1)
     last = memory.process()
     last.collect()
-    sound(last)
+    check_complete(last)
     named = {key for entry in last.checkpoints.entries() for key in last.checkpoints.read(entry).names()}
     assert last.blobs("state") | last.blobs("checkpoints") == {key for key in named if not key.startswith("parts/")}
     assert read_holds(memory.meta) == {}
 
 
-def test_what_the_catalog_dropped_goes(memory: Memory) -> None:
-    process = memory.started()
+def test_checkpoints_that_left_the_catalog_are_deleted(memory: Memory) -> None:
+    process = memory.start_process()
     process.publish()
     old = process.live()
     process.merge()
@@ -51,41 +53,41 @@ def test_what_the_catalog_dropped_goes(memory: Memory) -> None:
     assert parts == old
     assert files == {key for key in files if key.startswith("checkpoints/00000001/")}
     assert len(files) == 5
-    sound(process)
-    clean(memory)
+    check_complete(process)
+    check_no_garbage(memory)
 
 
 def test_a_part_that_the_engine_uses_stays(memory: Memory) -> None:
-    """Not in any checkpoint yet. Seen to fail with `live` left out."""
-    process = memory.started()
+    """No checkpoint has it yet. Fails if `live` is ignored."""
+    process = memory.start_process()
     process.publish()
     process.step()
     assert process.collect() == (set(), set())
 
 
-def test_what_is_saved_for_a_draft_stays_if_the_caller_says_so(memory: Memory) -> None:
-    process = memory.started()
+def test_parts_saved_for_a_draft_stay_if_they_are_live(memory: Memory) -> None:
+    process = memory.start_process()
     draft = process.draft()
     saved = process.live()
     process.merge()
     found = process.checkpoints.collect(lambda: process.live() | saved, process.writer)
     assert found.parts == ()
     process.checkpoints.publish(draft.time, lambda: draft, process.writer)
-    sound(process)
+    check_complete(process)
 
 
-def test_the_parts_of_a_peer_that_lives_stay_whatever_they_are(memory: Memory) -> None:
-    """It may be about to publish them. Seen to fail with only `live` and the catalog asked."""
-    process = memory.started()
+def test_all_parts_of_a_live_peer_stay(memory: Memory) -> None:
+    """The peer may be about to publish them. Fails if only `live` and the catalog are considered."""
+    process = memory.start_process()
     peer = memory.process()
     peer.merge()
     assert process.collect() == (set(), set())
     peer.publish()
-    sound(process)
+    check_complete(process)
 
 
-def test_the_parts_of_a_dead_peer_go(memory: Memory) -> None:
-    process = memory.started()
+def test_the_parts_of_a_dead_peer_are_deleted(memory: Memory) -> None:
+    process = memory.start_process()
     peer = memory.process()
     peer.merge()
     memory.runtime.advance_s(TTL_S + 1)
@@ -93,8 +95,8 @@ def test_the_parts_of_a_dead_peer_go(memory: Memory) -> None:
     assert process.collect() == (peer.live(), set())
 
 
-def test_what_no_writer_made_is_left_alone(memory: Memory) -> None:
-    process = memory.started()
+def test_files_without_a_writers_name_are_left_alone(memory: Memory) -> None:
+    process = memory.start_process()
     process.publish()
     own = ["state/readme.txt", "state/by_customer/copy of 1.parquet", "checkpoints/notes.txt", "checkpoints/7/x"]
     for key in own:
@@ -104,15 +106,15 @@ def test_what_no_writer_made_is_left_alone(memory: Memory) -> None:
     assert set(own) <= process.blobs()
 
 
-def test_the_manifest_goes_first(memory: Memory) -> None:
-    """Or a crash leaves a directory that a repair takes for a checkpoint, of which parts are gone."""
+def test_the_manifest_is_deleted_first(memory: Memory) -> None:
+    """Otherwise a crash leaves a directory that a repair takes for a checkpoint, with missing parts."""
     deleted: list[str] = []
 
     def note(operation: str, key: str) -> None:
         if operation == "delete" and key.startswith("checkpoints/"):
             deleted.append(key)
 
-    memory.started().publish()
+    memory.start_process().publish()
     memory.blob.put(checkpoint_key(1, "accounts.state"), b"comes first by name")
     process = Process(HookedBlob(memory.blob, note), memory.meta, memory.runtime)
     process.publish()
@@ -123,11 +125,12 @@ def test_the_manifest_goes_first(memory: Memory) -> None:
 
 
 def test_c3_a_damaged_manifest_keeps_everything(memory: Memory, caplog: pytest.LogCaptureFixture) -> None:
-    """A, B, C, D; A is collected. B needs 12 parts, C 18 of which it shares 12; C's manifest is damaged, then D comes.
+    """Checkpoints A, B, C and D; A is collected. B needs 12 parts, C needs 18 of which it shares 12. C's manifest is
+    damaged, then D is published.
 
-    Dropping B would delete parts that C needs. Seen to fail with damaged manifests skipped in `_named`.
+    Dropping B would delete parts that C needs. Fails if `_named` skips damaged manifests.
     """
-    process = memory.started(0)
+    process = memory.start_process(0)
     process.step()
     process.publish()  # A
     process.merge()
@@ -155,17 +158,17 @@ def test_c3_a_damaged_manifest_keeps_everything(memory: Memory, caplog: pytest.L
     assert [record.levelname for record in caplog.records] == ["ERROR"]
     assert c.key in caplog.records[0].getMessage()
     with pytest.raises(RecordDamaged, match="00000003/manifest"):
-        process.shard("orders").collect_garbage(process.writer, process.checkpoints.pinned)
-    assert before <= process.blobs(), "nothing is gone"
+        process.shard("orders").collect_garbage(process.writer, process.checkpoints.find_pins)
+    assert before <= process.blobs(), "no file was deleted"
     process.step()
     process.publish()
-    assert process.collect()[0], "C is dropped, so all evidence is readable again"
-    clean(memory)
+    assert process.collect()[0], "C is dropped, so all manifests are readable again"
+    check_no_garbage(memory)
 
 
 @pytest.mark.parametrize("key", [CHECKPOINTS, "restoring", "writer", "beat"])
-def test_i12_any_unreadable_evidence_deletes_nothing(memory: Memory, key: str) -> None:
-    process = memory.started()
+def test_i12_any_unreadable_record_prevents_deletion(memory: Memory, key: str) -> None:
+    process = memory.start_process()
     process.publish()
     process.restore()
     process.merge()
@@ -181,7 +184,7 @@ def test_i12_any_unreadable_evidence_deletes_nothing(memory: Memory, key: str) -
 
 
 def test_a_fenced_writer_collects_nothing(memory: Memory) -> None:
-    process = memory.started()
+    process = memory.start_process()
     memory.runtime.advance_s(TTL_S + 1)
     memory.process().collect()
     before = process.blobs()
@@ -194,8 +197,8 @@ def test_a_fenced_writer_collects_nothing(memory: Memory) -> None:
 
 
 def test_the_directory_that_a_live_writer_claims_stays(memory: Memory) -> None:
-    """Seen to fail without the claims in `Pins.numbers`."""
-    process = memory.started()
+    """Fails without the claims in `Pins.numbers`."""
+    process = memory.start_process()
     process.publish()
     peer = memory.process()
     seqno, catalog = read_catalog(memory.blob, memory.meta)
@@ -207,15 +210,15 @@ def test_the_directory_that_a_live_writer_claims_stays(memory: Memory) -> None:
     process.writer.beat()
     assert process.collect()[1] == {checkpoint_key(2, "state.bin")}
     assert process.publish().number == 3
-    assert read_catalog(memory.blob, memory.meta)[1].claims == {}, "dead claims are forgotten"
+    assert read_catalog(memory.blob, memory.meta)[1].claims == {}, "claims of dead writers are removed"
 
 
-# The hold of an engine that was restored
+# The hold of a restored engine
 
 
-def test_an_engine_keeps_what_it_was_restored_from(memory: Memory) -> None:
-    """A peer publishes until that checkpoint is dropped, and collects. Seen to fail with holds left out of `_named`."""
-    process = memory.started()
+def test_the_parts_of_a_restored_engine_stay(memory: Memory) -> None:
+    """A peer publishes until that checkpoint is dropped, and collects. Fails if `_named` ignores holds."""
+    process = memory.start_process()
     process.publish()
     replica = memory.process()
     replica.restore()
@@ -225,12 +228,12 @@ def test_an_engine_keeps_what_it_was_restored_from(memory: Memory) -> None:
         process.collect()
     for part in replica.parts:
         memory.blob.get(part.key)
-    assert manifest_key(1) in process.blobs(), "or nobody could tell what is held"
+    assert manifest_key(1) in process.blobs(), "the manifest stays, because it lists the parts of the hold"
     assert [entry.number for entry in process.checkpoints.entries()] == [4, 3]
 
 
 def test_the_hold_ends_when_nothing_of_it_is_used(memory: Memory) -> None:
-    process = memory.started()
+    process = memory.start_process()
     process.publish()
     replica = memory.process()
     replica.restore()
@@ -240,11 +243,11 @@ def test_the_hold_ends_when_nothing_of_it_is_used(memory: Memory) -> None:
     replica.merge()
     replica.collect()
     assert read_holds(memory.meta) == {}
-    sound(process)
+    check_complete(process)
 
 
 def test_the_hold_of_a_dead_writer_ends(memory: Memory) -> None:
-    process = memory.started()
+    process = memory.start_process()
     process.publish()
     replica = memory.process()
     replica.restore()
@@ -257,14 +260,14 @@ def test_the_hold_of_a_dead_writer_ends(memory: Memory) -> None:
     memory.runtime.advance_s(TTL_S + 1)
     process.writer.beat()
     assert process.collect()[0] == old
-    clean(memory)
+    check_no_garbage(memory)
 
 
 # The parts of shards
 
 
-def compacted(process: Process) -> set[str]:
-    """Compact all shards; the parts that they do not name any more."""
+def compact_shards(process: Process) -> set[str]:
+    """Compact all shards. Returns the parts that they no longer name."""
     before = {part.key for name in SHARDS for part in process.shard(name).log.read().state.parts}
     for name in SHARDS:
         assert process.shard(name).compact(process.writer)
@@ -275,46 +278,46 @@ def compacted(process: Process) -> set[str]:
 def collect_shards(process: Process) -> set[str]:
     deleted: set[str] = set()
     for name in SHARDS:
-        found = process.shard(name).collect_garbage(process.writer, process.checkpoints.pinned)
+        found = process.shard(name).collect_garbage(process.writer, process.checkpoints.find_pins)
         deleted |= {*found.parts, *found.orphans}
     return deleted
 
 
 def test_parts_that_a_checkpoint_names_stay(memory: Memory) -> None:
-    """Seen to fail without `pinned` for removed parts in `evertide.shard.garbage`."""
-    process = memory.started()
+    """Fails without `pinned` for removed parts in `evertide.shard.garbage`."""
+    process = memory.start_process()
     process.publish()
-    old = compacted(process)
+    old = compact_shards(process)
     assert old
     assert collect_shards(process) == set()
-    sound(process)
+    check_complete(process)
 
 
-def test_parts_that_were_pinned_when_their_diff_was_truncated_go_later(memory: Memory) -> None:
-    """They are orphans then. Seen to fail (never deleted) with orphans judged by diffs only."""
-    process = memory.started()
+def test_parts_that_were_pinned_when_their_diff_was_truncated_are_deleted_later(memory: Memory) -> None:
+    """They are orphans then. Fails if only diffs determine orphans: the parts are never deleted."""
+    process = memory.start_process()
     process.publish()
-    old = compacted(process)
-    process.step()  # or the diff that took them out is the newest, which always stays
+    old = compact_shards(process)
+    process.step()  # otherwise the diff that removed them is the newest, which always stays
     for name in SHARDS:
         log = process.shard(name).log
         assert log.roll_up(process.writer)
     assert collect_shards(process) == set()
     for name in SHARDS:
         log = process.shard(name).log
-        assert len(memory.meta.scan(log.key)) == 1, "the diff that took them out is forgotten"
-    assert collect_shards(process) == set(), "pinned as orphans, too"
-    sound(process)
+        assert len(memory.meta.scan(log.key)) == 1, "the diff that removed them is truncated"
+    assert collect_shards(process) == set(), "orphans are pinned, too"
+    check_complete(process)
     for _ in range(2):
         process.publish()
     assert collect_shards(process) == old
-    sound(process)
+    check_complete(process)
 
 
-def test_nothing_is_deleted_if_pins_cannot_be_told(memory: Memory) -> None:
-    process = memory.started()
+def test_nothing_is_deleted_if_pins_are_unknown(memory: Memory) -> None:
+    process = memory.start_process()
     entry = process.publish()
-    compacted(process)
+    compact_shards(process)
     before = process.blobs()
     memory.blob.delete(entry.key)
     with pytest.raises(BlobMissing):
@@ -323,19 +326,19 @@ def test_nothing_is_deleted_if_pins_cannot_be_told(memory: Memory) -> None:
 
 
 def test_maintenance_asks_for_pins(memory: Memory) -> None:
-    process = memory.started()
+    process = memory.start_process()
     process.publish()
-    Maintenance(process.host.shards, process.writer, process.checkpoints.pinned).run_once()
-    sound(process)
+    Maintenance(process.host.shards, process.writer, process.checkpoints.find_pins).run_once()
+    check_complete(process)
     for _ in range(2):
         process.publish()
     before = process.blobs("parts")
-    Maintenance(process.host.shards, process.writer, process.checkpoints.pinned).run_once()
+    Maintenance(process.host.shards, process.writer, process.checkpoints.find_pins).run_once()
     assert len(process.blobs("parts")) < len(before)
 
 
-def test_an_unfinished_put_of_a_dead_writer_goes(memory: Memory) -> None:
-    process = memory.started()
+def test_an_unfinished_put_of_a_dead_writer_is_deleted(memory: Memory) -> None:
+    process = memory.start_process()
     key = state_part_key("by_customer", Name("00000000000000aa", 1, "parquet"))
 
     class Unfinished(HookedBlob):

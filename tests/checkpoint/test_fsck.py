@@ -1,4 +1,4 @@
-"""`check` finds every kind of damage, names it with a remedy, finds all of it at once, and changes nothing."""
+"""`check` finds every kind of damage in one run, names it with a remedy, and changes nothing."""
 
 from __future__ import annotations
 
@@ -35,24 +35,24 @@ from evertide.store.paths import (
     writer_key,
 )
 from evertide.store.sealed import seal
-from evertide.testing import ManualRuntime
 from evertide.types import Generation, Time
 from tests.checkpoint.kit import SHARDS, TTL_S, Memory, Process, Watched, each_step
-from tests.shard.test_log import SETTINGS
+from tests.kit.runtime import ManualRuntime
+from tests.shard.hosts import SETTINGS
 
 STAGED = staged_key("http", Name("00000000000000aa", 3, "arrow"))
 GARBAGE = b"\x01" + b"garbage!" * 4
 
 
 class Whole(Memory):
-    """A storage with something of everything, and nothing wrong with it."""
+    """A sound storage with every kind of object."""
 
     def __init__(self) -> None:
         super().__init__()
         self.blob.put(FORMAT, b"1\n")
         for seqno in range(2):
             self.meta.commit([Write(STORAGE, seqno, b"1\n")])
-        self.process_one = self.started(2)
+        self.process_one = self.start_process(2)
         self.process_one.writer.change_generation(list(SHARDS))
         self.entry = self.process_one.publish()
         self.rollup = self.process_one.shard("orders").log.roll_up(self.process_one.writer)
@@ -79,7 +79,7 @@ def whole() -> Whole:
     return Whole()
 
 
-def test_a_sound_storage(whole: Whole) -> None:
+def test_a_sound_storage_has_no_problems(whole: Whole) -> None:
     told: list[Progress] = []
     report = check(whole.place(), told.append)
     assert report.is_sound
@@ -90,10 +90,10 @@ def test_a_sound_storage(whole: Whole) -> None:
 
 
 Damage = Callable[[Whole], str]
-"""Does it, and says what must be in the path of the problem."""
+"""Causes the damage, and returns what the path of the problem must contain."""
 
 
-def blob_gone(key: Callable[[Whole], str]) -> Damage:
+def lose_blob(key: Callable[[Whole], str]) -> Damage:
     def damage(whole: Whole) -> str:
         found = key(whole)
         whole.blob.delete(found)
@@ -102,7 +102,7 @@ def blob_gone(key: Callable[[Whole], str]) -> Damage:
     return damage
 
 
-def blob_other(key: Callable[[Whole], str]) -> Damage:
+def replace_blob(key: Callable[[Whole], str]) -> Damage:
     def damage(whole: Whole) -> str:
         whole.corrupt(key(whole))
         return key(whole)
@@ -110,7 +110,7 @@ def blob_other(key: Callable[[Whole], str]) -> Damage:
     return damage
 
 
-def record_other(key: Callable[[Whole], str]) -> Damage:
+def replace_record(key: Callable[[Whole], str]) -> Damage:
     def damage(whole: Whole) -> str:
         whole.put_record(key(whole), GARBAGE)
         return key(whole)
@@ -118,7 +118,7 @@ def record_other(key: Callable[[Whole], str]) -> Damage:
     return damage
 
 
-def record_gone(key: Callable[[Whole], str]) -> Damage:
+def lose_record(key: Callable[[Whole], str]) -> Damage:
     def damage(whole: Whole) -> str:
         whole.forget(key(whole))
         return key(whole)
@@ -148,34 +148,34 @@ def own(whole: Whole) -> str:
 
 
 DAMAGE: dict[str, Damage] = {
-    "FORMAT missing": blob_gone(lambda _: FORMAT),
-    "FORMAT damaged": blob_other(lambda _: FORMAT),
-    "part missing": blob_gone(a_part),
-    "part damaged": blob_other(a_part),
-    "roll-up missing": blob_gone(a_rollup),
-    "roll-up damaged": blob_other(a_rollup),
-    "state part missing": blob_gone(a_state_part),
-    "state part damaged": blob_other(a_state_part),
-    "staged rows missing": blob_gone(unbound),
-    "staged rows damaged": blob_other(unbound),
-    "manifest missing": blob_gone(lambda _: manifest_key(1)),
-    "manifest damaged": blob_other(lambda _: manifest_key(1)),
-    "file of a checkpoint missing": blob_gone(lambda _: checkpoint_key(1, "state.bin")),
-    "file of a checkpoint damaged": blob_other(lambda _: checkpoint_key(1, "orders.state")),
-    "storage record missing": record_gone(lambda _: STORAGE),
-    "log missing": record_gone(lambda _: shard_key("revenue")),
-    "log damaged": record_other(lambda _: shard_key("revenue")),
-    "holds missing": record_gone(lambda _: hold_key("orders")),
-    "holds damaged": record_other(lambda _: hold_key("orders")),
-    "roll-up's address damaged": record_other(lambda _: rollup_key("orders")),
-    "generation damaged": record_other(lambda _: GENERATION),
-    "journal damaged": record_other(lambda _: JOURNAL),
-    "committed damaged": record_other(lambda _: COMMITTED),
-    "catalog missing": record_gone(lambda _: CHECKPOINTS),
-    "catalog damaged": record_other(lambda _: CHECKPOINTS),
-    "hold damaged": record_other(lambda whole: restoring_key(own(whole))),
-    "writer damaged": record_other(lambda whole: writer_key(own(whole))),
-    "beat damaged": record_other(lambda whole: beat_key(own(whole))),
+    "FORMAT missing": lose_blob(lambda _: FORMAT),
+    "FORMAT damaged": replace_blob(lambda _: FORMAT),
+    "part missing": lose_blob(a_part),
+    "part damaged": replace_blob(a_part),
+    "roll-up missing": lose_blob(a_rollup),
+    "roll-up damaged": replace_blob(a_rollup),
+    "state part missing": lose_blob(a_state_part),
+    "state part damaged": replace_blob(a_state_part),
+    "staged rows missing": lose_blob(unbound),
+    "staged rows damaged": replace_blob(unbound),
+    "manifest missing": lose_blob(lambda _: manifest_key(1)),
+    "manifest damaged": replace_blob(lambda _: manifest_key(1)),
+    "file of a checkpoint missing": lose_blob(lambda _: checkpoint_key(1, "state.bin")),
+    "file of a checkpoint damaged": replace_blob(lambda _: checkpoint_key(1, "orders.state")),
+    "storage record missing": lose_record(lambda _: STORAGE),
+    "log missing": lose_record(lambda _: shard_key("revenue")),
+    "log damaged": replace_record(lambda _: shard_key("revenue")),
+    "holds missing": lose_record(lambda _: hold_key("orders")),
+    "holds damaged": replace_record(lambda _: hold_key("orders")),
+    "roll-up's address damaged": replace_record(lambda _: rollup_key("orders")),
+    "generation damaged": replace_record(lambda _: GENERATION),
+    "journal damaged": replace_record(lambda _: JOURNAL),
+    "committed damaged": replace_record(lambda _: COMMITTED),
+    "catalog missing": lose_record(lambda _: CHECKPOINTS),
+    "catalog damaged": replace_record(lambda _: CHECKPOINTS),
+    "hold damaged": replace_record(lambda whole: restoring_key(own(whole))),
+    "writer damaged": replace_record(lambda whole: writer_key(own(whole))),
+    "beat damaged": replace_record(lambda whole: beat_key(own(whole))),
 }
 
 
@@ -194,17 +194,17 @@ def test_every_kind_of_damage_is_found_and_nothing_is_changed(whole: Whole, name
     assert not report.is_sound
     assert {entry.key: whole.blob.get(entry.key) for entry in whole.blob.list("")} == before
     assert {key: list(log) for key, log in whole.meta._log.items()} == records
-    assert report.orphans == (), "nothing is called an orphan because its owner is damaged"
+    assert report.orphans == (), "a damaged owner does not make its objects orphans"
 
 
-def test_all_damage_is_told_at_once(whole: Whole) -> None:
+def test_all_damage_is_reported_at_once(whole: Whole) -> None:
     names = ["part missing", "state part damaged", "staged rows missing", "generation damaged", "FORMAT damaged"]
     places = [DAMAGE[name](whole) for name in names]
     problems = whole.check().problems
     assert [where for where in places if not any(where in problem.path for problem in problems)] == []
 
 
-def test_rows_of_a_committed_transaction_may_be_gone(whole: Whole) -> None:
+def test_missing_rows_of_a_committed_transaction_are_no_problem(whole: Whole) -> None:
     whole.blob.delete(unbound(whole).replace("01.arrow", "00.arrow"))
     assert whole.check().is_sound
 
@@ -218,7 +218,7 @@ def test_a_lost_meta_is_one_problem_with_its_remedy(whole: Whole) -> None:
     assert report.unknown_orphans
 
 
-def test_orphans_are_those_of_writers_that_are_gone(whole: Whole) -> None:
+def test_only_blobs_of_ended_writers_are_orphans(whole: Whole) -> None:
     peer = whole.process()
     peer.merge()
     gone = Name("00000000000000aa", 9, "parquet")
@@ -247,8 +247,8 @@ def make(root: Path, runtime: ManualRuntime) -> None:
     storage.close()
 
 
-def test_c4_a_missing_meta_db_is_not_made_by_a_look(tmp_path: Path) -> None:
-    """Seen to fail with `change=True`: an empty file is there afterwards, and hides what happened."""
+def test_c4_a_check_does_not_create_a_missing_meta_db(tmp_path: Path) -> None:
+    """Fails with `change=True`: an empty file exists afterwards, and hides what happened."""
     runtime = ManualRuntime()
     make(tmp_path, runtime)
     for path in tmp_path.glob("meta.db*"):
@@ -262,7 +262,7 @@ def test_c4_a_missing_meta_db_is_not_made_by_a_look(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("meta.db*"))
 
 
-def test_a_sound_directory(tmp_path: Path) -> None:
+def test_a_sound_directory_has_no_problems(tmp_path: Path) -> None:
     runtime = ManualRuntime()
     make(tmp_path, runtime)
     storage = open_for_repair(tmp_path, runtime=runtime, settings=SETTINGS, change=False)
@@ -270,7 +270,7 @@ def test_a_sound_directory(tmp_path: Path) -> None:
     storage.close()
 
 
-def test_a_newer_format_is_not_looked_into(tmp_path: Path) -> None:
+def test_a_newer_format_is_not_checked(tmp_path: Path) -> None:
     runtime = ManualRuntime()
     make(tmp_path, runtime)
     (tmp_path / FORMAT).write_bytes(b"2\n")
@@ -278,8 +278,10 @@ def test_a_newer_format_is_not_looked_into(tmp_path: Path) -> None:
         open_for_repair(tmp_path, runtime=runtime, settings=SETTINGS, change=False)
 
 
-def test_a_pipeline_that_moves_on_meanwhile_is_no_damage() -> None:
-    """It publishes, compacts and collects between any two looks. Seen to fail with only one look at what is wrong."""
+def test_a_pipeline_that_runs_during_the_check_is_not_reported_as_damage() -> None:
+    """The pipeline publishes, compacts and collects between any two reads. Fails if a problem is not checked a second
+    time.
+    """
 
     def run(at: int) -> int:
         whole = Whole()
@@ -292,13 +294,13 @@ def test_a_pipeline_that_moves_on_meanwhile_is_no_damage() -> None:
             for name in SHARDS:
                 process.shard(name).compact(process.writer)
                 process.shard(name).log.roll_up(process.writer)
-                process.shard(name).collect_garbage(process.writer, process.checkpoints.pinned)
+                process.shard(name).collect_garbage(process.writer, process.checkpoints.find_pins)
             process.publish()
             process.publish()
-            for _ in range(2):  # the first one finds that the hold is over
+            for _ in range(2):  # the first collection finds that the hold has ended
                 process.collect()
             for name in SHARDS:
-                process.shard(name).collect_garbage(process.writer, process.checkpoints.pinned)
+                process.shard(name).collect_garbage(process.writer, process.checkpoints.find_pins)
 
         watched = Watched(whole, at, move_on)
         reports: list[Report] = []

@@ -1,6 +1,6 @@
-"""Golden files: what version 1 wrote, today's code reads, and writes the same bytes for the same values.
+"""Golden files: today's code reads what version 1 wrote, and writes the same bytes for the same values.
 
-`EVERTIDE_GOLDEN=write` makes them anew; that is right for a new version beside the old, never for an old one.
+`EVERTIDE_GOLDEN=write` rewrites them. Do that to add the files of a new version, never to change those of an old one.
 """
 
 from __future__ import annotations
@@ -9,24 +9,24 @@ import msgspec
 import pytest
 
 from evertide.checkpoint.manifest import Manifest, StateFile, decode_manifest, encode_manifest
-from evertide.checkpoint.records import Catalog, CatalogEntry, Restoring
+from evertide.checkpoint.records import Catalog, CatalogEntry, RestoreHold
 from evertide.store.sealed import seal, unseal
-from evertide.types import Generation
+from evertide.types import Generation, Time
 from tests.shard.test_golden import golden
 
 WRITER = "0123456789abcdef"
 DIGEST = "00112233445566778899aabbccddeeff"
 ENTRIES = (
-    CatalogEntry(7, 41, "checkpoints/00000007/manifest.json", 2525, DIGEST, 1_700_000_000.5),
-    CatalogEntry(9, 2**40, "checkpoints/00000009/manifest.json", 2526, DIGEST[::-1], 1_700_000_060.25),
+    CatalogEntry(7, Time(41), "checkpoints/00000007/manifest.json", 2525, DIGEST, 1_700_000_000.5),
+    CatalogEntry(9, Time(2**40), "checkpoints/00000009/manifest.json", 2526, DIGEST[::-1], 1_700_000_060.25),
 )
 RECORDS: dict[str, msgspec.Struct] = {
     "checkpoint-catalog": Catalog(ENTRIES, {WRITER: 10}, 10, "00000000000000aa"),
-    "restoring": Restoring(WRITER, ENTRIES, is_read=False, held_at_s=1_700_000_061.5, change="00000000000000bb"),
+    "restoring": RestoreHold(WRITER, ENTRIES, is_read=False, held_at_s=1_700_000_061.5, change="00000000000000bb"),
 }
 MANIFEST = Manifest(
     number=7,
-    time=41,
+    time=Time(41),
     made_at_s=1_700_000_000.5,
     writer=WRITER,
     fingerprint="f1",
@@ -55,4 +55,4 @@ def test_the_manifest() -> None:
     stored = golden("checkpoint-manifest-v1.json", encode_manifest(MANIFEST))
     assert decode_manifest(stored, "there") == MANIFEST
     assert encode_manifest(MANIFEST) == stored
-    assert stored.startswith(b'{\n  "version": 1,'), "the version comes first"
+    assert stored.startswith(b'{\n  "version": 1,'), "the version is the first field"

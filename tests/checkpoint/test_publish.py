@@ -1,4 +1,4 @@
-"""Publishing: all or nothing, whatever storage answers; numbers, retention, and what a draft must be."""
+"""Publishing: all or nothing under every fault; numbers, retention, and the rules of a draft."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ import pytest
 from evertide.checkpoint.draft import Draft
 from evertide.checkpoint.records import read_catalog
 from evertide.checkpoint.verification import Progress
-from evertide.errors import CheckpointDamaged, Conflict, Fenced, InvalidInput, OutcomeUnknown, StorageFull, Unavailable
-from evertide.store import Fault, Faults, FaultyMeta
+from evertide.errors import CheckpointDamaged, Conflict, Fenced, OutcomeUnknown, StorageFull, Unavailable, Unexpected
 from evertide.store.paths import checkpoint_key
+from evertide.types import Time
 from tests.checkpoint.kit import SHARDS, TTL_S, Memory, Process, Watched, each_step
-from tests.shard.test_log import HookedBlob, LateMeta, changes, content_of
+from tests.kit.faulty import Fault, Faults, FaultyMeta
+from tests.shard.hosts import HookedBlob, LateMeta, changes, content_of
 
 
-def test_it_is_in_the_catalog_and_names_everything_it_needs() -> None:
+def test_a_published_checkpoint_is_in_the_catalog_and_names_all_its_files() -> None:
     memory = Memory()
-    process = memory.started()
+    process = memory.start_process()
     entry = process.publish()
     assert process.checkpoints.entries() == (entry,)
     assert (entry.number, entry.time) == (1, 3)
@@ -34,7 +35,7 @@ def test_it_is_in_the_catalog_and_names_everything_it_needs() -> None:
 
 
 def test_progress_counts_every_file() -> None:
-    process = Memory().started()
+    process = Memory().start_process()
     told: list[Progress] = []
     process.checkpoints.verify(process.publish(), told.append)
     assert [one.files for one in told] == list(range(1, len(told) + 1))
@@ -44,8 +45,8 @@ def test_progress_counts_every_file() -> None:
 # Retention and numbers
 
 
-def test_the_newest_comes_first_and_what_is_beyond_keep_is_dropped() -> None:
-    process = Memory().started(0)
+def test_the_newest_checkpoint_is_first_and_those_beyond_keep_are_dropped() -> None:
+    process = Memory().start_process(0)
     for number in range(1, 6):
         process.step()
         process.publish(keep=3)
@@ -53,18 +54,18 @@ def test_the_newest_comes_first_and_what_is_beyond_keep_is_dropped() -> None:
 
 
 @pytest.mark.parametrize("keep", [-1, 0, 1, 2])
-def test_at_least_two_are_kept(keep: int) -> None:
-    """Taken out once (`keep` as given): one damaged file is then the loss of all state."""
-    process = Memory().started()
+def test_at_least_two_checkpoints_are_kept(keep: int) -> None:
+    """Fails if `keep` is used as given: then one damaged file loses all state."""
+    process = Memory().start_process()
     for _ in range(3):
         process.publish(keep)
     assert [entry.number for entry in process.checkpoints.entries()] == [3, 2]
 
 
 def test_a_number_is_above_every_directory() -> None:
-    """Also of one that no record tells of. Seen to fail without the directories in `Publication.claim`."""
+    """Also above one that no record names. Fails without the directories in `Publication.claim`."""
     memory = Memory()
-    process = memory.started()
+    process = memory.start_process()
     assert process.publish().number == 1
     memory.blob.put(checkpoint_key(7, "state.bin"), b"of a crashed one")
     assert process.publish().number == 8
@@ -72,14 +73,14 @@ def test_a_number_is_above_every_directory() -> None:
     assert process.publish().number == 9
 
 
-def test_an_earlier_time_than_what_a_peer_published_is_refused() -> None:
-    """Its journal may be forgotten by now. Seen to fail without `_check_time`, which both steps ask."""
+def test_a_time_before_a_peers_checkpoint_is_refused() -> None:
+    """Its journal may already be truncated. Fails without `_check_time`, which both steps call."""
     memory = Memory()
-    process = memory.started()
+    process = memory.start_process()
     late = process.draft()
     process.step()
     process.publish()
-    with pytest.raises(Conflict, match="checkpoint 1 holds a later time, 4, than 3"):
+    with pytest.raises(Conflict, match="published checkpoint 1 at time 4, which is later than 3"):
         process.checkpoints.publish(late.time, lambda: late, process.writer)
     peer = memory.process()
 
@@ -87,19 +88,19 @@ def test_an_earlier_time_than_what_a_peer_published_is_refused() -> None:
         process.step()
         process.publish()
 
-    same = replace(process.draft(), time=process.upper)
+    same = replace(process.draft(), time=Time(process.upper))
     watched = Watched(memory, 10, ahead)
-    with pytest.raises(Conflict, match="later time"):
+    with pytest.raises(Conflict, match="later than"):
         watched.run(lambda victim: victim.checkpoints.publish(same.time, lambda: same, peer.writer))
     assert [entry.time for entry in process.checkpoints.entries()] == [5, 4]
 
 
-def test_peers_at_once_fill_directories_of_their_own() -> None:
-    """A peer publishes before every operation of another. Seen to fail with `last` left out of the claims."""
+def test_concurrent_peers_fill_separate_directories() -> None:
+    """A peer publishes before every operation of another. Fails if the claims ignore `last`."""
 
     def run(at: int) -> int:
         memory = Memory()
-        process = memory.started()
+        process = memory.start_process()
         draft = process.draft()
         watched = Watched(memory, at, lambda: process.publish(keep=3))
         count = watched.run(lambda victim: victim.checkpoints.publish(draft.time, lambda: draft, victim.writer, keep=3))
@@ -132,13 +133,14 @@ FAULTS: list[tuple[Sequence[Fault], type[Exception] | None]] = [
 
 @pytest.mark.parametrize(("faults", "expected"), FAULTS, ids=lambda value: getattr(value, "__name__", ""))
 def test_c1_a_commit_that_fails_is_listed_nowhere(faults: Sequence[Fault], expected: type[Exception] | None) -> None:
-    """Claim and publication each end in every way. One that happened, however its answer got lost, is listed once.
+    """Claim and publication each end in every way. A publication that took effect is listed once, also if its answer
+    was lost.
 
-    Seen to fail with `meta.commit` instead of `commit_settled`: a commit of unknown outcome is not read back, and one
-    that did not happen is not tried again.
+    Fails with `meta.commit` instead of `commit_settled`: a commit of unknown outcome is not read back, and one that did
+    not happen is not retried.
     """
     memory = Memory()
-    process = memory.started()
+    process = memory.start_process()
     draft = process.draft()
     first = process.publish()
     faulty_meta = FaultyMeta(memory.meta, Faults.none())
@@ -160,13 +162,13 @@ def test_c1_a_commit_that_fails_is_listed_nowhere(faults: Sequence[Fault], expec
     assert read_catalog(memory.blob, memory.meta)[1].claims == {}
 
 
-def test_c1_while_it_is_in_doubt_nothing_of_it_is_collected() -> None:
-    """Its commit is under way at the server, and comes true after a collection by its own process.
+def test_c1_files_of_a_publication_in_doubt_are_not_collected() -> None:
+    """Its commit is in flight at the server, and takes effect after a collection by its own process.
 
-    Seen to fail with `_drafts` cleared after `OutcomeUnknown`: the parts of the checkpoint are gone.
+    Fails if `_drafts` is cleared after `OutcomeUnknown`: the parts of the checkpoint are deleted.
     """
     memory = Memory()
-    memory.started()
+    memory.start_process()
     late = LateMeta(memory.meta)
     process = Process(memory.blob, late, memory.runtime)
     process.merge()
@@ -175,10 +177,10 @@ def test_c1_while_it_is_in_doubt_nothing_of_it_is_collected() -> None:
     with pytest.raises(OutcomeUnknown):
         process.checkpoints.publish(draft.time, lambda: draft, process.writer)
     late.script.clear()
-    process.merge()  # the part of the draft is not used any more
+    process.merge()  # the engine no longer uses the part of the draft
     for name in SHARDS:
         process.shard(name).compact(process.writer)
-        process.shard(name).collect_garbage(process.writer, process.checkpoints.pinned)
+        process.shard(name).collect_garbage(process.writer, process.checkpoints.find_pins)
     process.collect()
     late.arrive()
     [entry] = process.checkpoints.entries()
@@ -187,9 +189,9 @@ def test_c1_while_it_is_in_doubt_nothing_of_it_is_collected() -> None:
     assert [one.number for one in process.checkpoints.entries()] == [2, 1]
 
 
-def test_a_failure_takes_the_claim_back_and_leaves_the_rest_to_collection() -> None:
+def test_a_failed_publication_releases_its_claim_and_leaves_its_files_to_collection() -> None:
     memory = Memory()
-    process = memory.started()
+    process = memory.start_process()
 
     def full(operation: str, key: str) -> None:
         if operation == "put" and key.endswith("manifest.json"):
@@ -211,9 +213,9 @@ def test_a_failure_takes_the_claim_back_and_leaves_the_rest_to_collection() -> N
 
 @pytest.mark.parametrize("at", range(1, 16))
 def test_a_writer_that_was_ended_publishes_nothing(at: int) -> None:
-    """Ended before each of its operations. Seen to fail without the writer's guards in `Publication._changed`."""
+    """Ended before each of its operations. Fails without the writer's guards in `Publication._try_change`."""
     memory = Memory()
-    process = memory.started()
+    process = memory.start_process()
     draft = process.draft()
 
     def end() -> None:
@@ -227,13 +229,13 @@ def test_a_writer_that_was_ended_publishes_nothing(at: int) -> None:
     except Fenced:
         assert process.checkpoints.entries() == ()
     else:
-        assert count < at, "it was done before"
+        assert count < at, "the publication was complete before"
         process.checkpoints.verify(process.checkpoints.entries()[0], shards=True)
 
 
 def test_a_writer_of_an_old_generation_publishes_nothing() -> None:
     memory = Memory()
-    process = memory.started()
+    process = memory.start_process()
     memory.process().writer.change_generation(["orders"])
     with pytest.raises(Fenced, match="generation"):
         process.publish()
@@ -241,16 +243,16 @@ def test_a_writer_of_an_old_generation_publishes_nothing() -> None:
 
 
 def test_a_claim_that_was_replaced_is_a_conflict() -> None:
-    """Two threads of one process with two catalogs: one of them is told, and no directory is filled by both."""
+    """Two threads of one process with two catalogs: one of them gets an error, and no directory is filled by both."""
     memory = Memory()
-    process = memory.started()
+    process = memory.start_process()
     draft = process.draft()
 
     def publish_too() -> None:
         Process.publish(process)
 
     watched = Watched(memory, 9, publish_too)
-    with pytest.raises(Conflict, match="claim of checkpoint 1 is gone"):
+    with pytest.raises(Conflict, match="claim of checkpoint 1 was removed"):
         watched.run(lambda victim: victim.checkpoints.publish(draft.time, lambda: draft, process.writer))
     assert [entry.number for entry in process.checkpoints.entries()] == [2]
 
@@ -258,54 +260,54 @@ def test_a_claim_that_was_replaced_is_a_conflict() -> None:
 # Drafts
 
 
-def test_a_draft_that_is_no_checkpoint_is_refused() -> None:
-    process = Memory().started()
+def test_an_invalid_draft_is_refused() -> None:
+    process = Memory().start_process()
     draft = process.draft()
     wrong = msgspec.structs.replace(draft.shards["orders"], upper=2)
     for bad in (
-        replace(draft, time=4),
+        replace(draft, time=Time(4)),
         replace(draft, members=("orders",)),
         replace(draft, members=(*SHARDS, "other")),
         replace(draft, shards={**draft.shards, "orders": wrong}),
         replace(draft, shards={**draft.shards, "orders": draft.shards["revenue"]}),
     ):
-        with pytest.raises(InvalidInput, match="checkpoint at time"):
+        with pytest.raises(Unexpected, match="checkpoint at time"):
             process.checkpoints.publish(bad.time, partial(replace, bad), process.writer)
     assert process.blobs("checkpoints") == set()
 
 
 def test_x5_a_shard_that_is_compacted_after_the_draft_was_made_keeps_its_parts() -> None:
-    """A collector deletes nothing that a shard takes out of its state after the claim."""
+    """A collector deletes no part that a shard removes from its state after the claim."""
     memory = Memory()
-    process = memory.started()
+    process = memory.start_process()
 
-    def drafted() -> Draft:
+    def make_draft() -> Draft:
         draft = process.draft()
         process.step()
         for name in SHARDS:
             assert process.shard(name).compact(process.writer)
-            process.shard(name).collect_garbage(process.writer, process.checkpoints.pinned)
+            process.shard(name).collect_garbage(process.writer, process.checkpoints.find_pins)
         return draft
 
-    entry = process.checkpoints.publish(process.upper, drafted, process.writer)
+    entry = process.checkpoints.publish(process.upper, make_draft, process.writer)
     assert entry.time == 3
     process.checkpoints.verify(entry, shards=True)
     assert process.publish().time == 4
 
 
-def test_a_missing_catalog_is_not_begun_anew() -> None:
-    """C4, when publishing: the numbers, and what is needed, would be forgotten."""
+def test_a_missing_catalog_is_not_created_again() -> None:
+    """C4, when publishing: a new catalog would lose the numbers and the files in use."""
     memory = Memory()
-    process = memory.started()
+    process = memory.start_process()
     process.publish()
     memory.forget("checkpoints")
     with pytest.raises(CheckpointDamaged, match=r"catalog is missing.*fsck --repair"):
         process.publish()
 
 
-def test_what_is_published_can_be_read_by_the_shards_too() -> None:
+def test_published_states_are_readable_by_shards() -> None:
     """The state beside the manifest is that of the shard: its content at the checkpoint's time is the same."""
-    process = Memory().started()
+    process = Memory().start_process()
     process.publish()
     shard = process.shard("orders")
     shard.compare_and_append(changes({50: 1}, 3), 3, 4, process.writer)

@@ -1,4 +1,6 @@
-"""`repair`: C4 and more: what can be brought back is, what is lost is said, and nothing is deleted unasked."""
+"""`repair`: C4 and more. It restores what it can, reports what is lost, and deletes nothing without an explicit
+request.
+"""
 
 from __future__ import annotations
 
@@ -12,28 +14,28 @@ from evertide.checkpoint.fsck import LOST, check
 from evertide.checkpoint.manifest import manifest_key
 from evertide.checkpoint.records import read_catalog
 from evertide.checkpoint.repair import RepairReport, repair
-from evertide.errors import CheckpointDamaged, Conflict, RecordDamaged
+from evertide.errors import CheckpointDamaged, NotAllowedNow, RecordDamaged
 from evertide.journal.records import Bound, Committed
 from evertide.store import Write, open_storage
 from evertide.store.open import open_for_repair
 from evertide.store.paths import CHECKPOINTS, COMMITTED, FORMAT, JOURNAL, PIPELINE, STORAGE, checkpoint_key
 from evertide.store.sealed import unseal
 from evertide.store.writers import read_generation
-from evertide.testing import ManualRuntime
 from evertide.types import Generation
 from tests.checkpoint.kit import SHARDS, TTL_S, Memory, Process
-from tests.shard.test_log import SETTINGS, content_of
+from tests.kit.runtime import ManualRuntime
+from tests.shard.hosts import SETTINGS, content_of
 
 
 class Broken(Memory):
-    """Checkpoints 1 at time 2 and 2 at time 4; transactions up to 5 are committed. Its process is gone."""
+    """Checkpoints 1 at time 2 and 2 at time 4; transactions up to 5 are committed. The process has ended."""
 
     def __init__(self) -> None:
         super().__init__()
         self.blob.put(FORMAT, b"1\n")
         for seqno in range(2):
             self.meta.commit([Write(STORAGE, seqno, b"1\n")])
-        self.first = self.started(2)
+        self.first = self.start_process(2)
         self.first.publish()
         self.first.step()
         self.first.step()
@@ -42,14 +44,15 @@ class Broken(Memory):
         self.runtime.advance_s(TTL_S + 1)
 
     def everything(self) -> dict[str, bytes]:
-        """By the key that it had at first."""
+        """All blobs, by their original key."""
         return {entry.key.removeprefix(LOST): self.blob.get(entry.key) for entry in self.blob.list("")}
 
     def repair(self) -> RepairReport:
-        """Nothing is deleted, ever."""
+        """Repair, and check that no blob was deleted."""
         before = self.everything()
         done = repair(self.place())
         assert before.items() <= self.everything().items()
+        assert not [sentence for sentence in done.done if "fsck" in sentence], "a repair must not advise a repair"
         return done
 
     def restored(self) -> int:
@@ -62,7 +65,7 @@ def broken() -> Broken:
     return Broken()
 
 
-def test_a_sound_storage_is_left_as_it_is(broken: Broken) -> None:
+def test_a_repair_does_not_change_a_sound_storage(broken: Broken) -> None:
     broken.first.writer.unregister()
     before = (broken.everything(), broken.meta.heads(""))
     done = broken.repair()
@@ -73,11 +76,11 @@ def test_a_sound_storage_is_left_as_it_is(broken: Broken) -> None:
     assert (broken.everything(), broken.meta.heads("")) == before
 
 
-def test_it_waits_for_nobody_and_robs_nobody(broken: Broken) -> None:
-    """A writer that lives may be about to name what looks like an orphan. Seen to fail without `_check_alone`."""
+def test_a_repair_refuses_live_writers_and_ends_dead_ones(broken: Broken) -> None:
+    """A live writer may be about to name what looks like an orphan. Fails without `_check_alone`."""
     alive = broken.process()
     alive.merge()
-    with pytest.raises(Conflict, match=f"writer {alive.writer.id}.*is registered: stop it, or wait"):
+    with pytest.raises(NotAllowedNow, match=f"writer {alive.writer.id}.*is registered; stop it, or wait"):
         repair(broken.place())
     assert alive.live() <= alive.blobs()
 
@@ -86,13 +89,13 @@ def test_it_waits_for_nobody_and_robs_nobody(broken: Broken) -> None:
 
 
 @pytest.mark.parametrize("how", ["missing", "damaged"])
-def test_c4_the_catalog_is_made_anew_from_the_directories(broken: Broken, how: str) -> None:
+def test_c4_the_catalog_is_rebuilt_from_the_directories(broken: Broken, how: str) -> None:
     if how == "missing":
         broken.forget(CHECKPOINTS)
     else:
         broken.put_record(CHECKPOINTS, b"\x01" + b"garbage!" * 4)
     done = broken.repair()
-    assert "the catalog was made anew, with the checkpoints 1 at time 2, 2 at time 4" in done.done[-1]
+    assert "rebuilt the catalog, with the checkpoints 1 at time 2, 2 at time 4" in done.done[-1]
     assert done.report.is_sound
     assert broken.restored() == 4
     process = broken.process()
@@ -103,7 +106,7 @@ def test_c4_the_catalog_is_made_anew_from_the_directories(broken: Broken, how: s
 
 
 def test_c4_only_intact_directories_count(broken: Broken) -> None:
-    """Also one that a crash left without a manifest, and one whose manifest is another's."""
+    """Also with a directory without a manifest, as a crash leaves it, and one with another's manifest."""
     broken.forget(CHECKPOINTS)
     broken.corrupt(checkpoint_key(2, "state.bin"))
     broken.blob.put(checkpoint_key(3, "state.bin"), b"of a crashed one")
@@ -117,7 +120,7 @@ def test_c4_only_intact_directories_count(broken: Broken) -> None:
 
 
 def test_c4_a_checkpoint_that_cannot_be_replayed_from_is_left_out(broken: Broken) -> None:
-    """The shards forgot its time, as it had been dropped. Seen to fail without the look at since."""
+    """It had been dropped, and the shards compacted its time. Fails without the check of since."""
     process = broken.process()
     process.shard("orders").advance_since(3, process.writer)
     process.writer.unregister()
@@ -127,23 +130,23 @@ def test_c4_a_checkpoint_that_cannot_be_replayed_from_is_left_out(broken: Broken
     assert [entry.number for entry in broken.process().checkpoints.entries()] == [2]
 
 
-def test_c4_without_an_intact_one_the_catalog_is_empty_and_that_is_said(broken: Broken) -> None:
+def test_c4_without_an_intact_checkpoint_the_catalog_is_empty_and_reported(broken: Broken) -> None:
     broken.forget(CHECKPOINTS)
     broken.blob.delete(manifest_key(1))
     broken.blob.delete(manifest_key(2))
     done = broken.repair()
-    assert "no checkpoint: all state is made anew from the tables" in done.done[-1]
+    assert "no checkpoint: the pipeline rebuilds all state from the tables" in done.done[-1]
     broken.runtime.advance_s(TTL_S + 1)
     assert broken.process().restore() is None
     assert broken.process().checkpoints.entries() == ()
 
 
-def test_damaged_checkpoints_leave_the_catalog(broken: Broken) -> None:
-    """After C3: collection can tell again what is needed."""
+def test_damaged_checkpoints_are_removed_from_the_catalog(broken: Broken) -> None:
+    """After C3: then garbage collection knows again which files are needed."""
     broken.damage(manifest_key(2), b"{not valid json")
     done = broken.repair()
-    assert "checkpoint 2 was taken out of the catalog" in done.done[0]
-    assert "the checkpoints 1 at time 2 now" in done.done[-1]
+    assert "removed checkpoint 2 from the catalog" in done.done[0]
+    assert "the catalog now has the checkpoints 1 at time 2" in done.done[-1]
     assert done.report.is_sound
     assert f"{LOST}{manifest_key(2)}" in broken.process().blobs()
     assert broken.restored() == 2
@@ -154,10 +157,10 @@ def test_damaged_checkpoints_leave_the_catalog(broken: Broken) -> None:
 # Meta
 
 
-def test_c4_a_lost_meta_comes_back_from_the_newest_checkpoint(broken: Broken) -> None:
+def test_c4_a_lost_meta_is_restored_from_the_newest_checkpoint(broken: Broken) -> None:
     broken.forget()
     done = broken.repair()
-    assert "what came from transaction 4 on is lost" in done.done[-1]
+    assert "everything from transaction 4 on is lost" in done.done[-1]
     assert done.report.is_sound
     assert check(broken.place()).orphans == ()
     assert broken.restored() == 4
@@ -181,8 +184,8 @@ def test_c4_a_lost_meta_comes_back_from_the_newest_checkpoint(broken: Broken) ->
     assert [entry.number for entry in process.checkpoints.entries()] == [2]
 
 
-def test_c4_after_a_lost_meta_everything_goes_on(broken: Broken) -> None:
-    """Appends, compaction, roll-ups and collection on the shards that came back; numbers and generation go on."""
+def test_c4_the_storage_works_after_meta_was_restored(broken: Broken) -> None:
+    """Appends, compaction, roll-ups and collection on the restored shards; numbers and generation continue."""
     broken.forget()
     broken.repair()
     broken.runtime.advance_s(TTL_S + 1)
@@ -196,15 +199,15 @@ def test_c4_after_a_lost_meta_everything_goes_on(broken: Broken) -> None:
         shard.advance_since(5, process.writer)
         assert shard.compact(process.writer)
         assert shard.log.roll_up(process.writer)
-        shard.collect_garbage(process.writer, process.checkpoints.pinned)
-        shard.collect_garbage(process.writer, process.checkpoints.pinned)
+        shard.collect_garbage(process.writer, process.checkpoints.find_pins)
+        shard.collect_garbage(process.writer, process.checkpoints.find_pins)
         assert content_of(broken.process().shard(name), 6) == dict.fromkeys(range(7), 1)
     process.collect()
     assert check(broken.place()).is_sound
     assert broken.restored() == 7
 
 
-def test_c4_the_generation_goes_on_from_where_it_was(broken: Broken) -> None:
+def test_c4_the_generation_continues_at_its_number(broken: Broken) -> None:
     process = broken.process()
     for _ in range(3):
         process.writer.change_generation(list(SHARDS))
@@ -220,8 +223,8 @@ def test_c4_the_generation_goes_on_from_where_it_was(broken: Broken) -> None:
     assert broken.process().writer.change_generation(["orders"]).number == 4
 
 
-def test_c4_the_newest_that_is_intact_down_to_the_shards_parts(broken: Broken) -> None:
-    """With Meta, the shards' parts come from the checkpoint too. Seen to fail with `shards=False`."""
+def test_c4_meta_is_restored_from_the_newest_checkpoint_with_intact_shard_parts(broken: Broken) -> None:
+    """After the loss of Meta, the shards' parts come from the checkpoint too. Fails with `shards=False`."""
     manifest = broken.first.checkpoints.read(broken.first.checkpoints.entries()[0])
     older = broken.first.checkpoints.read(broken.first.checkpoints.entries()[1])
     [only_newest, *_] = [file.key for file in manifest.shard_files if file not in older.shard_files]
@@ -233,7 +236,7 @@ def test_c4_the_newest_that_is_intact_down_to_the_shards_parts(broken: Broken) -
     assert broken.process().upper == 2
     assert f"{LOST}{manifest_key(2)}" in broken.process().blobs()
     assert broken.process().checkpoints.entries()[0].number == 1
-    assert read_catalog(broken.blob, broken.meta)[1].last == 2, "numbers are not used twice"
+    assert read_catalog(broken.blob, broken.meta)[1].last == 2, "numbers are not reused"
 
 
 def test_c4_without_an_intact_checkpoint_a_lost_meta_stays_lost(broken: Broken) -> None:
@@ -245,11 +248,11 @@ def test_c4_without_an_intact_checkpoint_a_lost_meta_stays_lost(broken: Broken) 
         repair(broken.place())
     assert broken.first.parts[0].key in str(caught.value)
     assert broken.everything() == before
-    assert broken.meta.heads("") == {}, "it is still refused"
+    assert broken.meta.heads("") == {}, "opening is still refused"
 
 
 def test_c4_meta_db_is_deleted_and_repaired(tmp_path: Path) -> None:
-    """On a real directory, with the real open."""
+    """On a real directory, with the real `open_storage`."""
     runtime = ManualRuntime()
     storage = open_storage(tmp_path, runtime=runtime, settings=SETTINGS)
     process = Process(storage.blob, storage.meta, runtime)

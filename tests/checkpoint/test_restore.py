@@ -1,4 +1,6 @@
-"""Restoring: verified before it is used, the older one loudly, and damage never taken for "there is none"."""
+"""Restoring: state is verified before use, use of an older checkpoint is logged, and damage is never taken for "no
+checkpoint".
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ from evertide.errors import (
 from evertide.store.paths import CHECKPOINTS, checkpoint_key, restoring_key
 from evertide.store.sealed import seal
 from tests.checkpoint.kit import TTL_S, Memory, Process, Watched
-from tests.shard.test_log import HookedBlob, LateMeta
+from tests.shard.hosts import HookedBlob, LateMeta
 
 
 @pytest.fixture
@@ -32,7 +34,7 @@ def memory() -> Memory:
 @pytest.fixture
 def process(memory: Memory) -> Process:
     """Checkpoints 1 at time 3 and 2 at time 5, which share the first three parts."""
-    made = memory.started(3)
+    made = memory.start_process(3)
     made.publish()
     made.step()
     made.step()
@@ -40,14 +42,14 @@ def process(memory: Memory) -> Process:
     return made
 
 
-def said_well(error: EvertideError, *names: str) -> None:
+def check_error_names(error: EvertideError, *names: str) -> None:
     for name in names:
         assert name in str(error)
     assert str(error).endswith(error.remedy)
     assert str(pickle.loads(pickle.dumps(error))) == str(error)
 
 
-def test_the_newest_is_restored(memory: Memory, process: Process) -> None:
+def test_the_newest_checkpoint_is_restored(memory: Memory, process: Process) -> None:
     fresh = memory.process()
     found = fresh.restore()
     assert found is not None
@@ -57,15 +59,15 @@ def test_the_newest_is_restored(memory: Memory, process: Process) -> None:
     assert found.manifest.fingerprint == "f1"
 
 
-def test_there_is_none_only_where_there_never_was_one(memory: Memory) -> None:
+def test_there_is_no_checkpoint_only_if_none_was_ever_published(memory: Memory) -> None:
     assert memory.process().restore() is None
-    process = memory.started()
+    process = memory.start_process()
     assert process.restore() is None
     assert read_holds(memory.meta) == {}
 
 
 def test_a_first_attempt_that_crashed_is_no_checkpoint(memory: Memory) -> None:
-    process = memory.started()
+    process = memory.start_process()
 
     class Crash(BaseException):
         pass
@@ -89,17 +91,17 @@ def test_a_first_attempt_that_crashed_is_no_checkpoint(memory: Memory) -> None:
 def test_c2_a_damaged_manifest_is_an_error_that_names_the_file(
     memory: Memory, process: Process, content: bytes
 ) -> None:
-    """Seen to fail with `MsgspecError` passed on."""
+    """Fails if `MsgspecError` is not converted."""
     memory.damage(manifest_key(2), content)
     [newest, _] = process.checkpoints.entries()
     with pytest.raises(RecordDamaged) as caught:
         process.checkpoints.read(newest)
-    said_well(caught.value, "memory:checkpoints/00000002/manifest.json")
+    check_error_names(caught.value, "memory:checkpoints/00000002/manifest.json")
     assert memory.process().restored_time() == 3
 
 
-def test_c2_every_single_byte_of_a_manifest_counts(memory: Memory, process: Process) -> None:
-    """Also without the catalog, as a repair reads it. Seen to fail without the checksum in `decode_manifest`."""
+def test_c2_a_change_of_any_byte_of_a_manifest_is_detected(memory: Memory, process: Process) -> None:
+    """Also without the catalog, as a repair reads it. Fails without the checksum in `decode_manifest`."""
     content = memory.blob.get(manifest_key(2))
     before = decode_manifest(content, "there")
     for at in range(len(content)):
@@ -108,11 +110,11 @@ def test_c2_every_single_byte_of_a_manifest_counts(memory: Memory, process: Proc
             found = decode_manifest(changed, "there")
         except (RecordDamaged, UnsupportedFormat):
             continue
-        assert found == before, f"byte {at}"  # white space between
+        assert found == before, f"byte {at}"  # whitespace between tokens
 
 
-def test_c2_a_newer_manifest_is_refused_and_not_fallen_back_from(memory: Memory, process: Process) -> None:
-    """A newer version of Evertide wrote it: what it also wrote is not ours to guess."""
+def test_c2_a_newer_manifest_is_refused_and_no_older_checkpoint_is_used(memory: Memory, process: Process) -> None:
+    """A newer version of Evertide wrote it, and this version cannot know what else it wrote."""
     memory.damage(manifest_key(2), newer := b'{"version": 2, "something": "else"}')
     _, catalog = read_catalog(memory.blob, memory.meta)
     named = file_of(manifest_key(2), newer)
@@ -121,21 +123,21 @@ def test_c2_a_newer_manifest_is_refused_and_not_fallen_back_from(memory: Memory,
     fresh = memory.process()
     with pytest.raises(UnsupportedFormat) as caught:
         fresh.restore()
-    said_well(caught.value, "00000002/manifest.json", "format version 2", "reads 1")
+    check_error_names(caught.value, "00000002/manifest.json", "format version 2", "reads 1")
 
 
 def test_x8_a_flipped_version_is_damage_and_not_another_version(memory: Memory, process: Process) -> None:
-    """The catalog knows which bytes were published."""
+    """The catalog records which bytes were published."""
     content = memory.blob.get(manifest_key(2))
     memory.damage(manifest_key(2), content.replace(b'"version": 1', b'"version": 3'))
     found = memory.process().restore()
     assert found is not None
     assert found.entry.number == 1
-    assert "its version is 3, which is not what was published" in str(found.skipped[0].error)
+    assert "the manifest has version 3, but another one was published" in str(found.skipped[0].error)
 
 
 def test_c2_the_manifest_of_another_checkpoint_is_not_taken(memory: Memory, process: Process) -> None:
-    """It is intact, and not what was published. Seen to fail without the digest in the catalog's entry."""
+    """It is intact, but not the published one. Fails without the digest in the catalog's entry."""
     memory.damage(manifest_key(2), memory.blob.get(manifest_key(1)))
     found = memory.process().restore()
     assert found is not None
@@ -148,26 +150,28 @@ def test_c2_the_manifest_of_another_checkpoint_is_not_taken(memory: Memory, proc
 
 
 def test_c4_a_missing_catalog_refuses_to_start(memory: Memory, process: Process) -> None:
-    """Taken out once (a missing key is an empty catalog): it starts afresh, silently."""
+    """Fails if a missing key is taken for an empty catalog: the process starts from nothing, silently."""
     memory.forget(CHECKPOINTS)
     before = process.blobs()
     fresh = memory.process()
     with pytest.raises(CheckpointDamaged) as caught:
         fresh.restore()
-    said_well(caught.value, "memory:checkpoints", "checkpoints/00000001", "checkpoints/00000002", "fsck --repair")
+    check_error_names(
+        caught.value, "memory:checkpoints", "checkpoints/00000001", "checkpoints/00000002", "fsck --repair"
+    )
     assert fresh.checkpoints.collect(set, fresh.writer).refused is not None
     with pytest.raises(CheckpointDamaged):
-        fresh.checkpoints.pinned()
+        fresh.checkpoints.find_pins()
     with pytest.raises(CheckpointDamaged):
         fresh.checkpoints.entries()
     assert fresh.blobs() == before
 
 
-def test_c4_a_damaged_catalog_is_said_with_its_place(memory: Memory, process: Process) -> None:
+def test_c4_a_damaged_catalog_is_an_error_with_its_path(memory: Memory, process: Process) -> None:
     memory.put_record(CHECKPOINTS, b"\x01" + b"garbage!" * 4)
     with pytest.raises(RecordDamaged) as caught:
         memory.process().restore()
-    said_well(caught.value, "memory:checkpoints")
+    check_error_names(caught.value, "memory:checkpoints")
     memory.put_record(CHECKPOINTS, seal(Catalog(), version=2))
     with pytest.raises(UnsupportedFormat):
         memory.process().restore()
@@ -177,7 +181,7 @@ def test_c4_a_damaged_catalog_is_said_with_its_place(memory: Memory, process: Pr
 
 
 def test_c5_every_missing_file_is_named(memory: Memory, process: Process) -> None:
-    """Seen to fail with the first error raised at once."""
+    """Fails if the first error is raised at once."""
     [newest, _] = process.checkpoints.entries()
     gone = [
         process.parts[3].key,
@@ -189,25 +193,25 @@ def test_c5_every_missing_file_is_named(memory: Memory, process: Process) -> Non
         memory.blob.delete(key)
     with pytest.raises(CheckpointDamaged) as caught:
         process.checkpoints.verify(newest)
-    said_well(caught.value, "00000002/manifest.json", "4 files of 9", *gone)
+    check_error_names(caught.value, "00000002/manifest.json", "4 files of 9", *gone)
     assert process.parts[0].key not in str(caught.value)
 
 
-def test_c5_missing_state_is_damage_and_never_nothing(memory: Memory, process: Process) -> None:
+def test_c5_missing_state_is_damage_and_never_no_checkpoint(memory: Memory, process: Process) -> None:
     memory.blob.delete(process.parts[0].key)
     memory.corrupt(process.parts[4].key)
     fresh = memory.process()
     with pytest.raises(CheckpointDamaged) as caught:
         fresh.restore()
-    said_well(caught.value, "none of 2 checkpoints is intact", process.parts[0].key, process.parts[4].key)
-    assert read_holds(memory.meta) == {}, "what cannot be used is not held"
+    check_error_names(caught.value, "none of 2 checkpoints is intact", process.parts[0].key, process.parts[4].key)
+    assert read_holds(memory.meta) == {}, "an unusable checkpoint is not held"
 
 
 @pytest.mark.parametrize("which", ["part", "state.bin", "pipeline.bin", "orders.state"])
-def test_c6_random_content_of_the_right_length(
+def test_c6_random_content_of_the_right_length_is_detected(
     memory: Memory, process: Process, which: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The older one is used, and that is said. Seen to fail with only the length compared."""
+    """The older one is used, and a log line says so. Fails if only the length is compared."""
     key = process.parts[-1].key if which == "part" else checkpoint_key(2, which)
     memory.corrupt(key)
     fresh = memory.process()
@@ -218,12 +222,12 @@ def test_c6_random_content_of_the_right_length(
     assert found.entry.number == 1
     [skipped] = found.skipped
     assert skipped.entry.number == 2
-    said_well(skipped.error, key, "digest")
+    check_error_names(skipped.error, key, "digest")
     assert any(key in record.getMessage() for record in caplog.records)
 
 
-def test_storage_that_is_away_is_not_damage(memory: Memory, process: Process) -> None:
-    """No older checkpoint is taken for it. Seen to fail with every error taken for damage in `check_files`."""
+def test_unavailable_storage_is_not_damage(memory: Memory, process: Process) -> None:
+    """No older checkpoint is used instead. Fails if `check_files` takes every error for damage."""
 
     def away(_operation: str, key: str) -> None:
         if key == process.parts[-1].key:
@@ -237,7 +241,7 @@ def test_storage_that_is_away_is_not_damage(memory: Memory, process: Process) ->
 # The hold
 
 
-def test_the_hold_is_wide_while_it_reads_and_narrow_after(memory: Memory, process: Process) -> None:
+def test_the_hold_covers_all_checkpoints_during_the_restore_and_one_after_it(memory: Memory, process: Process) -> None:
     seen: list[list[int]] = []
     fresh = memory.process()
 
@@ -257,13 +261,13 @@ def test_the_hold_is_wide_while_it_reads_and_narrow_after(memory: Memory, proces
     assert read_holds(memory.meta) == {}
 
 
-def test_restoring_twice_is_fine(memory: Memory, process: Process) -> None:
+def test_restoring_twice_succeeds(memory: Memory, process: Process) -> None:
     fresh = memory.process()
     assert fresh.restored_time() == 5
     assert fresh.restored_time() == 5
 
 
-def test_a_hold_is_not_narrowed_on_a_full_disk_and_the_restore_goes_on(memory: Memory, process: Process) -> None:
+def test_a_restore_succeeds_if_its_hold_cannot_be_narrowed(memory: Memory, process: Process) -> None:
     late = LateMeta(memory.meta)
     fresh = Process(memory.blob, late, memory.runtime)
     late.script = ["done", "full"]
@@ -274,7 +278,7 @@ def test_a_hold_is_not_narrowed_on_a_full_disk_and_the_restore_goes_on(memory: M
 
 @pytest.mark.parametrize("at", range(1, 25))
 def test_a_writer_that_was_ended_while_it_restores_is_fenced(memory: Memory, process: Process, at: int) -> None:
-    """Its hold ended with it: what is gone then is no damage. Seen to fail without `check_registered`."""
+    """Its hold ended with it: a missing file is then no damage. Fails without `check_registered`."""
 
     def end() -> None:
         memory.runtime.advance_s(TTL_S + 1)
@@ -290,10 +294,10 @@ def test_a_writer_that_was_ended_while_it_restores_is_fenced(memory: Memory, pro
     except Fenced:
         assert watched.count >= at
     else:
-        assert watched.count < at, "it was done before"
+        assert watched.count < at, "the restore was complete before"
 
 
-def test_the_record_of_a_hold_says_who_and_since_when(memory: Memory, process: Process) -> None:
+def test_the_record_of_a_hold_has_its_writer_and_time(memory: Memory, process: Process) -> None:
     fresh = memory.process()
     fresh.restore()
     record = memory.meta.head(restoring_key(fresh.writer.id))
@@ -302,9 +306,9 @@ def test_the_record_of_a_hold_says_who_and_since_when(memory: Memory, process: P
     assert (hold.writer, hold.held_at_s) == (fresh.writer.id, memory.runtime.wall_s())
 
 
-def test_damage_of_a_hold_is_said(memory: Memory, process: Process) -> None:
+def test_a_damaged_hold_is_an_error(memory: Memory, process: Process) -> None:
     fresh = memory.process()
     fresh.restore()
     memory.put_record(restoring_key(fresh.writer.id), b"\x01" + b"garbage!" * 3)
     with pytest.raises(RecordDamaged, match="restoring/"):
-        process.checkpoints.pinned()
+        process.checkpoints.find_pins()

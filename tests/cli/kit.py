@@ -1,4 +1,4 @@
-"""Commands as a user gives them, in this process or in one of their own; and storages for them, made without Spark."""
+"""Commands as a user runs them, in this process or in a separate one, and storages for them, made without Spark."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from evertide.runtime import SystemRuntime
 from evertide.store.open import open_storage
 from tests.pipeline.kit import SETTINGS, engine, open_pipeline
 
-__all__ = ["SHOP", "document", "evertide", "lines", "made", "one_error", "open_small", "order", "spawned"]
+__all__ = ["SHOP", "document", "evertide", "lines", "make_storage", "one_error", "open_small", "order", "spawned"]
 
 ROOT = Path(__file__).parents[2]
 
@@ -33,15 +33,15 @@ def evertide(*args: str | Path, stdin: str = "") -> Result:
 
 def spawned(*args: str | Path) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "evertide.cli", *map(str, args)]
-    env = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1", "PYTHONPATH": str(ROOT)}
-    # A process that says much goes on while nobody reads: a full pipe would hold up its transactions.
+    env = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1", "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}"}
+    # The pipe is large, as a full one would block the process's transactions.
     return subprocess.Popen(
         command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, pipesize=1 << 20
     )
 
 
 def document(result: Result) -> Any:
-    """The one JSON document on standard output."""
+    """Return the one JSON document on standard output."""
     return json.loads(result.stdout)
 
 
@@ -50,7 +50,7 @@ def lines(result: Result) -> list[Any]:
 
 
 def one_error(result: Result, code: int) -> str:
-    """The one line that a command that failed says, on standard error, without a trace."""
+    """Return the one line that a failed command prints on standard error, without a trace."""
     assert result.exit_code == code, (result.exit_code, result.stdout, result.stderr)
     assert result.stdout == ""
     [line] = result.stderr.splitlines()
@@ -62,13 +62,13 @@ def order(number: int, customer: str = "ann", amount: int = 10) -> dict[str, Any
 
 
 def open_small(path: Path, *views: str) -> Pipeline:
-    """The shop of the pipeline's own tests, on a disk."""
+    """Open the shop of the pipeline tests, on a disk."""
     store = open_storage(path, runtime=SystemRuntime(), settings=SETTINGS)
     return open_pipeline(store, engine(*views))
 
 
-def made(path: Path, transactions: int = 3) -> Path:
-    """A storage with so many transactions, an order each, and nobody there any more."""
+def make_storage(path: Path, transactions: int = 3) -> Path:
+    """Create a storage with this many transactions, one order each, and no process."""
     with open_small(path) as p:
         for number in range(1, transactions + 1):
             p.push("orders", [order(number, "bob" if number % 2 else "ann", number)])

@@ -1,4 +1,4 @@
-"""What `run` tells of the transactions that were made."""
+"""The transactions that the live display of `run` counts."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from evertide.errors import TimeCompacted
 from tests.cli.kit import open_small, order
 
 
-def test_a_transaction_that_is_no_longer_recorded_is_not_told_of(tmp_path: Path) -> None:
-    """As by a replica that was paused for several checkpoints, and goes on from the newest."""
+def test_a_transaction_that_is_no_longer_recorded_is_not_counted(tmp_path: Path) -> None:
+    """As in a replica that was paused for several checkpoints, and continues from the newest."""
     with open_small(tmp_path / "s") as p:
         for number in range(6):
             p.push("orders", [order(number)])
             p.commit()
             p.checkpoint()
         with pytest.raises(TimeCompacted):
-            p._context.journal.committed(1)
+            p._context.journal.read_outcome(1)
         watch = Watch(p, Output(is_json=True), is_quiet=True)
-        watch.told(1, 0.1)
-        watch.told(p.time, 0.1)
-        assert [made.time for made in watch.made] == [p.time]
+        watch.record(1, 0.1)
+        watch.record(p.time, 0.1)
+        assert [made.time for made in watch.finished] == [p.time]

@@ -1,4 +1,4 @@
-"""How values, errors and differences are told."""
+"""The output of values, errors and differences."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ import pytest
 import typer
 
 from evertide.cli.commands.demo import demo_script
-from evertide.cli.output.output import bytes_text, guarded, lag_text, seconds_text, to_json_value, value_text
-from evertide.cli.recompute import compared
+from evertide.cli.output.output import bytes_text, lag_text, report_errors, seconds_text, to_json_value, value_text
+from evertide.cli.recompute import compare_view
 from evertide.errors import CheckpointDamaged, Conflict, EvertideError, Fenced
 from evertide.sources.contract import Lag
 
 
-def test_json_keeps_what_it_can_and_tells_the_rest_as_text() -> None:
+def test_json_keeps_its_own_types_and_writes_others_as_text() -> None:
     row = {"d": Decimal("1.10"), "t": datetime(2026, 1, 2, tzinfo=UTC), "b": b"\x00", "n": float("nan"), "x": (1, None)}
     found = json.loads(json.dumps(to_json_value(row), allow_nan=False))
     assert found == {"d": "1.10", "t": "2026-01-02T00:00:00+00:00", "b": "AA==", "n": "nan", "x": [1, None]}
     assert (value_text(None), value_text({"a": Decimal(1)}), value_text(2.5)) == ("NULL", '{"a": "1"}', "2.5")
 
 
-def test_sizes_are_told_in_units() -> None:
+def test_sizes_are_printed_in_units() -> None:
     assert [bytes_text(size) for size in (0, 1023, 1024, 5 << 20, 3 << 40)] == [
         "0 B",
         "1,023 B",
@@ -34,7 +34,7 @@ def test_sizes_are_told_in_units() -> None:
     ]
 
 
-def test_durations_are_told_in_two_units() -> None:
+def test_durations_are_printed_in_two_units() -> None:
     assert [seconds_text(each) for each in (0, 0.26, 59.9, 60, 75.5, 3600, 90_061)] == [
         "0 s",
         "0.3 s",
@@ -46,7 +46,7 @@ def test_durations_are_told_in_two_units() -> None:
     ]
 
 
-def test_of_a_lag_that_is_told_which_is_known() -> None:
+def test_only_known_parts_of_a_lag_are_printed() -> None:
     assert lag_text(None) == lag_text(Lag()) == "-"
     assert lag_text(Lag(bytes=0, seconds=0.0)) == "0 B, 0 s"
     assert lag_text(Lag(bytes=2048, rows=1234, files=2, seconds=1.5)) == "2.0 KiB, 1,234 rows, 2 files, 1.5 s"
@@ -61,7 +61,7 @@ def test_of_a_lag_that_is_told_which_is_known() -> None:
     ],
 )
 def test_every_error_is_one_line_with_its_exit_code(error: EvertideError, capsys: pytest.CaptureFixture[str]) -> None:
-    @guarded
+    @report_errors
     def failing(*, is_json: bool) -> None:
         raise error
 
@@ -74,8 +74,8 @@ def test_every_error_is_one_line_with_its_exit_code(error: EvertideError, capsys
     assert json.loads(err)["error_code"] == error.error_code
 
 
-def test_an_interruption_is_told_and_no_trace(capsys: pytest.CaptureFixture[str]) -> None:
-    @guarded
+def test_an_interruption_is_reported_without_a_trace(capsys: pytest.CaptureFixture[str]) -> None:
+    @report_errors
     def interrupted() -> None:
         raise KeyboardInterrupt
 
@@ -84,16 +84,16 @@ def test_an_interruption_is_told_and_no_trace(capsys: pytest.CaptureFixture[str]
     assert (ended.value.exit_code, capsys.readouterr().err) == (130, "evertide: interrupted\n")
 
 
-def test_multisets_are_compared_with_counts_and_floats_nearly() -> None:
+def test_multisets_are_compared_with_counts_and_approximate_floats() -> None:
     held = pa.table({"k": [1, 1, 2], "x": [0.1 + 0.2, float("nan"), 5.0]})
-    assert compared("v", held, pa.table({"key": [2, 1, 1], "y": [5.0, 0.3, float("nan")]})).is_same
-    found = compared("v", held, pa.table({"k": [1, 2, 2], "x": [0.3, 5.0, 5.0]}))
+    assert compare_view("v", held, pa.table({"key": [2, 1, 1], "y": [5.0, 0.3, float("nan")]})).is_same
+    found = compare_view("v", held, pa.table({"k": [1, 2, 2], "x": [0.3, 5.0, 5.0]}))
     assert (found.surplus, found.missing) == (((1, "NaN"),), ((2, 5.0),))
-    assert not compared("v", held, held.slice(1)).is_same
-    assert not compared("v", held, pa.table({"k": [1, 1, 2], "x": [0.3001, float("nan"), 5.0]})).is_same
+    assert not compare_view("v", held, held.slice(1)).is_same
+    assert not compare_view("v", held, pa.table({"k": [1, 1, 2], "x": [0.3001, float("nan"), 5.0]})).is_same
 
 
-def test_the_demo_runs_at_the_rate_asked_for() -> None:
+def test_the_demo_runs_at_the_given_rate() -> None:
     assert "rate '0'" in demo_script(0)
     assert "rate '2000'" in demo_script(2000)
     assert "rate '2000'" not in demo_script(1.5)

@@ -1,4 +1,5 @@
-"""Real processes: beside each other, ended by Ctrl-C, SIGTERM and `kill -9`. Few, as each starts a Spark."""
+"""Real processes: concurrent ones, and ones ended by Ctrl-C, SIGTERM and `kill -9`. Few tests, as each starts
+a Spark."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ def running(*args: str | Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def until(process: subprocess.Popen[str], event: str, time: int = 0) -> dict[str, Any]:
-    """The first line of this kind, at that time or later."""
+    """Return the first line of this kind, at that time or later."""
     assert process.stdout is not None
     for line in process.stdout:
         told: dict[str, Any] = json.loads(line)
@@ -39,7 +40,7 @@ def until(process: subprocess.Popen[str], event: str, time: int = 0) -> dict[str
     raise AssertionError(process.stderr.read())
 
 
-def test_a_running_pipeline_is_looked_at_beside_it_and_ended_by_ctrl_c_with_a_checkpoint(tmp_path: Path) -> None:
+def test_commands_read_a_running_pipeline_and_ctrl_c_ends_it_with_a_checkpoint(tmp_path: Path) -> None:
     script, storage = tmp_path / "made.sql", tmp_path / "s"
     script.write_text(SCRIPT)
     with running("run", script, "--storage", storage, "--json") as first:
@@ -53,7 +54,7 @@ def test_a_running_pipeline_is_looked_at_beside_it_and_ended_by_ctrl_c_with_a_ch
             told = [json.loads(reader.stdout.readline()) for _ in range(40)]
             assert {line["diff"] for line in told if "diff" in line} >= {1}
             while "complete" not in told[-1] or told[-1]["complete"] < status["time"] + 2:
-                told.append(json.loads(reader.stdout.readline()))  # it follows
+                told.append(json.loads(reader.stdout.readline()))  # the process follows
             reader.send_signal(signal.SIGINT)
             assert reader.wait(60) == 0
         first.send_signal(signal.SIGINT)
@@ -61,11 +62,15 @@ def test_a_running_pipeline_is_looked_at_beside_it_and_ended_by_ctrl_c_with_a_ch
         assert first.wait(120) == 0
     assert stopped["checkpoint"]["time"] == stopped["time"] + 1
     status = document(evertide("status", "--storage", storage, "--json"))
-    assert (status["state"], status["why"], status["time"]) == ("stopped", "nobody runs it", stopped["time"])
+    assert (status["state"], status["why"], status["time"]) == (
+        "stopped",
+        "no process runs the pipeline",
+        stopped["time"],
+    )
     assert evertide("fsck", "--storage", storage).exit_code == 0
 
 
-def test_the_demo_goes_on_after_kill_9_and_all_views_are_right_in_the_end(tmp_path: Path) -> None:
+def test_the_demo_continues_after_kill_9_and_all_views_are_right(tmp_path: Path) -> None:
     storage = tmp_path / "demo.evertide"
     with running("demo", "--storage", storage, "--transactions", "5", "--rate", "0", "--json") as first:
         assert until(first, "opened")["time"] == 0
@@ -92,7 +97,7 @@ def _replicas(storage: Path) -> list[dict[str, Any]]:
     return found
 
 
-def test_a_read_only_replica_is_promoted_and_the_one_that_led_is_fenced_out(tmp_path: Path) -> None:
+def test_a_read_only_replica_is_promoted_and_the_old_leader_is_fenced(tmp_path: Path) -> None:
     script, storage = tmp_path / "made.sql", tmp_path / "s"
     script.write_text(SCRIPT)
     with running("run", script, "--storage", storage, "--json") as first:
@@ -102,11 +107,11 @@ def test_a_read_only_replica_is_promoted_and_the_one_that_led_is_fenced_out(tmp_
             until(second, "transaction", 2)
             roles = {first.pid: "leads", second.pid: "read-only"}
             while roles != {one["pid"]: one["role"] for one in _replicas(storage)}:
-                until(second, "transaction")  # it tells of itself once a second
+                until(second, "transaction")  # it reports once a second
             assert "read-only" in evertide("status", "--storage", storage).stdout
             assert document(evertide("promote", "--storage", storage, "--json"))["pid"] == second.pid
             assert first.stdout is not None
-            for _ in first.stdout:  # to its end
+            for _ in first.stdout:  # to the end of its output
                 pass
             assert first.stderr is not None
             assert "fenced" in first.stderr.read()

@@ -1,9 +1,10 @@
-"""`evertide --url`: the same commands, asked of a server; and the same words in the end."""
+"""`evertide --url`: the same commands over HTTP, with the same output."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,16 @@ import pytest
 from typer.testing import Result
 
 from evertide.pipeline.pipeline import Pipeline
+from evertide.runtime import SystemRuntime
+from evertide.store.open import open_storage
 from tests.cli.kit import document, evertide, lines, one_error, open_small, order
-from tests.pipeline.kit import rows_of
+from tests.pipeline.kit import SETTINGS, VIEWS, Row, by_customer, engine, open_pipeline, rows_of
 from tests.server.kit import served
 
 
 @pytest.fixture
 def shop(tmp_path: Path) -> Iterator[tuple[Pipeline, str]]:
-    """A pipeline on a disk, and where it is served."""
+    """Serve a pipeline on a disk; return its folder and URL."""
     with open_small(tmp_path / "s") as p, served(p) as client:
         for number in range(1, 4):
             p.push("orders", [order(number, "bob" if number % 2 else "ann", number)])
@@ -30,8 +33,9 @@ def far(url: str, *args: Any) -> Result:
     return evertide("--url", url, *args)
 
 
-def test_what_is_asked_of_a_server_is_told_as_of_the_storage(shop: tuple[Pipeline, str], tmp_path: Path) -> None:
-    """One path for each command: only where it asks differs. Fails if a server's answer is told another way."""
+def test_a_server_and_its_storage_give_the_same_output(shop: tuple[Pipeline, str], tmp_path: Path) -> None:
+    """Each command has one code path, and only the place it reads from differs. Fails if a server's answer is printed
+    in another way."""
     _, url = shop
     storage = ("--storage", tmp_path / "s")
     for command in (
@@ -68,8 +72,8 @@ def test_rows_are_pushed_checkpoints_made_and_the_pipeline_paused(shop: tuple[Pi
     named = ("--producer", "till", "--sequence", "7")
     (tmp_path / "gone.csv").write_text("id,customer,amount\n8,eve,2\n")
     assert document(far(url, "push", "orders", tmp_path / "gone.csv", *named, "--json"))["time"] == 6
-    assert document(far(url, "push", "orders", tmp_path / "gone.csv", *named, "--json"))["time"] == 6  # taken once
-    assert "go together" in one_error(far(url, "push", "orders", file, "--producer", "till"), 2)
+    assert document(far(url, "push", "orders", tmp_path / "gone.csv", *named, "--json"))["time"] == 6  # applied once
+    assert "set both options" in one_error(far(url, "push", "orders", file, "--producer", "till"), 2)
     made = document(far(url, "checkpoint", "--json"))
     assert (made["time"], p.status().checkpoints[0]) == (7, (made["number"], 7))
     assert document(far(url, "pause", "--json")) == {"state": "paused"}
@@ -78,10 +82,10 @@ def test_rows_are_pushed_checkpoints_made_and_the_pipeline_paused(shop: tuple[Pi
     bad = tmp_path / "bad.csv"
     bad.write_text("id,customer,amount\nx,eve,1\n")
     assert "line 2" in one_error(far(url, "push", "orders", bad), 2)
-    assert "cannot be read" in one_error(far(url, "push", "orders", tmp_path / "none.csv"), 2)
+    assert "cannot read the file" in one_error(far(url, "push", "orders", tmp_path / "none.csv"), 2)
 
 
-def test_errors_of_a_server_end_as_those_of_the_storage(shop: tuple[Pipeline, str]) -> None:
+def test_errors_of_a_server_equal_those_of_the_storage(shop: tuple[Pipeline, str]) -> None:
     p, url = shop
     assert "the last time is 3" in one_error(far(url, "query", "SELECT * FROM orders", "--as-of", "9"), 2)
     assert "no such collection" in one_error(far(url, "subscribe", "nothing", "--no-follow"), 2)
@@ -102,10 +106,49 @@ def test_url_and_token_may_come_from_the_environment(
     monkeypatch.setenv("EVERTIDE_TOKEN", "not asked for")
     assert len(lines(evertide("journal", "--json"))) == 4
     assert "storage" in one_error(evertide("status", "--storage", tmp_path / "s"), 2), "one or the other"
-    assert "has none of the files" in one_error(evertide("fsck", "--storage", tmp_path), 2), "which asks no server"
+    assert "has none of the files" in one_error(evertide("fsck", "--storage", tmp_path), 2), (
+        "this command uses no server"
+    )
     missing = ("--token-file", tmp_path / "none", "status")
     assert "--token-file" in one_error(evertide(*missing), 2)
 
 
-def test_what_only_a_running_process_can_do_says_so(tmp_path: Path) -> None:
+def test_a_view_that_a_service_made_fail_is_retried_on_request(tmp_path: Path) -> None:
+    """No row is wrong, and none changes: without the command the view would stay failed after the service recovers."""
+    is_away = False
+
+    def call(tables: Mapping[str, list[Row]]) -> list[Row]:
+        if is_away:
+            raise ArithmeticError("the service is unavailable")
+        return by_customer(tables)
+
+    made = engine("revenue")
+    made.small_views = [replace(made.small_views[0], function=call), VIEWS["counts"]]
+    store = open_storage(tmp_path / "s", runtime=SystemRuntime(), settings=SETTINGS)
+    with open_pipeline(store, made) as p, served(p) as client:
+        url = f"http://{client.host}:{client.port}"
+        is_away = True
+        p.push("orders", [order(1)])
+        p.commit()
+        assert p.definition.list_away("failed") == ["revenue"]
+        failed = far(url, "retry", "revenue")
+        assert (failed.exit_code, failed.stdout) == (12, "")
+        assert "the service is unavailable" in failed.stderr.splitlines()[-1]
+        is_away = False
+        p.advance()
+        assert p.definition.list_away("failed") == ["revenue"]
+        assert far(url, "retry", "REVENUE").stdout == "computed: REVENUE\n"
+        assert (rows_of(p, "revenue"), p.time) == ([("ann", 10)], 1)
+        assert "only a failed view can be retried" in one_error(far(url, "retry", "revenue"), 19)
+        assert "no such view" in one_error(far(url, "retry", "nothing", "--json"), 2)
+        is_away = True
+        p.push("orders", [order(2)])
+        p.commit()
+        assert p.definition.list_away("failed") == ["revenue"]
+        is_away = False
+        assert document(far(url, "retry", "revenue", "--json")) == {"views": ["revenue"]}
+        assert rows_of(p, "revenue") == [("ann", 20)]
+
+
+def test_commands_that_need_a_running_process_are_refused_without_one(tmp_path: Path) -> None:
     assert "evertide --url URL pause" in one_error(evertide("pause"), 2)

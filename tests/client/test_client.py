@@ -32,7 +32,7 @@ from evertide.journal.journal import Journal
 from evertide.pipeline.engine import DeclaredTable
 from evertide.pipeline.pipeline import Pipeline
 from evertide.settings import Settings
-from evertide.testing.small_engine import SmallEngine
+from tests.kit.small_engine import SmallEngine
 from tests.pipeline.kit import open_pipeline, rows_of
 from tests.server.kit import order, served, stored
 from tests.server.test_errors import example, tree
@@ -49,7 +49,7 @@ def shop(settings: Settings | None = None, engine: SmallEngine | None = None) ->
         yield p, client
 
 
-def test_rows_go_in_and_come_out_and_everything_is_told() -> None:
+def test_rows_are_pushed_and_read_and_all_facts_are_returned() -> None:
     with shop() as (p, client):
         assert client.push("orders", [order(1), order(2, "bob", 5)]) == {"time": 1, "rows": 2}
         assert client.push("orders", deletes=[2]) == {"time": 2, "rows": 1}
@@ -78,6 +78,8 @@ def test_rows_go_in_and_come_out_and_everything_is_told() -> None:
         with pytest.raises(NotAllowedNow, match="resume it with"):
             client.push("orders", [order(9)])
         assert client.resume()["state"] == "running"
+        with pytest.raises(NotAllowedNow, match="only a failed view"):
+            client.retry("revenue")
         assert p.time == 3
 
 
@@ -88,15 +90,15 @@ def test_a_transaction_is_all_or_nothing() -> None:
             t.push("notes", pa.table({"text": ["a", "b"]}))
             assert rows_of(p, "orders") == []
         assert (t.time, t.rows) == (1, 3)
-        assert t.commit() == 1, "asked again, it is answered the same"
+        assert t.commit() == 1, "a repeated commit gets the same answer"
         with pytest.raises(InvalidInput, match="is not a BIGINT"), client.transaction() as t:
             t.push("orders", [order(2), {"id": "x"}])
         assert len(rows_of(p, "orders")) == 1
-        with pytest.raises(InvalidInput, match="with block"):
+        with pytest.raises(NotAllowedNow, match="with block"):
             client.transaction().push("orders", [order(3)])
 
 
-def test_python_values_of_all_kinds_are_taken_as_they_are() -> None:
+def test_python_values_of_all_types_are_stored_unchanged() -> None:
     schema = pa.schema(
         [
             pa.field("id", pa.int64(), nullable=False),
@@ -121,7 +123,7 @@ def test_python_values_of_all_kinds_are_taken_as_they_are() -> None:
         assert client.query("SELECT * FROM kinds").rows.to_pylist() == [row]
 
 
-def test_j10_a_push_that_is_repeated_is_taken_once() -> None:
+def test_j10_a_repeated_push_is_applied_once() -> None:
     with shop() as (p, client):
         for is_repeated in (False, True):
             found = client.push("notes", [{"text": "a"}], producer="till", sequence=3)
@@ -129,7 +131,7 @@ def test_j10_a_push_that_is_repeated_is_taken_once() -> None:
         assert len(rows_of(p, "notes")) == 1
 
 
-def test_subscribe_tells_all_rows_and_then_each_change_as_it_comes() -> None:
+def test_subscribe_yields_all_rows_and_then_each_change() -> None:
     with shop() as (_, client), ThreadPoolExecutor(1) as threads:
         client.push("orders", [order(1)])
         feed = client.subscribe("revenue")
@@ -149,7 +151,7 @@ def test_subscribe_tells_all_rows_and_then_each_change_as_it_comes() -> None:
         assert client.changes("revenue", 2)[1].num_rows == 0
 
 
-def test_events_are_told_as_they_come() -> None:
+def test_events_are_received_as_they_happen() -> None:
     with shop() as (_, client), ThreadPoolExecutor(1) as threads:
         feed = client.events()
         assert next(feed)[0] == "state"
@@ -168,7 +170,7 @@ def kept() -> Iterator[Client]:
 
 
 @pytest.mark.parametrize("kind", list(tree()), ids=lambda kind: str(kind.error_code))
-def test_an_error_is_raised_as_the_class_that_it_is(
+def test_an_error_is_raised_with_its_own_class(
     kind: type[EvertideError], kept: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fails if the facts are not restored."""
@@ -187,7 +189,7 @@ def test_an_error_is_raised_as_the_class_that_it_is(
     assert fields(raised.value) == fields(error)
 
 
-def test_what_is_refused_is_raised_as_what_it_is() -> None:
+def test_refused_requests_raise_their_own_errors() -> None:
     with shop(Settings(request_bytes_max=100, query_bytes_max=10)) as (p, client):
         for number in range(3):
             client.push("orders", [order(number)])
@@ -210,7 +212,7 @@ def test_what_is_refused_is_raised_as_what_it_is() -> None:
             client.query("DROP VIEW orders", engine="duckdb")
 
 
-def test_no_server_is_unavailable_and_one_that_breaks_off_is_unknown_for_writes() -> None:
+def test_a_missing_server_is_unavailable_and_a_broken_connection_leaves_writes_unknown() -> None:
     """I14. Fails if both raise the same error: an unsent request may be repeated, a sent one may not."""
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         port = deaf.getsockname()[1]
@@ -238,7 +240,7 @@ def test_no_server_is_unavailable_and_one_that_breaks_off_is_unknown_for_writes(
 
 
 @pytest.mark.parametrize(("status", "is_known"), [(502, False), (504, False), (500, False), (503, True)])
-def test_a_proxy_that_lost_the_server_leaves_writes_unknown(status: int, *, is_known: bool) -> None:
+def test_a_proxy_without_its_server_leaves_writes_unknown(status: int, *, is_known: bool) -> None:
     """Fails if the error says that nothing happened: the proxy may have forwarded the rows."""
     answer = f"HTTP/1.1 {status} Bad\r\nContent-Length: 3\r\nConnection: close\r\n\r\nBad".encode()
     with socket.create_server(("127.0.0.1", 0)) as proxy:
@@ -260,7 +262,7 @@ def test_a_proxy_that_lost_the_server_leaves_writes_unknown(status: int, *, is_k
         thread.join()
 
 
-def test_a_pipeline_that_diverged_says_so_to_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clients_get_the_error_of_a_diverged_pipeline(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise Diverged(where="source 'files'", time=7, expected="a", found="b")
 

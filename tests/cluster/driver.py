@@ -1,10 +1,11 @@
-"""A process that runs a shop on a Spark cluster, transaction by transaction, as it is told on its input.
+"""A process that runs a shop on a Spark cluster, one transaction per command on its standard input.
 
-    python -m tests.cluster.driver MASTER STORAGE
+python -m tests.cluster.driver MASTER STORAGE
 
-A line of input is a word: `small`, `large` or `changes`, which is pushed and committed; or `advance`. It answers by a
-line of JSON: the time, and the digests of the transaction; or the error. After each transaction all views are compared
-with what DuckDB makes of the tables. Meanwhile it says which executors have tasks, by the port of their blocks.
+A line of input is a word: `small`, `large` or `changes`, whose rows are pushed and committed; or `advance`. The answer
+is a line of JSON: the time, and the digests of the transaction; or the error. After each transaction all views are
+compared with DuckDB's results over the tables. Meanwhile it reports which executors have tasks, by the port of their
+block manager.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ CUSTOMERS = 2_000
 
 
 class Shop:
-    """The same transactions in every process: each kind is made from how many orders there are."""
+    """The same transactions in every process: each kind is derived from the number of orders."""
 
     def __init__(self) -> None:
         self._chance = RandomStream(5)
@@ -55,12 +56,12 @@ class Shop:
         """By table: rows, and keys to delete."""
         if not self._orders:
             cities = [{"id": i, "city": f"city-{i % 40}"} for i in range(CUSTOMERS)]
-            yield "customers", cities[: CUSTOMERS - 50], []  # some customers are not known
+            yield "customers", cities[: CUSTOMERS - 50], []  # some customers do not exist
         if kind == "changes":
             moved = [{"id": self._chance.below(CUSTOMERS), "city": "elsewhere"} for _ in range(20)]
             yield "customers", moved, [i for i in range(7) if i not in {one["id"] for one in moved}]
         count = LARGE if kind == "large" else 200
-        old = self._orders // 4  # some are there already, and are replaced
+        old = self._orders // 4  # some exist already, and are replaced
         numbers = range(self._orders - old, self._orders - old + count)
         self._orders = max(self._orders, numbers.stop)
         rows = [
@@ -79,10 +80,10 @@ def push(p: Pipeline, shop: Shop, kind: str) -> None:
 
 
 def digests(p: Pipeline, time: int) -> dict[str, str]:
-    """Of each collection's changes in a transaction, as they were committed."""
-    found = p._context.journal.committed(time)
+    """The digests of each collection's changes in a transaction, as committed."""
+    found = p._context.journal.read_outcome(time)
     assert found is not None
-    shards = {name: p._runner.members.record(name).shard for name in (*p.definition.tables, *p.definition.views)}
+    shards = {name: p._runner.members.find_record(name).shard for name in (*p.definition.tables, *p.definition.views)}
     return {name: f"{found.shards[shard].rows} {found.shards[shard].digest}" for name, shard in shards.items()}
 
 
@@ -91,27 +92,27 @@ def check(p: Pipeline) -> None:
     for name in ("orders", "customers"):
         tables.register(name, p.view(name).to_arrow())
     for name, query in QUERIES.items():
-        assert counted(p.view(name).to_arrow()) == counted(tables.sql(query).to_arrow_table()), name
+        assert count_rows(p.view(name).to_arrow()) == count_rows(tables.sql(query).to_arrow_table()), name
 
 
-def counted(rows: pa.Table) -> Counter[tuple[Any, ...]]:
+def count_rows(rows: pa.Table) -> Counter[tuple[Any, ...]]:
     return Counter(zip(*(column.to_pylist() for column in rows.columns), strict=True))
 
 
-def say(**what: Any) -> None:
+def print_json(**what: Any) -> None:
     sys.stdout.write(json.dumps(what) + "\n")
     sys.stdout.flush()
 
 
 def watch(p: Pipeline) -> None:
-    """Says how many tasks run where, whenever it changes."""
+    """Report how many tasks run where, whenever that changes."""
     runtime = SystemRuntime()
     last: dict[int, int] = {}
     tracker = p.spark.sparkContext._jsc.sc().statusTracker()
     while True:
         found = {each.port(): each.numRunningTasks() for each in tracker.getExecutorInfos()}
         if found != last:
-            say(running=found)
+            print_json(running=found)
         last = found
         runtime.sleep_s(0.02)
 
@@ -120,7 +121,7 @@ def main(master: str, storage: str) -> None:
     with Pipeline.open(SCRIPT, storage, master=master, settings=settings()) as p:
         threading.Thread(target=watch, args=(p,), daemon=True).start()
         shop = Shop()
-        say(opened=p.time)
+        print_json(opened=p.time)
         for line in sys.stdin:
             try:
                 if line.strip() == "advance":
@@ -129,7 +130,7 @@ def main(master: str, storage: str) -> None:
                     push(p, shop, line.strip())
                     time = p.commit()
             except EvertideError as error:
-                say(error=error.error_code, why=str(error), state=p.status().state)
+                print_json(error=error.error_code, why=str(error), state=p.status().state)
                 continue
             assert time is not None
             check(p)
@@ -138,7 +139,7 @@ def main(master: str, storage: str) -> None:
                 for each in p.explain()
                 for view in each.views
             }
-            say(time=time, digests=digests(p, time), large=large, failed=p.definition.away("failed"))
+            print_json(time=time, digests=digests(p, time), large=large, failed=p.definition.list_away("failed"))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Pipelines on a real Spark cluster: a master and two workers. Workers are killed, and nothing is lost or doubled.
+"""Pipelines on a real Spark cluster: a master and two workers. Workers are killed, and no row is lost or doubled.
 
-Whether a transaction is under way where the blow falls is no matter of luck: the executor is stopped (SIGSTOP) before,
-takes its task, cannot finish it, and is killed then. Spark does not count that as a failure of the task, however: not
-even here, where it gives up at the first.
+It is not left to chance whether a transaction is in progress at the kill: the executor is stopped (SIGSTOP) before,
+receives its task, cannot finish it, and is then killed. Spark does not count that as a failure of the task, not even
+here, where it gives up at the first failure.
 
-One process runs a pipeline through all of it, one test after the other: Spark takes long to start.
+One process runs a pipeline through all tests, one after the other, because Spark takes long to start.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from evertide.pipeline.pipeline import Pipeline
 from evertide.runtime import SystemRuntime
 from tests.cli.kit import document, evertide
 from tests.cluster.driver import SCRIPT, Shop, digests, push, settings
+from tests.server.access.test_x16 import Run, check_listening, listening
 from tests.servers.cluster import SparkCluster, SparkWorker
 from tests.servers.probe import has_endpoint
 
@@ -35,11 +36,11 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 120.0
 TRIES = 12
-pytestmark = pytest.mark.timeout(600)  # master, workers, executors: a dozen JVMs, on whatever else the machine does
+pytestmark = pytest.mark.timeout(600)  # master, workers, executors: a dozen JVMs, on a machine that may be loaded
 
 
 class Driver:
-    """A process that does as it is told; see `tests.cluster.driver`."""
+    """A process that executes commands; see `tests.cluster.driver`."""
 
     def __init__(self, cluster: SparkCluster, storage: Path, **conf: str) -> None:
         command = [sys.executable, "-m", "tests.cluster.driver", cluster.master, str(storage)]
@@ -60,7 +61,7 @@ class Driver:
         self.process.stdin.flush()
 
     def until(self, holds: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
-        """The first line of which it holds."""
+        """The first line for which `holds` is true."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
             said: dict[str, Any] = json.loads(line)
@@ -74,7 +75,7 @@ class Driver:
         return self.until(lambda said: "time" in said or "error" in said)
 
     def executor(self, worker: SparkWorker) -> tuple[psutil.Process, set[str]]:
-        """Of this driver at a worker, once it is known here, and its ports."""
+        """This driver's executor at a worker, once Spark reports it, and its ports."""
         while True:
             for each in worker.executors():
                 if (own := ports(each)) & set(self.running):
@@ -112,7 +113,7 @@ def has_task(own: set[str], said: dict[str, Any]) -> bool:
 
 
 def test_the_command_runs_a_script_on_the_cluster(cluster: SparkCluster, tmp_path: Path) -> None:
-    """The first test, as the process of the others takes the whole cluster."""
+    """Before the fixture `driver`, whose process takes the whole cluster."""
     script, storage = tmp_path / "made.sql", tmp_path / "s"
     script.write_text("""
         CREATE TABLE bid (auction BIGINT NOT NULL, price BIGINT NOT NULL) USING nexmark
@@ -123,7 +124,7 @@ def test_the_command_runs_a_script_on_the_cluster(cluster: SparkCluster, tmp_pat
     done = subprocess.run(
         [sys.executable, "-m", "evertide.cli", *map(str, command)],
         cwd=ROOT,
-        env=cluster.env(cores_max="1"),  # one executor, which is enough to see that it has one
+        env=cluster.env(cores_max="1"),  # one executor is enough for this test
         capture_output=True,
         text=True,
         check=False,
@@ -134,7 +135,35 @@ def test_the_command_runs_a_script_on_the_cluster(cluster: SparkCluster, tmp_pat
     assert (status["state"], status["time"]) == ("stopped", 1)
 
 
-def test_x16_a_cluster_refuses_who_does_not_know_its_secret(cluster: SparkCluster, spark: SparkSession) -> None:
+def test_a_transaction_does_not_wait_for_all_tasks_of_a_backfill_on_the_cluster(
+    cluster: SparkCluster, tmp_path: Path
+) -> None:
+    """Fails without the pool of backfills, or if the session is not FAIR."""
+    command = [sys.executable, "-m", "tests.cluster.fair", cluster.master, str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, env=cluster.env(), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_x16_a_pipeline_on_a_cluster_listens_for_what_is_documented(
+    cluster: SparkCluster, spark: SparkSession, tmp_path: Path
+) -> None:
+    """The driver as with a local master; an executor for its blocks only. None answers who does not know the secret."""
+    run = Run(tmp_path, SCRIPT, "--master", cluster.master, env=cluster.env())
+    try:
+        assert run.ask("POST", "/v1/tables/customers/rows", "write", [{"id": 1, "city": "a"}])[0] == 200
+        drivers = [sockets for name, sockets in check_listening(run).values() if name == "jvm"]
+        assert len(drivers) == 1
+        executors = [listening(each.pid) for worker in cluster.workers for each in worker.executors()]
+        assert len(executors) == 2
+        for sockets in executors:
+            assert [(each.kind.rstrip("6"), each.address) for each in sockets] == [("tcp", "127.0.0.1")]
+        for each in [socket for sockets in [*drivers, *executors] for socket in sockets]:
+            assert not has_endpoint(spark, each.port, "BlockManagerMaster")
+    finally:
+        run.stop()
+
+
+def test_x16_a_cluster_refuses_clients_without_its_secret(cluster: SparkCluster, spark: SparkSession) -> None:
     """Fails without `spark.authenticate` in the configuration of the master."""
     assert not has_endpoint(spark, int(cluster.master.rpartition(":")[2]), "Master")
     [worker, *_] = cluster.workers
@@ -143,7 +172,7 @@ def test_x16_a_cluster_refuses_who_does_not_know_its_secret(cluster: SparkCluste
     assert not any(has_endpoint(spark, int(port), "Worker") for port in found)
 
 
-def test_a_worker_is_killed_in_the_middle_and_the_transaction_is_as_if_it_were_not(
+def test_a_transaction_whose_worker_is_killed_has_the_same_result(
     cluster: SparkCluster, driver: Driver, spark: SparkSession, tmp_path: Path
 ) -> None:
     told = ["small", "large", "changes", "large"]
@@ -173,12 +202,12 @@ def test_a_worker_is_killed_in_the_middle_and_the_transaction_is_as_if_it_were_n
             assert digests(p, time) == found[time - 1]["digests"]
 
 
-def test_x15_a_job_that_fails_for_lack_of_an_executor_fails_no_view_and_is_completed(
+def test_x15_a_job_that_loses_its_executor_is_completed_and_fails_no_view(
     cluster: SparkCluster, driver: Driver
 ) -> None:
-    """Spark gives up at once here, if the task is known to run: a moment after it was given, whose length depends on
-    the machine. The step is then computed once more; if that fails, too, the transaction waits. The worker starts
-    another executor by itself.
+    """Spark gives up at once here if it knows that the task runs, which it learns a moment after it assigned the task.
+    The step is then computed once more; if that fails, too, the transaction waits. The worker starts another
+    executor by itself.
     """
     runtime = SystemRuntime()
     driver.tell("small")
@@ -193,7 +222,7 @@ def test_x15_a_job_that_fails_for_lack_of_an_executor_fails_no_view_and_is_compl
         runtime.sleep_s(0.05 * 2 ** ((time - first) % 6))
         executor.kill()
         said, time = said if "time" in said else driver.answer(), time + 1
-    assert hit, "no executor was hit while it ran a task"
+    assert hit, "no executor was killed while it ran a task"
     while "error" in said:
         assert said["error"] == "spark_away", said
         assert said["why"].count("\n") == 0

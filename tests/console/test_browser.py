@@ -14,11 +14,11 @@ from evertide.server.access import Access, ListenOptions
 from evertide.server.http.app import make_app
 from evertide.server.http.server import Server
 from evertide.shapes.service import ShapeService
-from evertide.testing.small_engine import SmallView
+from tests.kit.small_engine import SmallView
 from tests.pipeline.kit import NOTES, ORDERS, open_pipeline, storage
 from tests.server.access.kit import ACCESS, TEXTS, WRONG
 from tests.server.kit import stored
-from tests.servers.browser import Page, browser_folder, opened
+from tests.servers.browser import Page, browser_folder, open_page
 from tests.shapes.kit import VIEWS, Shop, engine, order, shop
 
 EVIL = "<img src=x onerror=\"window.harmed='row'\">"
@@ -63,7 +63,7 @@ def address(found: Shop) -> str:
 
 @pytest.fixture(scope="module")
 def browser(here: Shop) -> Iterator[Page]:
-    with opened(address(here)) as page:
+    with open_page(address(here)) as page:
         page.do(width=1280, height=900, still=True)
         yield page
 
@@ -74,7 +74,7 @@ def go(page: Page, *pieces: str) -> None:
     page.see(f'main[data-screen="{pieces[0]}"]')
 
 
-def test_rows_that_change_show_and_are_marked(browser: Page, here: Shop) -> None:
+def test_changed_rows_appear_and_are_marked(browser: Page, here: Shop) -> None:
     go(browser, "collection", "orders")
     browser.see("tbody tr:has(:text-is('ann'))", "20")
     browser.see('[data-rows="live"]')
@@ -106,7 +106,7 @@ def test_rows_are_filtered_and_sorted(browser: Page, here: Shop) -> None:
     here.push(deletes=[10, 11])
 
 
-def test_hostile_contents_and_names_stay_texts(browser: Page, here: Shop) -> None:
+def test_hostile_values_and_names_are_shown_as_text(browser: Page, here: Shop) -> None:
     go(browser, "collection", TAG)
     browser.see("td", EVIL)
     browser.see("th", EVIL)
@@ -140,7 +140,7 @@ def test_the_browser_itself_refuses_markup_and_inline_script(browser: Page) -> N
     refused = """(() => {
       try { document.createElement("p").innerHTML = "<b>x</b>"; return "taken" } catch (error) { return error.name }
     })()"""
-    answer = browser.told(ask=refused)
+    answer = browser.send(ask=refused)
     assert answer["told"] == "TypeError"
     assert "requires 'TrustedHTML'" in answer["errors"][0]
 
@@ -180,7 +180,7 @@ def test_no_screen_is_wider_than_a_phone(browser: Page, here: Shop, is_dark: boo
         browser.do(width=1280, height=900, dark=False)
 
 
-def test_colours_are_chosen_and_stay(browser: Page, here: Shop) -> None:
+def test_the_chosen_theme_is_kept(browser: Page, here: Shop) -> None:
     browser.do(click='.chooser button:text-is("dark")')
     assert browser.ask("document.documentElement.dataset.theme") == "dark"
     browser.do(go=f"{address(here)}?again")
@@ -190,15 +190,15 @@ def test_colours_are_chosen_and_stay(browser: Page, here: Shop) -> None:
     assert browser.ask("document.documentElement.dataset.theme ?? ''") == ""
 
 
-def test_a_token_is_asked_for_and_a_wrong_one_is_told(browser: Page) -> None:
+def test_a_token_is_requested_and_a_wrong_one_is_reported(browser: Page) -> None:
     with shop(access=ACCESS) as guarded:
         guarded.push(rows=[order(1)])
         browser.do(go=address(guarded))
-        browser.see('[role="dialog"]', "A token, please")
+        browser.see('[role="dialog"]', "Enter an access token")
         browser.see('input[name="token"]:focus')
         browser.do(fill='input[name="token"]', value=WRONG)
         browser.do(press="Enter")
-        browser.see('[role="dialog"]', "does not know that token")
+        browser.see('[role="dialog"]', "does not know this token")
         browser.do(fill='input[name="token"]', value=TEXTS["reader"])
         browser.do(press="Enter")
         browser.do(gone='[role="dialog"]')
@@ -210,7 +210,7 @@ def test_a_token_is_asked_for_and_a_wrong_one_is_told(browser: Page) -> None:
         browser.see('[role="alert"]')
         assert browser.ask("JSON.stringify(localStorage) + location.href").count(TEXTS["reader"]) == 0
         browser.do(click='button:text-is("Forget the token")')
-        browser.see('[role="dialog"]', "A token, please")
+        browser.see('[role="dialog"]', "Enter an access token")
 
 
 @contextmanager
@@ -225,21 +225,21 @@ def served(listen: str, found: Shop, access: Access | None = None) -> Iterator[t
         yield server.address, stop
 
 
-def test_a_server_that_goes_away_is_told_and_one_that_comes_back_is_found(browser: Page, here: Shop) -> None:
+def test_the_page_reports_a_server_that_stops_and_continues_when_it_is_back(browser: Page, here: Shop) -> None:
     with served("127.0.0.1:0", here) as (url, stop):
         browser.do(go=url)
         browser.see('[data-tile="Last transaction"]')
         browser.see(".connection.live")
         stop()
-        browser.see(".banner.bad", "The server is away. What you see is from")
-        browser.see('[data-tile="Last transaction"]')  # what was known stays
+        browser.see(".banner.bad", "The server does not answer. This page shows the state of")
+        browser.see('[data-tile="Last transaction"]')  # the last known content stays
     with served(url.removeprefix("http://"), here):
         browser.do(gone=".banner.bad")
         browser.see(".connection.live")
         browser.do(go=address(here))
 
 
-def test_a_server_that_offers_less_is_told_kindly() -> None:
+def test_the_page_works_with_a_server_that_offers_less() -> None:
     """For example an earlier version: only the status, and no events."""
     with open_pipeline(storage()) as pipeline, Server() as server:
         app = make_app(pipeline)
@@ -248,8 +248,8 @@ def test_a_server_that_offers_less_is_told_kindly() -> None:
         ]
         app.router.routes[:] = kept
         server.start(app)
-        with opened(server.address) as page:
-            page.see(".connection.polling", "asking every 2 s")
+        with open_page(server.address) as page:
+            page.see(".connection.polling", "polling every 2 s")
             page.see("main", "This server does not offer the last transactions")
             for screen in SCREENS[1:]:
                 go(page, screen)

@@ -16,7 +16,7 @@ from evertide.server.http.app import make_app
 from evertide.server.http.server import Server
 from evertide.settings import Settings
 from evertide.shapes.service import ShapeService
-from tests.servers.browser import Page, browser_folder, opened
+from tests.servers.browser import Page, browser_folder, open_page
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -55,7 +55,7 @@ def demo(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 @pytest.fixture(scope="module")
 def browser(demo: str) -> Iterator[Page]:
-    with opened(demo) as page:
+    with open_page(demo) as page:
         page.do(width=1280, height=900, still=True)
         yield page
 
@@ -71,7 +71,7 @@ def number(page: Page, selector: str) -> int:
     return int(page.ask(f"document.querySelector({json.dumps(selector)}).textContent.replaceAll(',', '')"))
 
 
-def test_the_overview_says_how_it_fares_and_moves_on(browser: Page) -> None:
+def test_the_overview_shows_the_state_and_advances(browser: Page) -> None:
     browser.see(".health", "Everything is up to date and running")
     browser.see(".connection.live")
     browser.see('[data-tile="Stored"]', "3 tables, 9 views")
@@ -82,11 +82,11 @@ def test_the_overview_says_how_it_fares_and_moves_on(browser: Page) -> None:
     assert number(browser, "[data-time]") > before
 
 
-def test_it_is_paused_and_goes_on(browser: Page) -> None:
+def test_the_pipeline_can_be_paused_and_resumed(browser: Page) -> None:
     go(browser, "overview")
     browser.ask("window.confirm = () => true")
     browser.do(click='button:text-is("Pause")')
-    browser.see(".health", "Paused: it takes no new transaction")
+    browser.see(".health", "Paused: the pipeline takes no new transactions")
     browser.do(click='button:text-is("Resume")')
     browser.see(".health", "Everything is up to date and running")
 
@@ -120,30 +120,30 @@ def test_collections_are_listed_with_sparklines_and_each_can_be_opened(browser: 
     browser.see('[data-rows="live"]')
     browser.see("table.rows tbody tr", "others")
     browser.see(".sql-word", "SELECT")
-    browser.see("table.rows tbody tr.updated")  # a transaction came meanwhile
+    browser.see("table.rows tbody tr.updated")  # a transaction was committed meanwhile
     browser.see("main", "Reads bid")
 
 
-def test_checkpoints_are_shown_and_made(browser: Page) -> None:
+def test_checkpoints_are_shown_and_can_be_requested(browser: Page) -> None:
     go(browser, "checkpoints")
     browser.see('[data-tile="Size"]', "iB")
-    browser.do(click='button:text-is("Make one now")')
-    browser.see('main [role="status"]', "holds everything up to time")
+    browser.do(click='button:text-is("Make a checkpoint")')
+    browser.see('main [role="status"]', "contains everything up to time")
     browser.see("tbody tr td:nth-child(5)", "iB")
 
 
-def test_the_journal_says_what_each_transaction_holds(browser: Page) -> None:
+def test_the_journal_shows_the_content_of_each_transaction(browser: Page) -> None:
     go(browser, "journal")
     browser.see("tbody tr:has(.badge:has-text('committed')) .input", "nexmark")
 
 
-def test_nothing_is_wrong(browser: Page) -> None:
+def test_the_demo_has_no_problems_or_errors(browser: Page) -> None:
     go(browser, "errors")
-    browser.see("main", "Nothing is wrong.")
-    browser.see("main", "Every row fitted.")
+    browser.see("main", "No problems.")
+    browser.see("main", "All rows fit their tables.")
 
 
-def test_questions_are_answered_with_a_table_and_a_chart(browser: Page, demo: str) -> None:
+def test_queries_are_answered_with_a_table_and_a_chart(browser: Page, demo: str) -> None:
     go(browser, "query")
     browser.do(fill="textarea", value="SELECT channel, bids, bidders FROM channels ORDER BY bids DESC")
     browser.do(press="Control+Enter")
@@ -157,7 +157,7 @@ def test_questions_are_answered_with_a_table_and_a_chart(browser: Page, demo: st
     browser.do(fill="textarea", value="DELETE FROM channels")
     browser.do(click='button:text-is("Run")')
     browser.see('main [role="alert"]')
-    browser.do(go=f"{demo}/?again#/query")  # what was asked is remembered
+    browser.do(go=f"{demo}/?again#/query")  # the history has the query
     browser.do(click='.history button:has-text("SELECT channel")')
     browser.see("table.rows td", "others")
 
@@ -171,7 +171,7 @@ def test_shapes_are_listed_and_ended(browser: Page) -> None:
     handle = browser.ask(f"{row}.querySelector('code[title]').title")
     browser.ask("window.confirm = () => true")
     browser.do(click='tr:has-text("sellers") button')
-    browser.do(gone=f'code[title="{handle}"]')  # there may be a new one, for who followed it
+    browser.do(gone=f'code[title="{handle}"]')  # a client that followed it may start a new one
 
 
 def test_the_api_describes_itself(browser: Page) -> None:
@@ -189,7 +189,7 @@ def test_the_log_is_shown(browser: Page) -> None:
     browser.do(gone=".log-line.info")
 
 
-def test_nothing_is_asked_of_any_other_server(browser: Page, demo: str) -> None:
+def test_no_other_server_gets_a_request(browser: Page, demo: str) -> None:
     asked: list[str] = browser.ask("performance.getEntriesByType('resource').map((one) => one.name)")
     assert f"{demo}/console/app.js" in asked
     assert all(one.startswith(demo) for one in asked)

@@ -29,7 +29,7 @@ def client() -> Asker:
     return Asker(Starlette(routes=console_routes()))
 
 
-def test_the_page_and_every_file_are_served_as_what_they_are(client: Asker) -> None:
+def test_the_page_and_every_file_are_served_with_their_types(client: Asker) -> None:
     page = client.request("GET", "/")
     assert page.status_code == 200
     assert page.headers["content-type"] == "text/html; charset=utf-8"
@@ -44,7 +44,7 @@ def test_the_page_and_every_file_are_served_as_what_they_are(client: Asker) -> N
         assert answer.headers["x-content-type-options"] == "nosniff"
 
 
-def test_the_policy_lets_nothing_in_from_elsewhere_and_no_text_become_markup() -> None:
+def test_the_policy_forbids_other_origins_and_markup_from_text() -> None:
     told = dict(one.split(" ", 1) for one in POLICY.split("; "))
     assert told["default-src"] == "'none'"
     assert told["script-src"] == told["style-src"] == told["connect-src"] == "'self'"
@@ -53,7 +53,7 @@ def test_the_policy_lets_nothing_in_from_elsewhere_and_no_text_become_markup() -
     assert "unsafe" not in POLICY
 
 
-def test_a_browser_that_has_a_file_is_told_so(client: Asker) -> None:
+def test_a_browser_that_has_a_file_gets_304(client: Asker) -> None:
     tag = client.request("GET", "/console/app.js").headers["etag"]
     again = client.request("GET", "/console/app.js", headers={"If-None-Match": f'W/"x", {tag}'})
     assert (again.status_code, again.content) == (304, b"")
@@ -67,7 +67,7 @@ def test_no_other_file_can_be_reached(client: Asker, path: str) -> None:
     assert client.request("GET", f"/console/{path}").status_code == 404
 
 
-def test_every_module_that_is_imported_is_there_and_every_one_there_is_imported() -> None:
+def test_every_imported_module_exists_and_every_module_is_imported() -> None:
     imported = {"app.js", "theme.js"}  # by the page
     for name in MODULES:
         for found in IMPORT.finditer((FOLDER / name).read_text("utf-8")):
@@ -78,7 +78,7 @@ def test_every_module_that_is_imported_is_there_and_every_one_there_is_imported(
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_files_make_no_markup_of_texts_and_name_no_other_place(name: str) -> None:
+def test_files_create_no_markup_from_text_and_name_no_other_origin(name: str) -> None:
     text = (FOLDER / name).read_text("utf-8")
     assert not MARKUP.search(text)
     assert not ELSEWHERE.search(text)
@@ -93,7 +93,7 @@ def test_the_page_loads_every_style_and_the_overrides_last() -> None:
     assert (loaded[0], loaded[-1]) == ("style/base.css", "style/small-screens.css")
 
 
-def test_the_page_has_no_script_or_style_of_its_own() -> None:
+def test_the_page_has_no_inline_script_or_style() -> None:
     text = (FOLDER / "index.html").read_text("utf-8")
     assert re.findall(r"<script(?![^>]* src=)", text) == []
     assert "<style" not in text

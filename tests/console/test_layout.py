@@ -28,7 +28,7 @@ process.stdout.write(JSON.stringify(told))
 Graph = dict[str, Any]
 
 
-def laid(graphs: list[Graph]) -> list[Any]:
+def lay_out(graphs: list[Graph]) -> list[Any]:
     if shutil.which("node") is None:
         pytest.skip("node is not installed: the console's layout cannot be tried")
     command = ["node", "--input-type=module", "--eval", ASK, LAYOUT.as_uri()]
@@ -57,9 +57,9 @@ def overlaps(one: Any, other: Any) -> bool:
     return not apart
 
 
-def test_nodes_lie_apart_and_edges_go_to_the_right() -> None:
+def test_nodes_do_not_overlap_and_edges_go_to_the_right() -> None:
     graphs = [graph(seed) for seed in range(60)]
-    found = laid(graphs)
+    found = lay_out(graphs)
     for asked, told in zip(graphs, found, strict=True):
         boxes = told["nodes"]
         assert set(boxes) == {node["id"] for node in asked["nodes"]}
@@ -79,11 +79,11 @@ def test_nodes_lie_apart_and_edges_go_to_the_right() -> None:
 def test_the_order_in_which_nodes_are_listed_makes_no_difference() -> None:
     graphs = [graph(seed) for seed in range(20)]
     turned = [{"nodes": one["nodes"][::-1], "edges": one["edges"][::-1]} for one in graphs]
-    for one, other in zip(laid(graphs), laid(turned), strict=True):
+    for one, other in zip(lay_out(graphs), lay_out(turned), strict=True):
         assert one["nodes"] == other["nodes"]
 
 
-def test_what_should_not_be_there_hangs_nothing() -> None:
+def test_cycles_and_unknown_nodes_do_not_hang_the_layout() -> None:
     node = {"width": 10, "height": 10}
     cycle = {
         "nodes": [{"id": "a", **node}, {"id": "b", **node}],
@@ -94,6 +94,6 @@ def test_what_should_not_be_there_hangs_nothing() -> None:
             {"from": "a", "to": "x"},
         ],
     }
-    [empty, told] = laid([{"nodes": [], "edges": []}, cycle])
+    [empty, told] = lay_out([{"nodes": [], "edges": []}, cycle])
     assert (empty["width"], empty["nodes"]) == (0, {})
     assert set(told["nodes"]) == {"a", "b"}

@@ -22,10 +22,22 @@ from evertide.pipeline.pipeline import Pipeline
 from evertide.settings import Settings
 from evertide.shard.shard import Shard
 from evertide.store.open import open_storage
-from evertide.testing.small_engine import SmallEngine, SmallView
+from tests.kit.small_engine import SmallEngine, SmallView
 from tests.pipeline.kit import open_pipeline
 
-__all__ = ["BAG", "BLOBS", "NAMES", "THINGS", "History", "asked", "content", "grown", "opened", "rows_of", "told"]
+__all__ = [
+    "BAG",
+    "BLOBS",
+    "NAMES",
+    "THINGS",
+    "History",
+    "content",
+    "grow",
+    "make_comparable",
+    "make_request",
+    "opened",
+    "rows_of",
+]
 
 Row = dict[str, Any]
 Content = Counter[tuple[str, ...]]
@@ -54,16 +66,16 @@ THINGS = DeclaredTable(
 WEIGHTS = [float("nan"), float("inf"), -0.0, 0.0, 1.5, None]
 NAMES = ("things", "bag", "loose", "counts")
 LOOSE = DeclaredTable("loose", pa.schema([("x", pa.float64())]))
-"""Nothing in it can be cut into ranges."""
+"""Its rows cannot be split into ranges."""
 BAG = DeclaredTable("bag", pa.schema([("word", pa.string()), ("n", pa.int32())]))
 
 
-def _counted(tables: Mapping[str, list[Row]]) -> list[Row]:
+def _count_things(tables: Mapping[str, list[Row]]) -> list[Row]:
     found = Counter(row["name"] for row in tables["things"])
     return [{"name": name, "n": n} for name, n in found.items()]
 
 
-COUNTS = SmallView("counts", pa.schema([("name", pa.string()), ("n", pa.int64())]), ("things",), _counted)
+COUNTS = SmallView("counts", pa.schema([("name", pa.string()), ("n", pa.int64())]), ("things",), _count_things)
 
 
 @contextmanager
@@ -78,13 +90,13 @@ def opened(where: str | Path, meta: str | None = None, *, settings: Settings = B
         storage.close()
 
 
-def told(row: Mapping[str, Any]) -> tuple[str, ...]:
-    """A row in comparable form: NaN equals itself, -0.0 is not 0.0."""
+def make_comparable(row: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the row in comparable form: NaN equals itself, -0.0 is not 0.0."""
     return tuple(value.isoformat() if isinstance(value, datetime) else repr(value) for value in row.values())
 
 
 def content(rows: Iterable[Mapping[str, Any]]) -> Content:
-    return Counter(told(row) for row in rows)
+    return Counter(make_comparable(row) for row in rows)
 
 
 @dataclass
@@ -106,7 +118,7 @@ class History:
         return self.pipeline.storage.root
 
     def shard(self, name: str) -> Shard:
-        return self.pipeline.collections.members().collection(name)
+        return self.pipeline.collections.members().open_collection(name)
 
     def step(self) -> int:
         changed = [self._thing(key) for key in self._some(range(30), self._number(0, 8))]
@@ -126,7 +138,7 @@ class History:
         self.loose += found
         self.things = {key: row for key, row in self.things.items() if key not in gone}
         self.things |= {row["id"]: row for row in changed}
-        counts = _counted({"things": list(self.things.values())})
+        counts = _count_things({"things": list(self.things.values())})
         self.at[time] = {
             "things": list(self.things.values()),
             "bag": list(self.bag),
@@ -140,7 +152,7 @@ class History:
             self.shard(name).compact(self.pipeline._writer)
 
     def collect(self) -> int:
-        pinned = self.pipeline._context.checkpoints.pinned
+        pinned = self.pipeline._context.checkpoints.find_pins
         return sum(len(self.shard(name).collect_garbage(self.pipeline._writer, pinned).parts) for name in NAMES)
 
     def forget(self, time: int) -> None:
@@ -171,8 +183,8 @@ class History:
         }
 
 
-def grown(pipeline: Pipeline, seed: int, steps: int) -> History:
-    """With occasional compaction, and times that are no longer readable."""
+def grow(pipeline: Pipeline, seed: int, steps: int) -> History:
+    """Run a random history with occasional compaction, and times that are no longer readable."""
     history = History(pipeline, seed)
     for number in range(steps):
         time = history.step()
@@ -183,14 +195,14 @@ def grown(pipeline: Pipeline, seed: int, steps: int) -> History:
     return history
 
 
-def asked(storage: str | Path, collection: str, **options: Any) -> Request:
-    """The request that Spark would pass."""
+def make_request(storage: str | Path, collection: str, **options: Any) -> Request:
+    """Return the request that Spark would pass."""
     return Request.of(
         {"storage": str(storage), "collection": collection} | {name: str(one) for name, one in options.items()}
     )
 
 
 def rows_of(request: Request, tasks: Sequence[ReadTask] | None = None) -> list[Row]:
-    """All rows of all tasks, as executors read them."""
+    """Return all rows of all tasks, as executors read them."""
     tasks = plan(request, pin(request)) if tasks is None else tasks
     return [row for task in tasks for batch in read(request, task) for row in batch.to_pylist()]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from evertide.datasource.condition import mask, parse
+from evertide.datasource.condition import make_mask, parse
 from evertide.errors import InvalidInput
 from tests.datasource.kit import content
 
@@ -77,27 +77,27 @@ CONDITIONS = [
 
 
 @pytest.mark.parametrize("text", CONDITIONS)
-def test_it_means_what_it_means_to_spark(spark: SparkSession, text: str) -> None:
+def test_a_condition_selects_the_same_rows_as_in_spark(spark: SparkSession, text: str) -> None:
     zone = spark.conf.get("spark.sql.session.timeZone")
     try:
         spark.conf.set("spark.sql.session.timeZone", "UTC")
         expected = spark.createDataFrame(ROWS).where(text).select("from").toArrow().to_pylist()
     finally:
         spark.conf.set("spark.sql.session.timeZone", str(zone))
-    found = ROWS.filter(mask(ROWS, parse(text, SCHEMA))).select(["from"]).to_pylist()
+    found = ROWS.filter(make_mask(ROWS, parse(text, SCHEMA))).select(["from"]).to_pylist()
     assert content(found) == content(expected)
 
 
-def test_no_condition_is_all_rows() -> None:
+def test_without_a_condition_all_rows_are_read() -> None:
     assert parse("", SCHEMA) == ()
-    assert mask(ROWS, ()) is None
+    assert make_mask(ROWS, ()) is None
 
 
 REFUSED = {
     "nothing = 1": "character 1: the collection has no column 'nothing'; it has id, Name, weight",
     "id = 1 OR id = 2": "character 8: 'OR': expected conditions with =",
     "id": "character 1: 'id': expected conditions with =, <, <=, >, >=, BETWEEN, IN or IS [NOT] NULL, joined by AND",
-    "id = ": "the end: a value was expected here",
+    "id = ": "the end: expected a value here",
     "id = 1.5": "character 6: '1.5' is not a value of column 'id', which is int32",
     "id = -1.5": "character 7: '1.5' is not a value of column 'id', which is int32",
     "id = 3000000000": "'3000000000' is not a value of column 'id'",
@@ -110,24 +110,24 @@ REFUSED = {
     "day = DATE '2026-13-01'": "\"'2026-13-01'\" is not a value of column 'day'",
     "local = TIMESTAMP '2026-11-15T12:00:00Z'": "is not a value of column 'local'",
     "tags = 'x'": "is not a value of column 'tags'",
-    "id IN 1": "'1': '(' was expected",
+    "id IN 1": "'1': expected '('",
     "id IS 5": "'5': IS is followed by NULL",
     "id IS TRUE": "'IS': expected conditions with",
     "id IN (1, 'x')": "\"'x'\" is not a value of column 'id'",
     "id NOT IN (1)": "expected conditions with",
     "id <> 1": "'<>': expected conditions with",
     "id BETWEEN SYMMETRIC 2 AND 1": "expected conditions with",
-    "id = 1 AND": "the end: a value was expected here",
+    "id = 1 AND": "the end: expected a value here",
     "id ~ 1": "'~': this operator is not supported",
     "upper(name) = 'X'": "'upper': a condition must start with a column",
     "1 = id": "'1': a condition must start with a column",
-    "from > 3": "'from': a value was expected here",
-    'name = "ann"': "'\"' is not understood",
+    "from > 3": "'from': expected a value here",
+    'name = "ann"': "'\"' is not valid here",
 }
 
 
 @pytest.mark.parametrize("text", REFUSED)
-def test_anything_else_is_refused_with_its_place(text: str) -> None:
+def test_an_unsupported_condition_is_refused_with_its_place(text: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         parse(text, SCHEMA)
     assert REFUSED[text] in caught.value.why

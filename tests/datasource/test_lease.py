@@ -12,99 +12,103 @@ from evertide.datasource.request import Request
 from evertide.errors import BlobMissing, InvalidInput, LeaseLost, TimeCompacted
 from evertide.settings import Settings
 from evertide.shard.lease import LeaseRecord, end_lease, live_leases, renew_lease
-from tests.datasource.kit import History, asked, content, grown, opened, rows_of
+from tests.datasource.kit import History, content, grow, make_request, opened, rows_of
 
 
 def leases(history: History, name: str = "things") -> dict[str, LeaseRecord]:
     return live_leases(history.shard(name).log)
 
 
-def disturbed(history: History) -> int:
-    """Do everything that a running pipeline does to parts; returns how many were deleted."""
+def disturb(history: History) -> int:
+    """Do everything that a running pipeline does to parts; return how many were deleted."""
     for _ in range(8):
         history.forget(history.step() - 1)
     history.compact()
     return history.collect()
 
 
-def planned(history: History, **options: object) -> tuple[Request, list[ReadTask]]:
-    request = asked(history.root, "things", **options)
+def plan_read(history: History, **options: object) -> tuple[Request, list[ReadTask]]:
+    request = make_request(history.root, "things", **options)
     return request, plan(request, pin(request))
 
 
 @pytest.mark.parametrize("options", [{}, {"partition_bytes": 1}, {"changes_after": 3}])
-def test_i6_what_was_planned_is_there_after_compaction_and_collection(tmp_path: Path, options: dict[str, int]) -> None:
+def test_i6_parts_of_a_planned_read_survive_compaction_and_garbage_collection(
+    tmp_path: Path, options: dict[str, int]
+) -> None:
     with opened(tmp_path / "s") as p:
-        history = grown(p, 2, 7)
-        request, found = planned(history, **options)
+        history = grow(p, 2, 7)
+        request, found = plan_read(history, **options)
         before = rows_of(request, found)
-        disturbed(history)
+        disturb(history)
         assert content(rows_of(request, found)) == content(before)
         if not options:
             assert content(before) == content(history.at[found[0].pin.time]["things"])
 
 
-def test_i6_a_lost_lease_is_told_apart_from_a_lost_file(tmp_path: Path) -> None:
+def test_i6_a_lost_lease_is_distinguished_from_a_lost_file(tmp_path: Path) -> None:
     with opened(tmp_path / "s") as p:
-        history = grown(p, 2, 7)
-        request, found = planned(history)
+        history = grow(p, 2, 7)
+        request, found = plan_read(history)
         end_lease(history.shard("things").log, found[0].pin.lease)
-        assert content(rows_of(request, found)) == content(history.at[found[0].pin.time]["things"])  # all is there yet
-        assert disturbed(history) > 0
+        assert content(rows_of(request, found)) == content(
+            history.at[found[0].pin.time]["things"]
+        )  # every part still exists
+        assert disturb(history) > 0
         with pytest.raises(LeaseLost) as lost:
             rows_of(request, found)
         assert (lost.value.lease, lost.value.restart_from) == (found[0].pin.lease, found[0].pin.time)
-        request, found = planned(history)
+        request, found = plan_read(history)
         Path(request.storage, found[0].group.parts[0].key).unlink()
         with pytest.raises(BlobMissing):
             rows_of(request, found)
 
 
-def test_since_waits_for_a_dataframe_that_was_loaded(tmp_path: Path) -> None:
+def test_since_does_not_pass_the_time_of_a_loaded_dataframe(tmp_path: Path) -> None:
     with opened(tmp_path / "s") as p:
-        history = grown(p, 2, 7)
-        request = asked(history.root, "things")
+        history = grow(p, 2, 7)
+        request = make_request(history.root, "things")
         pinned = pin(request)
-        disturbed(history)
+        disturb(history)
         assert history.shard("things").since == pinned.time
         assert content(rows_of(request, plan(request, pinned))) == content(history.at[pinned.time]["things"])
 
 
-def test_a_lease_that_was_lost_before_planning_is_taken_anew_or_the_time_is_gone(tmp_path: Path) -> None:
+def test_a_lease_lost_before_planning_is_replaced_if_the_time_is_readable(tmp_path: Path) -> None:
     with opened(tmp_path / "s") as p:
-        history = grown(p, 2, 7)
-        request = asked(history.root, "things")
+        history = grow(p, 2, 7)
+        request = make_request(history.root, "things")
         pinned = pin(request)
         end_lease(history.shard("things").log, pinned.lease)
         again = plan(request, pinned)
         assert again[0].pin.lease != pinned.lease
         assert list(leases(history)) == [f"lease/{pinned.shard}/{again[0].pin.lease}"]
         end_lease(history.shard("things").log, again[0].pin.lease)
-        disturbed(history)
+        disturb(history)
         with pytest.raises(TimeCompacted, match=f"the earliest is {history.shard('things').since}"):
             plan(request, pinned)
         assert leases(history) == {}
 
 
-def test_a_task_beats_for_the_lease_that_another_process_took(tmp_path: Path) -> None:
+def test_a_task_renews_the_lease_of_another_process(tmp_path: Path) -> None:
     with opened(tmp_path / "s") as p:
-        history = grown(p, 2, 7)
-        request, found = planned(history, lease_s=100)
+        history = grow(p, 2, 7)
+        request, found = plan_read(history, lease_s=100)
         [before] = leases(history).values()
         assert before.ttl_s == 100
         rows_of(request, found)
-        assert list(leases(history).values()) == [before]  # it was taken just now
+        assert list(leases(history).values()) == [before]  # the lease was acquired just now
         rows_of(request, [replace(task, beat_at_s=task.beat_at_s - 99) for task in found])
         [after] = leases(history).values()
         assert after.beat > before.beat
         assert after.beat_at_s > before.beat_at_s
 
 
-def test_renewing_what_is_gone_says_so(tmp_path: Path) -> None:
+def test_renewing_an_ended_lease_fails(tmp_path: Path) -> None:
     with opened(tmp_path / "s") as p:
-        history = grown(p, 2, 3)
+        history = grow(p, 2, 3)
         log = history.shard("things").log
-        lease = pin(asked(history.root, "things")).lease
+        lease = pin(make_request(history.root, "things")).lease
         assert renew_lease(log, lease)
         end_lease(log, lease)
         end_lease(log, lease)
@@ -112,25 +116,25 @@ def test_renewing_what_is_gone_says_so(tmp_path: Path) -> None:
         assert leases(history) == {}
 
 
-def test_a_read_that_lies_inside_the_state_holds_nothing(tmp_path: Path) -> None:
+def test_a_read_of_inline_batches_only_needs_no_lease(tmp_path: Path) -> None:
     with opened(tmp_path / "s", settings=Settings()) as p:
-        history = grown(p, 2, 7)
-        request, found = planned(history)
+        history = grow(p, 2, 7)
+        request, found = plan_read(history)
         assert leases(history) == {}
-        disturbed(history)
+        disturb(history)
         assert content(rows_of(request, found)) == content(history.at[found[0].pin.time]["things"])
 
 
 def test_times_that_cannot_be_read_leave_no_lease(tmp_path: Path) -> None:
     with opened(tmp_path / "s") as p:
-        history = grown(p, 2, 9)
+        history = grow(p, 2, 9)
         since, last = history.shard("things").since, max(history.at)
         for options in ({"as_of": since - 1}, {"changes_after": since - 1}):
             with pytest.raises(TimeCompacted, match=f"the earliest is {since}"):
-                pin(asked(history.root, "things", **options))
+                pin(make_request(history.root, "things", **options))
         with pytest.raises(InvalidInput, match=f"time {last + 1} is not committed yet; the last time is {last}"):
-            pin(asked(history.root, "things", as_of=last + 1))
+            pin(make_request(history.root, "things", as_of=last + 1))
         with pytest.raises(InvalidInput, match=f"later than the last time, which is {last}"):
-            pin(asked(history.root, "things", changes_after=last + 1))
+            pin(make_request(history.root, "things", changes_after=last + 1))
         assert leases(history) == {}
-        assert rows_of(asked(history.root, "things", changes_after=last)) == []
+        assert rows_of(make_request(history.root, "things", changes_after=last)) == []

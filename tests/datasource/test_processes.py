@@ -13,7 +13,7 @@ from typing import IO, Any
 
 import pyspark
 
-from tests.datasource.kit import History, grown, opened
+from tests.datasource.kit import History, grow, opened
 from tests.servers.postgres import PostgresServer
 from tests.servers.s3 import S3Server
 from tests.servers.spark import QUICK_JAVA
@@ -24,7 +24,7 @@ ROOT = Path(__file__).parent.parent.parent
 @contextmanager
 def asker(master: str, *where: str, **environment: str) -> Iterator[tuple[IO[str], IO[str]]]:
     """The process's input and output, once it is ready."""
-    command = [sys.executable, "-m", "tests.datasource.asker", master, *where]
+    command = [sys.executable, "-m", "tests.datasource.other_spark", master, *where]
     home = str(Path(pyspark.__file__).parent)
     process = subprocess.Popen(
         command,
@@ -35,7 +35,7 @@ def asker(master: str, *where: str, **environment: str) -> Iterator[tuple[IO[str
         stderr=subprocess.DEVNULL,
         text=True,
     )
-    with process:  # which closes its pipes, whatever happens to one of them
+    with process:  # closes the pipes, even if one of them fails
         try:
             assert process.stdin is not None
             assert process.stdout is not None
@@ -58,7 +58,7 @@ def check(pipes: tuple[IO[str], IO[str]], history: History, time: int) -> None:
 
 
 def disturb(history: History, times: int) -> None:
-    """A writer that keeps running, with its background work."""
+    """Run a writer with its background work."""
     for _ in range(times):
         time = history.step()
         history.compact()
@@ -66,9 +66,9 @@ def disturb(history: History, times: int) -> None:
         history.collect()
 
 
-def test_by_its_name_alone_on_a_cluster_while_a_writer_goes_on(tmp_path: Path) -> None:
+def test_another_spark_on_a_cluster_reads_by_the_format_name_during_writes(tmp_path: Path) -> None:
     with opened(tmp_path / "s") as p, asker("local-cluster[2,1,512]", str(tmp_path / "s")) as pipes:
-        history = grown(p, 4, 8)
+        history = grow(p, 4, 8)
         for _ in range(2):
             time = max(history.at)
             ask(pipes, time)
@@ -78,10 +78,12 @@ def test_by_its_name_alone_on_a_cluster_while_a_writer_goes_on(tmp_path: Path) -
         assert "is not committed yet; the last time is" in json.loads(pipes[1].readline())["error"]
 
 
-def test_a_storage_on_s3_with_meta_in_postgres(s3_server: S3Server, postgres_server: PostgresServer) -> None:
+def test_another_spark_reads_a_storage_on_s3_with_meta_in_postgres(
+    s3_server: S3Server, postgres_server: PostgresServer
+) -> None:
     where, meta = f"s3://{s3_server.bucket}/asked", f"{postgres_server.dsn}&application_name=asked"
     with environment(s3_server.environment()), opened(where, meta) as p:
-        history = grown(p, 8, 6)
+        history = grow(p, 8, 6)
         with asker("local[1]", where, "${ENV:THE_META}", THE_META=meta) as pipes:
             ask(pipes, max(history.at))
             check(pipes, history, max(history.at))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.datasource.kit import NAMES, THINGS, History, content, grown, opened
+from tests.datasource.kit import NAMES, THINGS, History, content, grow, opened
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @pytest.fixture(scope="module")
 def history(tmp_path_factory: pytest.TempPathFactory) -> Iterator[History]:
     with opened(tmp_path_factory.mktemp("asked") / "s") as p:
-        yield grown(p, 11, 12)
+        yield grow(p, 11, 12)
 
 
 def load(spark: SparkSession, history: History, name: str, **options: object) -> DataFrame:
@@ -25,7 +25,7 @@ def load(spark: SparkSession, history: History, name: str, **options: object) ->
     return spark.read.format("evertide").options(**given).load(name)
 
 
-def test_every_collection_with_its_types(spark: SparkSession, history: History) -> None:
+def test_every_collection_has_its_types(spark: SparkSession, history: History) -> None:
     last = max(history.at)
     for name in NAMES:
         frame = load(spark, history, name)
@@ -37,7 +37,7 @@ def test_every_collection_with_its_types(spark: SparkSession, history: History) 
     assert load(spark, history, "evertide_errors").count() == 0
 
 
-def test_changes_have_the_names_that_they_have_elsewhere(spark: SparkSession, history: History) -> None:
+def test_columns_of_changes_have_the_same_names_as_elsewhere(spark: SparkSession, history: History) -> None:
     last = max(history.at)
     found = load(spark, history, "things", changes_after=last - 4, as_of=last - 1)
     assert found.columns == [*THINGS.schema.names, "__time", "__diff"]
@@ -62,7 +62,7 @@ def test_filters_of_one_query_do_not_reach_another_over_the_same_dataframe(
         spark.conf.unset("spark.sql.python.filterPushdown.enabled")
 
 
-def test_options_narrow_what_is_read(spark: SparkSession, history: History) -> None:
+def test_options_select_rows_and_columns(spark: SparkSession, history: History) -> None:
     frame = load(spark, history, "things", columns="weight,id", where="id >= 10 AND weight > 0")
     rows = history.at[max(history.at)]["things"]
     expected = [{"weight": row["weight"], "id": row["id"]} for row in rows if row["id"] >= 10 and row["weight"]]
@@ -76,7 +76,7 @@ def test_options_narrow_what_is_read(spark: SparkSession, history: History) -> N
 
 def test_a_dataframe_stays_at_its_time(spark: SparkSession, tmp_path: Path) -> None:
     with opened(tmp_path / "s") as p:
-        history = grown(p, 12, 5)
+        history = grow(p, 12, 5)
         frame = load(spark, history, "things")
         before = max(history.at)
         for _ in range(3):
@@ -88,7 +88,7 @@ def test_a_dataframe_stays_at_its_time(spark: SparkSession, tmp_path: Path) -> N
         assert frame.join(frame.select("id"), "id").count() == len(history.at[before]["things"])
 
 
-def test_in_sql_and_registered_by_hand(spark: SparkSession, history: History) -> None:
+def test_the_format_works_in_sql_and_registered_by_hand(spark: SparkSession, history: History) -> None:
     from evertide.datasource.source import EvertideSource  # noqa: PLC0415 - pyspark
 
     spark.dataSource.register(EvertideSource)
@@ -117,7 +117,7 @@ REFUSED: dict[str, tuple[str, dict[str, object], str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_is_wrong_is_said_when_it_is_loaded(spark: SparkSession, history: History, case: str) -> None:
+def test_wrong_options_are_refused_on_load(spark: SparkSession, history: History, case: str) -> None:
     from pyspark.errors import AnalysisException  # noqa: PLC0415 - pyspark
 
     name, options, why = REFUSED[case]
@@ -129,7 +129,7 @@ def test_what_is_wrong_is_said_when_it_is_loaded(spark: SparkSession, history: H
     assert text.count("File ") <= 2  # none of our inner frames
 
 
-def test_a_password_is_never_told(spark: SparkSession, history: History) -> None:
+def test_a_password_is_never_shown(spark: SparkSession, history: History) -> None:
     from pyspark.errors import AnalysisException  # noqa: PLC0415 - pyspark
 
     meta = "postgresql://u:tell-nobody@127.0.0.1:1/d?connect_timeout=1"
@@ -138,7 +138,7 @@ def test_a_password_is_never_told(spark: SparkSession, history: History) -> None
     assert "tell-nobody" not in str(caught.value)
 
 
-def test_another_schema_is_refused(spark: SparkSession, history: History) -> None:
+def test_a_user_defined_schema_is_refused(spark: SparkSession, history: History) -> None:
     from pyspark.errors import PySparkException  # noqa: PLC0415 - pyspark
 
     given = spark.read.format("evertide").option("storage", history.root)
@@ -147,11 +147,11 @@ def test_another_schema_is_refused(spark: SparkSession, history: History) -> Non
         given.schema("word STRING, n BIGINT").load("bag").count()
 
 
-def test_a_lost_part_is_named_by_the_task_that_misses_it(spark: SparkSession, tmp_path: Path) -> None:
+def test_the_error_of_a_task_names_the_missing_part(spark: SparkSession, tmp_path: Path) -> None:
     from pyspark.errors import PySparkException  # noqa: PLC0415 - pyspark
 
     with opened(tmp_path / "s") as p:
-        history = grown(p, 13, 5)
+        history = grow(p, 13, 5)
         for path in (tmp_path / "s" / "parts").rglob("*.parquet"):
             path.unlink()
         with pytest.raises(PySparkException, match=r"blob .* is missing"):

@@ -59,13 +59,13 @@ def blocks_of(path: Path) -> list[Block]:
 
 
 def is_like(expected: str, found: str) -> bool:
-    """Whether it is what the page shows; `...` stands for anything."""
+    """Whether the output equals the page; `...` stands for any text."""
     pieces = [re.escape(piece) for piece in expected.strip().split("...")]
     return re.fullmatch(r"[\s\S]*?".join(pieces), found.strip()) is not None
 
 
 class Shell:
-    """One shell for all blocks of a page: variables and processes that one starts are there in the next."""
+    """One shell for all blocks of a page: its variables and background processes are there in the next block."""
 
     def __init__(self, cwd: Path, environment: Mapping[str, str]) -> None:
         self._cwd = cwd
@@ -82,7 +82,7 @@ class Shell:
         )
 
     def run(self, text: str) -> str:
-        """What it says on standard output. A process that it leaves behind goes on writing to a file of its own."""
+        """Run the text, and return its standard output. A background process writes to a file of its own."""
         assert self._shell.stdin is not None
         assert self._shell.stdout is not None
         self._count += 1
@@ -95,7 +95,7 @@ class Shell:
         return said.read_text()
 
     def close(self) -> None:
-        """With whatever it started."""
+        """End the shell and all processes that it started."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._shell.pid, 9)
         with self._shell:  # closes its pipes, and waits
@@ -109,15 +109,15 @@ class Page:
     scratch: Path
     environment: Mapping[str, str] = field(default_factory=dict)
     servers: Mapping[str, Callable[[str], object]] = field(default_factory=dict)
-    """What runs SQL that is meant for a server."""
+    """Runs SQL that is meant for a server."""
     swaps: Mapping[str, str] = field(default_factory=dict)
-    """Texts of the page that differ here: a port that is free."""
+    """Replacements for texts of the page, such as a free port."""
     is_here: bool = False
     """Whether `evertide` is run in this process."""
 
 
 def run_page(path: Path, page: Page) -> int:
-    """Run all blocks of a page, and compare what they say. How many were run."""
+    """Run all blocks of a page, compare their output, and return the number of blocks run."""
     ran = 0
     shell = Shell(page.scratch, page.environment)
     try:
@@ -127,8 +127,8 @@ def run_page(path: Path, page: Page) -> int:
             for before, after in page.swaps.items():
                 text = text.replace(before, after)
             if block.language == "text":
-                assert said is not None, f"{block.where}: nothing was run before it"
-                assert is_like(text, said), f"{block.where}: expected\n{text}\nbut it said\n{said}"
+                assert said is not None, f"{block.where}: no block was run before it"
+                assert is_like(text, said), f"{block.where}: expected\n{text}\nbut the output is\n{said}"
                 said = None
                 continue
             said = _run(block, text, page, shell)

@@ -74,7 +74,8 @@ def _is_text(node: ast.expr) -> bool:
 
 
 def _text(node: ast.expr, texts: dict[str, list[ast.expr]]) -> list[str]:
-    """The texts that the expression can have: several for a conditional, or a variable with several assignments."""
+    """Return the texts that the expression can have: several for a conditional, or a variable with several
+    assignments."""
     match node:
         case ast.Constant(value=str() as text):
             return [text]

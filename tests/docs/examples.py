@@ -1,4 +1,4 @@
-"""What docs/sql.md says of SQL, by example: the table there is what `explain` answers for these views."""
+"""The examples of docs/sql.md: its table is the output of `explain` for these views."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Example:
     what: str
     query: str
     kind: str = ""
-    """Of the operator that is meant; empty for one that is refused."""
+    """The kind of the expected operator; empty for a refused query."""
 
 
 MAINTAINED: dict[str, list[Example]] = {
@@ -177,4 +177,5 @@ REFUSED: list[Example] = [
         "WITH RECURSIVE t(n) AS (SELECT id FROM orders UNION ALL SELECT n + 1 FROM t WHERE n < 3) SELECT * FROM t",
     ),
     Example("two columns of one name", "SELECT id, amount AS id FROM orders"),
+    Example("two fields of one name", "SELECT named_struct('a', id, 'a', amount) AS pair FROM orders"),
 ]

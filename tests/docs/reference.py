@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from evertide.flow.explanation.explanation import Operator, ViewExplanation
 
-__all__ = ["DOCS", "TABLES_OF_PAGES", "error_table", "generated", "sql_table", "written"]
+__all__ = ["DOCS", "TABLES_OF_PAGES", "error_table", "generate_page", "sql_table", "write_page"]
 
 DOCS = Path(__file__).parents[2] / "docs"
 _SECTION = re.compile(r"(<!-- generated: (\w+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
@@ -55,6 +55,7 @@ CAUSES = {
     "recomputing": "A replica computes other rows than the leader, perhaps because it runs another version.",
     "query_ended": "The process was killed, the machine is out of memory, or an engine has a bug.",
     "outcome_unknown": "The connection broke after a write was sent and before its answer arrived.",
+    "archive_damaged": "The file was cut off, changed, or is not from `evertide export`.",
     "source_failed": "The input of a source is wrong: a file with other columns, a password that is refused.",
     "source_away": "The server of a source is restarting, or the network is cut.",
     "source_changed": "Records expired, a file was changed or deleted, a topic or slot was created again.",
@@ -71,13 +72,13 @@ CAUSES = {
     "unexpected": "A bug in Evertide, or a machine that is out of memory.",
     "unsupported_format": "The storage was written by a newer version of Evertide.",
     "unauthorized": "The request has no token, or one that the server does not know.",
-    "forbidden": "The server knows the token, but its role or restriction does not allow the request.",
+    "forbidden": "The token's role or restriction does not allow it, or a page of another site sent the request.",
     "limit_exceeded": "A query, or a transaction in several requests, needs more than the settings allow.",
 }
 
 
 def error_table() -> str:
-    """All error codes: summary, cause, remedy, the exit code of commands, the status of HTTP."""
+    """Return the table of error codes: summary, cause, remedy, exit code of commands, HTTP status."""
     lines = ["| `error_code` | what happened | cause | what to do | exit | HTTP |", "|---|---|---|---|---|---|"]
     for kind in _kinds(EvertideError):
         code = kind.error_code
@@ -87,7 +88,7 @@ def error_table() -> str:
 
 
 def _kinds(root: type[EvertideError]) -> Iterator[type[EvertideError]]:
-    """Parents first, as the tree is drawn."""
+    """Return parents first, as the tree is drawn."""
     yield root
     for below in root.__subclasses__():
         if below.__module__.startswith(errors.__name__):
@@ -99,8 +100,8 @@ def _status(kind: type[EvertideError]) -> int:
 
 
 def sql_table(spark: SparkSession) -> str:
-    """Examples by kind, with what `explain` says of the operator; then what is refused, and why."""
-    explained = _explained(spark)
+    """Return examples by kind with the operator that `explain` names, then refused ones with the reason."""
+    explained = _explain_examples(spark)
     blocks = []
     for title, examples in MAINTAINED.items():
         blocks += [f"### {title}\n", "| | example | how it is maintained | a change costs |", "|---|---|---|---|"]
@@ -111,8 +112,8 @@ def sql_table(spark: SparkSession) -> str:
     return "\n".join(blocks) + "\n"
 
 
-def _explained(spark: SparkSession) -> dict[str, Operator]:
-    """By query, the operator of the kind that is meant; of several the one that costs most."""
+def _explain_examples(spark: SparkSession) -> dict[str, Operator]:
+    """Return, by query, the operator of the expected kind; of several, the one that costs most."""
     from evertide.flow import Circuit, explain  # noqa: PLC0415 - pyspark
 
     examples = [example for some in MAINTAINED.values() for example in some]
@@ -148,16 +149,16 @@ def _code(query: str) -> str:
 TABLES_OF_PAGES: dict[str, tuple[str, ...]] = {"errors.md": ("errors",), "sql.md": ("sql",)}
 
 
-def generated(page: str, tables: dict[str, Callable[[], str]]) -> str:
-    """The page, with its generated tables made anew."""
+def generate_page(page: str, tables: dict[str, Callable[[], str]]) -> str:
+    """Return the page with its generated tables rewritten."""
     return _SECTION.sub(lambda found: f"{found[1]}\n{tables[found[2]]()}\n{found[4]}", page)
 
 
-def written(name: str, tables: dict[str, Callable[[], str]]) -> bool:
-    """Write a page anew; whether it differed."""
+def write_page(name: str, tables: dict[str, Callable[[], str]]) -> bool:
+    """Rewrite a page; return whether it differed."""
     path = DOCS / name
     before = path.read_text("utf-8")
-    after = generated(before, tables)
+    after = generate_page(before, tables)
     path.write_text(after, "utf-8")
     return before != after
 
@@ -169,9 +170,9 @@ def main() -> None:
         tables: dict[str, Callable[[], str]] = {"errors": error_table, "sql": lambda: sql_table(spark)}
         for name in TABLES_OF_PAGES:
             if "--write" in sys.argv:
-                print(f"docs/{name}: {'written' if written(name, tables) else 'as it was'}")
+                print(f"docs/{name}: {'written' if write_page(name, tables) else 'as it was'}")
             else:
-                print(generated((DOCS / name).read_text("utf-8"), tables))
+                print(generate_page((DOCS / name).read_text("utf-8"), tables))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The golden file of error messages is what the source raises."""
+"""The golden file of error messages equals the messages in the source."""
 
 from __future__ import annotations
 
@@ -11,4 +11,4 @@ def test_the_golden_file_lists_every_error_as_rendered() -> None:
     found = error_messages()
     if os.environ.get("EVERTIDE_GOLDEN") == "write":
         GOLDEN.write_text(found)
-    assert GOLDEN.read_text() == found, "EVERTIDE_GOLDEN=write rewrites it: then read what you wrote"
+    assert GOLDEN.read_text() == found, "EVERTIDE_GOLDEN=write rewrites it; then read your line"

@@ -1,4 +1,5 @@
-"""The tutorial and the how-tos do what they say; code on all other pages is code; generated tables are fresh."""
+"""The commands of the tutorial and the how-tos work; code on all other pages is valid; generated tables are up
+to date."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ import yaml
 
 from evertide.errors import InvalidInput
 from tests.docs.blocks import Block, Page, blocks_of, is_like, run_page
-from tests.docs.reference import DOCS, error_table, generated, sql_table
+from tests.docs.reference import DOCS, error_table, generate_page, sql_table
 from tests.servers.kafka import KafkaBroker
 from tests.sources.postgres.server import running_logical
 
@@ -41,7 +42,7 @@ def free_port() -> int:
 
 
 def processes(scratch: Path) -> dict[str, str]:
-    """The environment of a shell that finds the command `evertide`."""
+    """Return the environment of a shell that finds the command `evertide`."""
     command = scratch / "bin" / "evertide"
     command.parent.mkdir()
     command.write_text(f'#!/bin/sh\nexec {sys.executable} -m evertide.cli "$@"\n')
@@ -51,8 +52,8 @@ def processes(scratch: Path) -> dict[str, str]:
 
 
 @pytest.mark.timeout(900)
-def test_the_tutorial(tmp_path: Path) -> None:
-    """With processes of its own, as one of them is killed."""
+def test_the_commands_of_the_tutorial(tmp_path: Path) -> None:
+    """With separate processes, as one of them is killed."""
     swaps = {"127.0.0.1:8080": f"127.0.0.1:{free_port()}"}
     assert run_page(DOCS / "tutorial.md", Page(tmp_path, environment=processes(tmp_path), swaps=swaps)) >= 10
 
@@ -93,11 +94,11 @@ def test_every_page_that_is_run_has_a_test() -> None:
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_code_on_other_pages_is_code(spark: SparkSession, name: str) -> None:
-    """Python compiles, scripts can be planned."""
+def test_code_on_other_pages_is_valid(spark: SparkSession, name: str) -> None:
+    """Python compiles, and scripts can be planned."""
     for block in blocks_of(ROOT / name):
         if "data-not-run" in block.facts:
-            assert block.facts["data-not-run"], f"{block.where}: it does not say why"
+            assert block.facts["data-not-run"], f"{block.where}: the block does not say why it is not run"
         elif block.language == "python":
             ast.parse(block.text, block.where)
         elif block.language == "sql":
@@ -107,7 +108,7 @@ def test_code_on_other_pages_is_code(spark: SparkSession, name: str) -> None:
 
 
 def _check_sql(spark: SparkSession, block: Block) -> None:
-    """A whole script is planned. One that reads tables that another block declares is only parsed."""
+    """Plan a whole script; only parse one that reads tables of another block."""
     from evertide.plan.program.program import Program  # noqa: PLC0415 - pyspark
     from evertide.plan.program.statements import parse_script  # noqa: PLC0415 - pyspark
 
@@ -119,14 +120,14 @@ def _check_sql(spark: SparkSession, block: Block) -> None:
         pytest.fail(f'{block.where}: {error.why}; if it is not to be run, say so: data-not-run="why"')
 
 
-def test_the_errors_are_those_of_the_code() -> None:
+def test_the_table_of_errors_equals_the_code() -> None:
     page = (DOCS / "errors.md").read_text("utf-8")
-    assert page == generated(page, {"errors": error_table}), "make reference writes it anew"
+    assert page == generate_page(page, {"errors": error_table}), "make reference rewrites it"
 
 
-def test_sql_is_maintained_as_the_page_says(spark: SparkSession) -> None:
+def test_the_table_of_sql_equals_explain(spark: SparkSession) -> None:
     page = (DOCS / "sql.md").read_text("utf-8")
-    assert page == generated(page, {"sql": lambda: sql_table(spark)}), "make reference writes it anew"
+    assert page == generate_page(page, {"sql": lambda: sql_table(spark)}), "make reference rewrites it"
 
 
 def test_every_page_is_in_the_navigation() -> None:
@@ -135,7 +136,7 @@ def test_every_page_is_in_the_navigation() -> None:
     assert named == {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")}
 
 
-def test_the_site_is_built_without_a_broken_link_and_fetches_nothing(tmp_path: Path) -> None:
+def test_the_site_has_no_broken_link_and_fetches_nothing(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
     quiet = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     built = subprocess.run(command, cwd=ROOT, env=quiet, capture_output=True, text=True, check=False)
@@ -144,11 +145,11 @@ def test_the_site_is_built_without_a_broken_link_and_fetches_nothing(tmp_path: P
     fetched = re.compile(r"""<(?:script|link|img|iframe|image|use)\b[^>]*(?:src|href)=["']?https?:[^"'>]*""")
     assert not [found[0] for page in pages if (found := fetched.search(page))]
     assert not [page for page in pages if 'class="mermaid"' in page], (
-        "its pictures would be drawn by a script from afar"
+        "a script from another server would draw its pictures"
     )
 
 
-def test_output_is_compared() -> None:
+def test_output_is_compared_with_wildcards() -> None:
     assert is_like("a\n...b", "a\nxyz b")
     assert is_like("{...}", '{"time": 1}\n')
     assert not is_like("a\nb", "a\nc")

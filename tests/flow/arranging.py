@@ -1,4 +1,4 @@
-"""Arrangements for tests: tiny limits, so that a handful of rows becomes several runs, parts and row groups."""
+"""Arrangements for tests: tiny limits, so that a few rows become several runs, parts and row groups."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ import numpy as np
 import pyarrow as pa
 
 from evertide.flow.state.arrangement import Arrangement
-from evertide.flow.state.manifest import Manifest
+from evertide.flow.state.manifest import ArrangementManifest
 from evertide.flow.state.row_groups import RowGroupCache
+from evertide.flow.state.runs import PartRun
 from evertide.flow.state.spine import ArrangementSettings
+from evertide.flow.state.state_part import PartEntry
 from evertide.rows.changes import DIFF
 from evertide.store import Blob, MemoryBlob
 from evertide.store.paths import Name
-from evertide.testing.arrow import canonical_rows
+from tests.kit.arrow import canonical_rows
 
 __all__ = ["SCHEMA", "TINY", "Content", "World", "content", "delta", "grouped", "keys"]
 
@@ -31,7 +33,7 @@ Content = Counter[tuple[Hashable, ...]]
 
 
 class World:
-    """A blob, a cache, and names for parts: what arrangements share."""
+    """What arrangements share: a blob, a cache, and names for parts."""
 
     def __init__(self, blob: Blob | None = None, cache_bytes: int = 1 << 20) -> None:
         self.blob: Blob = blob if blob is not None else MemoryBlob()
@@ -42,14 +44,25 @@ class World:
         return Name("w", next(self._count), "parquet")
 
     def arrangement(
-        self, schema: Any = SCHEMA, key: Sequence[str] = ("id",), settings: ArrangementSettings = TINY
+        self,
+        schema: Any = SCHEMA,
+        key: Sequence[str] = ("id",),
+        settings: ArrangementSettings = TINY,
+        parts: tuple[PartEntry, ...] = (),
     ) -> Arrangement:
         return Arrangement(
-            "a", schema, tuple(key), blob=self.blob, cache=self.cache, new_name=self.new_name, settings=settings
+            "a",
+            schema,
+            tuple(key),
+            blob=self.blob,
+            cache=self.cache,
+            new_name=self.new_name,
+            settings=settings,
+            parts=[PartRun(parts)] if parts else (),
         )
 
-    def restored(self, manifest: Manifest, *, verify: bool = True) -> Arrangement:
-        """As a process would that starts anew: nothing is decoded yet."""
+    def restore(self, manifest: ArrangementManifest, *, verify: bool = True) -> Arrangement:
+        """The arrangement as a process that starts restores it: nothing is decoded yet."""
         self.cache = RowGroupCache(self.cache.bytes_max)
         return Arrangement.restore(
             manifest, blob=self.blob, cache=self.cache, new_name=self.new_name, settings=TINY, verify=verify
@@ -57,7 +70,7 @@ class World:
 
 
 def delta(rows: Any, diffs: Any = 1) -> Any:
-    """Rows, as a table or as tuples of `SCHEMA`, with their diffs or one for all."""
+    """Changes from rows, a table or tuples of `SCHEMA`, with their diffs or one diff for all."""
     if not isinstance(rows, pa.Table):
         arrays = [pa.array([row[i] for row in rows], field.type) for i, field in enumerate(SCHEMA)]
         rows = pa.Table.from_arrays(arrays, schema=SCHEMA)
@@ -70,16 +83,16 @@ def keys(*ids: int | None) -> Any:
 
 
 def content(table: Any) -> Content:
-    """What a lookup or scan found; each row must be there once."""
+    """The rows of a lookup or scan; each row must occur once."""
     rows = canonical_rows(table.drop_columns([DIFF]))
-    assert len(set(rows)) == len(rows), "not consolidated"
+    assert len(set(rows)) == len(rows), "the result is not consolidated"
     found = Counter(dict(zip(rows, table.column(DIFF).to_pylist(), strict=True)))
     assert all(found.values())
     return found
 
 
 def grouped(value: Any) -> Any:
-    """A canonical value as Spark groups it: -0.0 is 0.0, wherever it lies."""
+    """A canonical value as Spark groups it: -0.0 is 0.0, at any depth."""
     if isinstance(value, tuple):
         return tuple(grouped(inner) for inner in value)
     return struct.pack("<d", 0.0) if value == struct.pack("<d", -0.0) else value

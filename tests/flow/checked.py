@@ -1,7 +1,7 @@
-"""Views of one circuit against Spark's own answers, after each of some random transactions.
+"""Compares the views of one circuit with Spark's own results, after each of some random transactions.
 
-The views of a test share a circuit, as starting one for each would take minutes. Where they fail together, each is
-tried alone, so that a failure tells which one, at which transaction, and all that is needed to see it again.
+The views of a test share a circuit, as starting one for each would take minutes. If they fail together, each is tried
+alone, so that a failure names the view, the transaction, and all that is needed to repeat it.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 from evertide.flow import Circuit
 from evertide.plan.program.statements import ViewStatement, parse_script
-from evertide.testing.ledger import Transaction
-from evertide.testing.oracle import Reference, drive
-from evertide.testing.transactions import random_transactions
+from tests.kit.ledger import Transaction
+from tests.kit.oracle import Reference, drive
+from tests.kit.transactions import random_transactions
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -32,7 +32,7 @@ _TOLD = "_told"
 
 @dataclass(frozen=True, slots=True)
 class Views:
-    """Materialized views by name, and what the oracle is asked for each; plain views that they read."""
+    """Materialized views by name, the oracle's query for each, and plain views that they read."""
 
     queries: Mapping[str, str]
     told: Mapping[str, str] = field(default_factory=dict)
@@ -46,7 +46,7 @@ class Views:
 
 
 def views_of(spark: SparkSession, name: str) -> Views:
-    """Of a script in `views`: a plain view `x_told` is what the oracle is asked for `x`."""
+    """The views of a script in `views`: a plain view `x_told` is the oracle's query for `x`."""
     script = read_views(name)
     declared = [each for each in parse_script(spark, script, name) if isinstance(each, ViewStatement)]
     plain = {view.name: view.query for view in declared if not view.is_materialized}
@@ -63,12 +63,12 @@ def read_views(name: str) -> str:
 
 
 def transactions_of(circuit: Circuit, seed: int, count: int) -> Iterator[Transaction]:
-    """Small, so that groups of few rows come and go."""
+    """Small transactions, so that groups of few rows appear and disappear."""
     return random_transactions(circuit.tables, seed, keys=KEYS, pools=POOLS, count=count, rows_each=6, rows_huge=24)
 
 
 def check(spark: SparkSession, views: Views, seed: int, count: int, *, spark_every: int = 1) -> None:
-    """Drive the views; if that fails, each alone, and tell of the first that fails by itself."""
+    """Drive the views. If that fails, drive each alone, and report the first that fails by itself."""
     try:
         _Run(spark, views, seed, count).drive(spark_every)
     except Exception:
@@ -91,9 +91,9 @@ class _Run:
     def drive(self, spark_every: int) -> None:
         circuit, told = Circuit(self._spark, self._views.script), {**self._views.queries, **self._views.told}
         reference = Reference(self._spark, circuit.tables, {**self._views.plain, **told})
-        drive(circuit, reference, told, self._noted(circuit), spark_every=spark_every)
+        drive(circuit, reference, told, self._record(circuit), spark_every=spark_every)
 
-    def _noted(self, circuit: Circuit) -> Iterator[Transaction]:
+    def _record(self, circuit: Circuit) -> Iterator[Transaction]:
         for number, deltas in enumerate(transactions_of(circuit, self._seed, self._count)):
             rows = "\n".join(f"  {table} {row}" for table, delta in deltas.items() for row in delta.to_pylist())
             self.last = f"transaction {number}:\n{rows}"

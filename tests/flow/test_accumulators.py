@@ -1,4 +1,4 @@
-"""Accumulators against a model in fractions: any order, any split, with retractions."""
+"""Accumulators against a model with fractions: any order, any split, with retractions."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evertide.errors import Damaged, InvalidInput
-from evertide.flow.aggregates.accumulators import Accumulator, Accumulators, Mode, Rows, make_accumulator
-from evertide.testing.arrow import values
+from evertide.flow.aggregates.accumulators import Accumulator, Accumulators, make_accumulator
+from evertide.flow.aggregates.limbs import GroupedRows
+from evertide.plan.algebra.nodes import EvalMode
+from tests.kit.arrow import values
 
 EXAMPLES = settings(max_examples=12, deadline=None)
 GROUPS = 3
@@ -36,19 +38,19 @@ OVERFLOWING = [LONG, pa.decimal128(38, 10), MICROSECONDS]
 SINGLE = ["StddevSamp", "StddevPop", "VarianceSamp", "VariancePop", "RegrReplacement", "Skewness", "Kurtosis"]
 PAIRED = ["CovPopulation", "CovSample", "RegrSXY", "Corr", "RegrR2", "RegrSlope", "RegrIntercept"]
 
-CASES: list[tuple[str, tuple[Any, ...], Mode]] = [
-    ("Count", (), "ANSI"),
-    ("Count", (LONG, pa.string()), "ANSI"),
-    *((function, (kind,), "ANSI") for function in ("Sum", "Average") for kind in ADDED),
-    *((function, (kind,), "TRY") for function in ("Sum", "Average") for kind in OVERFLOWING),
-    *(("Sum", (kind,), "LEGACY") for kind in OVERFLOWING),
-    *(("BitXorAgg", (kind,), "ANSI") for kind in (pa.int8(), LONG)),
-    *((function, (DOUBLE,), "ANSI") for function in SINGLE),
-    *((function, (DOUBLE, DOUBLE), "ANSI") for function in PAIRED),
+CASES: list[tuple[str, tuple[Any, ...], EvalMode]] = [
+    ("Count", (), EvalMode.ANSI),
+    ("Count", (LONG, pa.string()), EvalMode.ANSI),
+    *((function, (kind,), EvalMode.ANSI) for function in ("Sum", "Average") for kind in ADDED),
+    *((function, (kind,), EvalMode.TRY) for function in ("Sum", "Average") for kind in OVERFLOWING),
+    *(("Sum", (kind,), EvalMode.LEGACY) for kind in OVERFLOWING),
+    *(("BitXorAgg", (kind,), EvalMode.ANSI) for kind in (pa.int8(), LONG)),
+    *((function, (DOUBLE,), EvalMode.ANSI) for function in SINGLE),
+    *((function, (DOUBLE, DOUBLE), EvalMode.ANSI) for function in PAIRED),
 ]
 
 
-def made(function: str, types: Sequence[Any], mode: Mode = "ANSI") -> Accumulator:
+def accumulator_of(function: str, types: Sequence[Any], mode: EvalMode = EvalMode.ANSI) -> Accumulator:
     found = make_accumulator(function, types, mode)
     assert found is not None
     return found
@@ -56,12 +58,12 @@ def made(function: str, types: Sequence[Any], mode: Mode = "ANSI") -> Accumulato
 
 def partial(function: Accumulator, types: Sequence[Any], changes: Sequence[Change], mask: Any = None) -> list[Any]:
     args = [pa.array([args[at] for _, _, args in changes], kind) for at, kind in enumerate(types)]
-    return function.partial(args, as_rows(changes), mask)
+    return function.accumulate(args, as_rows(changes), mask)
 
 
-def as_rows(changes: Sequence[Change]) -> Rows:
+def as_rows(changes: Sequence[Change]) -> GroupedRows:
     diffs, groups = (np.array([change[at] for change in changes], np.int64) for at in (1, 0))
-    return Rows(diffs, groups, GROUPS)
+    return GroupedRows(diffs, groups, GROUPS)
 
 
 def where(group: int) -> str:
@@ -74,14 +76,14 @@ def contents(types: Sequence[Any]) -> st.SearchStrategy[list[Change]]:
     return st.lists(row, max_size=12)
 
 
-def same(left: Any, right: Any) -> bool:
-    """Bit by bit, but any NaN is NaN."""
+def is_same(left: Any, right: Any) -> bool:
+    """Bitwise equality, but all NaN are equal."""
     if isinstance(left, float) and isinstance(right, float):
         return struct.pack("<d", left) == struct.pack("<d", right) or (math.isnan(left) and math.isnan(right))
     return bool(left == right and (left is None) == (right is None))
 
 
-# The model: one group's rows without NULL, as (args, diff), to the values of its buffer.
+# The model: from one group's rows without NULL, as (args, diff), to the values of its buffer.
 
 
 def nearest(number: Fraction) -> float:
@@ -105,7 +107,7 @@ def whole(value: Any) -> int:
     return int("".join(map(str, value.as_tuple().digits))) * (-1 if value.is_signed() else 1)
 
 
-def modelled_sum(function: str, kind: Any, mode: Mode, rows: list[tuple[tuple[Any, ...], int]]) -> list[Any]:
+def model_sum(function: str, kind: Any, mode: EvalMode, rows: list[tuple[tuple[Any, ...], int]]) -> list[Any]:
     count = sum(diff for _, diff in rows)
     if pa.types.is_floating(kind) or (function == "Average" and pa.types.is_integer(kind)):
         total: Any = real_sum([(float(args[0]), diff) for args, diff in rows])
@@ -113,17 +115,17 @@ def modelled_sum(function: str, kind: Any, mode: Mode, rows: list[tuple[tuple[An
     exact = sum(whole(args[0]) * diff for args, diff in rows)
     limit = 10 ** min(38, kind.precision + 10) if pa.types.is_decimal(kind) else 2**63
     if not (-limit < exact < limit or exact == -(2**63) == -limit):
-        if mode == "ANSI" or (mode == "LEGACY" and kind == MICROSECONDS):
+        if mode is EvalMode.ANSI or (mode is EvalMode.LEGACY and kind == MICROSECONDS):
             raise OverflowError
-        exact = None if mode == "TRY" or kind != LONG else (exact + 2**63) % 2**64 - 2**63  # type: ignore[assignment]
+        exact = None if mode is EvalMode.TRY or kind != LONG else (exact + 2**63) % 2**64 - 2**63  # type: ignore[assignment]
     if function == "Average":
         return [exact, count]
-    has_flag = mode == "TRY" or pa.types.is_decimal(kind)
+    has_flag = mode is EvalMode.TRY or pa.types.is_decimal(kind)
     return [exact, not rows] if has_flag else [exact if rows else None]
 
 
 def distances(rows: list[tuple[tuple[Any, ...], int]], *columns: int) -> float:
-    """The sum of the product of each column's distances from its average; NaN if anything in them is not finite."""
+    """The sum of the products of the columns' distances from their averages; NaN if any value is not finite."""
     if any(not math.isfinite(args[at]) for args, _ in rows for at in columns):
         return math.nan
     count = sum(diff for _, diff in rows)
@@ -144,20 +146,22 @@ def average(rows: list[tuple[tuple[Any, ...], int]], at: int) -> float:
     return nearest(total / sum(diff for _, diff in rows))
 
 
-def modelled(function: str, types: Sequence[Any], mode: Mode, rows: list[tuple[tuple[Any, ...], int]]) -> list[Any]:
+def model_buffer(
+    function: str, types: Sequence[Any], mode: EvalMode, rows: list[tuple[tuple[Any, ...], int]]
+) -> list[Any]:
     if function == "Count":
         return [sum(diff for _, diff in rows)]
     if function in ("Sum", "Average"):
-        return modelled_sum(function, types[0], mode, rows)
+        return model_sum(function, types[0], mode, rows)
     if function == "BitXorAgg":
         found = 0
         for args, diff in rows:
             found ^= args[0] if diff % 2 else 0
         return [found if rows else None]
-    return modelled_moments(function, rows) if rows else [0.0] * len(made(function, types).buffer)
+    return model_moments(function, rows) if rows else [0.0] * len(accumulator_of(function, types).buffer)
 
 
-def modelled_moments(function: str, rows: list[tuple[tuple[Any, ...], int]]) -> list[Any]:
+def model_moments(function: str, rows: list[tuple[tuple[Any, ...], int]]) -> list[Any]:
     count = float(sum(diff for _, diff in rows))
     if function in SINGLE:
         order = {"Skewness": 3, "Kurtosis": 4}.get(function, 2)
@@ -170,7 +174,7 @@ def modelled_moments(function: str, rows: list[tuple[tuple[Any, ...], int]]) -> 
 
 
 def plain(column: Any) -> list[Any]:
-    """Decimals and durations by their integers."""
+    """Decimals and durations as their integers."""
     if pa.types.is_decimal(column.type):
         return [None if value is None else whole(value) for value in column.to_pylist()]
     return (column.cast(LONG) if pa.types.is_duration(column.type) else column).to_pylist()  # type: ignore[no-any-return]
@@ -183,13 +187,15 @@ def without_null(changes: Sequence[Change], group: int) -> list[tuple[tuple[Any,
 @EXAMPLES
 @given(st.data())
 @pytest.mark.parametrize(("function", "types", "mode"), CASES, ids=lambda each: str(each).replace("DataType", ""))
-def test_finish_is_what_the_model_says(function: str, types: tuple[Any, ...], mode: Mode, data: st.DataObject) -> None:
+def test_finish_agrees_with_the_model(
+    function: str, types: tuple[Any, ...], mode: EvalMode, data: st.DataObject
+) -> None:
     changes = data.draw(contents(types))
-    acc = made(function, types, mode)
+    acc = accumulator_of(function, types, mode)
     state = partial(acc, types, changes)
     assert [column.type for column in state] == [field.type for field in acc.state]
     try:
-        wanted = [modelled(function, types, mode, without_null(changes, group)) for group in range(GROUPS)]
+        wanted = [model_buffer(function, types, mode, without_null(changes, group)) for group in range(GROUPS)]
     except OverflowError:
         with pytest.raises(InvalidInput, match="view v, group"):
             acc.finish(state, where)
@@ -197,54 +203,56 @@ def test_finish_is_what_the_model_says(function: str, types: tuple[Any, ...], mo
     found = acc.finish(state, where)
     assert [column.type for column in found] == [field.type for field in acc.buffer]
     for group, row in enumerate(zip(*(plain(column) for column in found), strict=True)):
-        assert all(map(same, row, wanted[group])), (group, row, wanted[group])
+        assert all(map(is_same, row, wanted[group])), (group, row, wanted[group])
 
 
 @EXAMPLES
 @given(st.data())
 @pytest.mark.parametrize(("function", "types", "mode"), CASES, ids=lambda each: str(each).replace("DataType", ""))
-def test_state_knows_no_order_split_or_past(
-    function: str, types: tuple[Any, ...], mode: Mode, data: st.DataObject
+def test_state_does_not_depend_on_order_split_or_retracted_rows(
+    function: str, types: tuple[Any, ...], mode: EvalMode, data: st.DataObject
 ) -> None:
-    """What was added and taken back leaves no bit; the rest may come in any order and any number of deltas."""
-    acc = made(function, types, mode)
+    """Added and retracted rows leave no bit; the other rows may arrive in any order and any number of deltas."""
+    acc = accumulator_of(function, types, mode)
     kept, gone = data.draw(contents(types)), data.draw(contents(types))
     changes = [*kept, *gone, *((group, -diff, args) for group, diff, args in gone)]
     shuffled = data.draw(st.permutations(changes))
     cuts = sorted(data.draw(st.lists(st.integers(0, len(changes)), max_size=3)))
-    state = acc.zero(GROUPS)
+    state = acc.make_zero(GROUPS)
     for start, end in zip([0, *cuts], [*cuts, len(changes)], strict=True):
         part = partial(acc, types, shuffled[start:end])
         state = acc.merge(part, state) if data.draw(st.booleans()) else acc.merge(state, part)
     assert state == partial(acc, types, kept)
     back = partial(acc, types, [(group, -diff, args) for group, diff, args in kept])
-    assert acc.merge(state, back) == acc.zero(GROUPS) == partial(acc, types, [])
+    assert acc.merge(state, back) == acc.make_zero(GROUPS) == partial(acc, types, [])
 
 
 @EXAMPLES
 @given(contents([DOUBLE, DOUBLE]), st.data())
-def test_a_mask_leaves_rows_out(changes: list[Change], data: st.DataObject) -> None:
+def test_a_mask_excludes_rows(changes: list[Change], data: st.DataObject) -> None:
     mask = data.draw(st.lists(st.booleans(), min_size=len(changes), max_size=len(changes)))
     for function, types in (("Count", [DOUBLE, DOUBLE]), ("Sum", [DOUBLE]), ("Corr", [DOUBLE, DOUBLE])):
-        acc = made(function, types)
+        acc = accumulator_of(function, types)
         kept = [change for change, let_in in zip(changes, mask, strict=True) if let_in]
         assert partial(acc, types, changes, np.array(mask, np.bool_)) == partial(acc, types, kept)
 
 
-def test_what_lies_under_null_is_not_looked_at() -> None:
+def test_values_under_null_are_ignored() -> None:
     garbage = pa.Array.from_buffers(DOUBLE, 2, [pa.py_buffer(b"\x01"), pa.py_buffer(np.array([1.5, np.nan]))])
-    found = made("Sum", [DOUBLE]).partial([garbage], Rows(np.ones(2, np.int64), np.zeros(2, np.int64), 1))
-    assert made("Sum", [DOUBLE]).finish(found, where)[0].to_pylist() == [1.5]
+    found = accumulator_of("Sum", [DOUBLE]).accumulate(
+        [garbage], GroupedRows(np.ones(2, np.int64), np.zeros(2, np.int64), 1)
+    )
+    assert accumulator_of("Sum", [DOUBLE]).finish(found, where)[0].to_pylist() == [1.5]
 
 
 def test_sum_of_negative_zeros_is_zero() -> None:
-    acc = made("Sum", [DOUBLE])
+    acc = accumulator_of("Sum", [DOUBLE])
     found = acc.finish(partial(acc, [DOUBLE], [(0, 1, (-0.0,)), (0, 1, (-0.0,)), (1, 1, (None,))]), where)
-    assert [same(a, b) for a, b in zip(found[0].to_pylist(), [0.0, None, None], strict=True)] == [True] * 3
+    assert [is_same(a, b) for a, b in zip(found[0].to_pylist(), [0.0, None, None], strict=True)] == [True] * 3
 
 
-def test_infinities_come_and_go() -> None:
-    acc, inf = made("Sum", [DOUBLE]), math.inf
+def test_infinities_can_be_retracted() -> None:
+    acc, inf = accumulator_of("Sum", [DOUBLE]), math.inf
     both = partial(
         acc, [DOUBLE], [(0, 1, (inf,)), (0, 1, (-inf,)), (1, 1, (-inf,)), (2, 1, (inf,)), (2, 1, (math.nan,))]
     )
@@ -258,8 +266,8 @@ def test_infinities_come_and_go() -> None:
     [(LONG, 2**62, "int64"), (pa.decimal128(38, 2), Decimal(6 * 10**35), "38, 2"), (MICROSECONDS, 2**62, "duration")],
     ids=str,
 )
-def test_overflow_names_the_group_and_may_pass(kind: Any, value: Any, names: str) -> None:
-    acc = made("Sum", [kind])
+def test_overflow_names_the_group_and_can_be_retracted(kind: Any, value: Any, names: str) -> None:
+    acc = accumulator_of("Sum", [kind])
     state = partial(acc, [kind], [(0, 1, (value,)), (1, 2, (value,))])
     with pytest.raises(InvalidInput, match=names) as raised:
         acc.finish(state, where)
@@ -271,8 +279,8 @@ def test_overflow_names_the_group_and_may_pass(kind: Any, value: Any, names: str
     assert acc_value == value
 
 
-def test_counts_that_cannot_be() -> None:
-    acc = made("Count", [])
+def test_impossible_counts_are_errors() -> None:
+    acc = accumulator_of("Count", [])
     taken_back = partial(acc, [], [(0, 1, ()), (2, -1, ())])
     with pytest.raises(Damaged, match="more were removed than were added") as raised:
         acc.finish(taken_back, where)
@@ -289,27 +297,31 @@ def test_counts_that_cannot_be() -> None:
         *(("Sum", []), ("Sum", [LONG, LONG])),
     ],
 )
-def test_others_are_left_to_recomputation(function: str, types: list[Any]) -> None:
+def test_other_functions_have_no_accumulator(function: str, types: list[Any]) -> None:
     assert make_accumulator(function, types) is None
 
 
-def test_side_by_side() -> None:
-    functions = (made("Sum", [LONG]), made("RegrSlope", [DOUBLE, DOUBLE]), made("Count", []))
+def test_several_accumulators_share_a_delta() -> None:
+    functions = (
+        accumulator_of("Sum", [LONG]),
+        accumulator_of("RegrSlope", [DOUBLE, DOUBLE]),
+        accumulator_of("Count", []),
+    )
     both: Accumulators = pickle.loads(pickle.dumps(Accumulators(functions)))
     longs, x, y = pa.array([1, None, 3]), pa.array([1.0, 2.0, 3.0]), pa.array([2.0, 4.0, 9.0])
-    rows = Rows(np.array([1, 2, 1]), np.array([0, 0, 1]), GROUPS)
-    state = both.partial([[longs], [y, x], []], rows, [None, None, np.array([True, False, True])])
+    rows = GroupedRows(np.array([1, 2, 1]), np.array([0, 0, 1]), GROUPS)
+    state = both.accumulate([[longs], [y, x], []], rows, [None, None, np.array([True, False, True])])
     assert state.schema.names == [f"s{at}" for at in range(state.num_columns)]
     assert both.find_present(state).tolist() == [True, True, False]
     stored = pa.table(
         [pa.chunked_array([c[:1], c[1:]]).cast(pa.large_binary()) for c in state.columns], state.schema.names
     )
-    assert both.merge(stored, both.zero(GROUPS)) == state
+    assert both.merge(stored, both.make_zero(GROUPS)) == state
     found = both.finish(both.merge(state, stored), where)
     assert found.schema.names == [f"b{at}" for at in range(9)]
     assert found.column(0).to_pylist() == [2, 6, None]
     assert found.column(1).to_pylist() == [6.0, 2.0, 0.0]
     assert found.column(8).to_pylist() == [2, 2, 0]
-    negated = Rows(-rows.diffs, rows.groups, GROUPS)
-    back = both.partial([[longs], [y, x], []], negated, [None, None, np.array([True, False, True])])
-    assert both.merge(state, back) == both.zero(GROUPS)
+    negated = GroupedRows(-rows.diffs, rows.groups, GROUPS)
+    back = both.accumulate([[longs], [y, x], []], negated, [None, None, np.array([True, False, True])])
+    assert both.merge(state, back) == both.make_zero(GROUPS)

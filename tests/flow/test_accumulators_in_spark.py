@@ -10,9 +10,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from evertide.flow.aggregates.accumulators import Mode, Rows, make_accumulator
-from evertide.plan.catalyst.scala import sequence
-from evertide.plan.catalyst.walk import expressions, kind, nodes
+from evertide.flow.aggregates.accumulators import make_accumulator
+from evertide.flow.aggregates.limbs import GroupedRows
+from evertide.plan.algebra.nodes import EvalMode
+from evertide.plan.catalyst.scala import read_list
+from evertide.plan.catalyst.walk import kind, walk_expressions, walk_nodes
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -32,8 +34,8 @@ COLUMNS: list[tuple[str, str, Any]] = [
 ]
 TYPES = {name: arrow for name, _, arrow in COLUMNS}
 ADDED = "bhilfdmwt"
-ASKED: dict[Mode, list[str]] = {
-    "ANSI": [
+ASKED: dict[EvalMode, list[str]] = {
+    EvalMode.ANSI: [
         *(f"{name}({column})" for name in ("count", "sum", "avg") for column in ADDED),
         *(f"{name}(l)" for name in ("stddev", "stddev_pop", "var_samp", "var_pop", "skewness", "kurtosis")),
         *(f"{name}(d, e)" for name in ("corr", "covar_pop", "covar_samp", "count", "regr_sxy", "regr_sxx", "regr_syy")),
@@ -41,8 +43,8 @@ ASKED: dict[Mode, list[str]] = {
         *(f"bit_xor({column})" for column in "bhil"),
         *("sum(CAST(m AS DECIMAL(5, 2)))", "avg(CAST(m AS DECIMAL(5, 2)))", "count(*)", "count_if(d > 1)"),
     ],
-    "TRY": [f"{name}({column})" for name in ("try_sum", "try_avg") for column in ADDED],
-    "LEGACY": [f"{name}({column})" for name in ("sum", "avg") for column in ADDED],
+    EvalMode.TRY: [f"{name}({column})" for name in ("try_sum", "try_avg") for column in ADDED],
+    EvalMode.LEGACY: [f"{name}({column})" for name in ("sum", "avg") for column in ADDED],
 }
 
 
@@ -58,8 +60,8 @@ def aggregate_functions(spark: SparkSession, asked: list[str]) -> list[Any]:
     plan = spark.sql(f"SELECT {', '.join(asked)} FROM accumulated")._jdf.queryExecution().optimizedPlan()
     return [
         found.aggregateFunction()
-        for node in nodes(plan)
-        for found in expressions(node)
+        for node in walk_nodes(plan)
+        for found in walk_expressions(node)
         if kind(found) == "AggregateExpression"
     ]
 
@@ -73,18 +75,18 @@ def arrow_type(expression: Any) -> Any:
 
 @pytest.mark.usefixtures("ansi_again")
 @pytest.mark.parametrize("mode", list(ASKED))
-def test_buffers_are_those_of_spark(spark: SparkSession, mode: Mode) -> None:
-    spark.conf.set("spark.sql.ansi.enabled", str(mode != "LEGACY").lower())
+def test_buffers_equal_sparks(spark: SparkSession, mode: EvalMode) -> None:
+    spark.conf.set("spark.sql.ansi.enabled", str(mode is not EvalMode.LEGACY).lower())
     functions = aggregate_functions(spark, ASKED[mode])
     assert len(functions) == len(ASKED[mode])
     for sql, function in zip(ASKED[mode], functions, strict=True):
-        acc = make_accumulator(kind(function), [arrow_type(arg) for arg in sequence(function.children())], mode)
+        acc = make_accumulator(kind(function), [arrow_type(arg) for arg in read_list(function.children())], mode)
         assert acc is not None, (sql, kind(function))
-        wanted = [pa.field(a.name(), arrow_type(a), a.nullable()) for a in sequence(function.aggBufferAttributes())]
+        wanted = [pa.field(a.name(), arrow_type(a), a.nullable()) for a in read_list(function.aggBufferAttributes())]
         assert list(acc.buffer) == wanted, sql
 
 
-def _divided(numerator: float, denominator: float) -> float | None:
+def _divide(numerator: float, denominator: float) -> float | None:
     return numerator / denominator if denominator else None
 
 
@@ -102,18 +104,18 @@ RESULTS: dict[str, tuple[str, str, Evaluated]] = {
     "sum(f)": ("Sum", "f", lambda total: total),
     "sum(m)": ("Sum", "m", lambda total, empty: None if empty else total),
     "sum(t)": ("Sum", "t", lambda total: total),
-    "avg(l)": ("Average", "l", _divided),
-    "avg(d)": ("Average", "d", _divided),
+    "avg(l)": ("Average", "l", _divide),
+    "avg(d)": ("Average", "d", _divide),
     "bit_xor(b)": ("BitXorAgg", "b", lambda found: found),
-    "var_pop(d)": ("VariancePop", "d", lambda n, _, m2: _divided(m2, n)),
-    "var_samp(d)": ("VarianceSamp", "d", lambda n, _, m2: _divided(m2, n - 1) if n else None),
-    "skewness(d)": ("Skewness", "d", lambda n, _, m2, m3: _divided(math.sqrt(n) * m3, math.sqrt(m2**3))),
+    "var_pop(d)": ("VariancePop", "d", lambda n, _, m2: _divide(m2, n)),
+    "var_samp(d)": ("VarianceSamp", "d", lambda n, _, m2: _divide(m2, n - 1) if n else None),
+    "skewness(d)": ("Skewness", "d", lambda n, _, m2, m3: _divide(math.sqrt(n) * m3, math.sqrt(m2**3))),
     "kurtosis(d)": ("Kurtosis", "d", lambda n, _, m2, m3, m4: n * m4 / (m2 * m2) - 3.0 if m2 else None),
-    "covar_pop(d, e)": ("CovPopulation", "de", lambda n, x, y, ck: _divided(ck, n)),
+    "covar_pop(d, e)": ("CovPopulation", "de", lambda n, x, y, ck: _divide(ck, n)),
     "regr_sxy(d, e)": ("RegrSXY", "de", lambda n, x, y, ck: ck if n else None),
-    "corr(d, e)": ("Corr", "de", lambda n, x, y, ck, xx, yy: _divided(ck, math.sqrt(xx * yy))),
+    "corr(d, e)": ("Corr", "de", lambda n, x, y, ck, xx, yy: _divide(ck, math.sqrt(xx * yy))),
     "regr_r2(d, e)": ("RegrR2", "de", lambda n, x, y, ck, xx, yy: _r2(ck, xx, yy)),
-    "regr_slope(d, e)": ("RegrSlope", "de", lambda n, x, y, ck, n2, avg, m2: _divided(ck, m2)),
+    "regr_slope(d, e)": ("RegrSlope", "de", lambda n, x, y, ck, n2, avg, m2: _divide(ck, m2)),
     "regr_intercept(d, e)": (
         "RegrIntercept",
         "de",
@@ -128,8 +130,8 @@ def close(left: Any, right: Any) -> bool:
     return bool(left == right)
 
 
-def test_results_are_those_of_spark(spark: SparkSession) -> None:
-    """Over values that Spark's own sums hardly round, with NULL, NaN and infinities in groups of their own."""
+def test_results_equal_sparks(spark: SparkSession) -> None:
+    """Over values whose sums Spark hardly rounds, with NULL, NaN and infinities in groups of their own."""
     chosen = np.random.default_rng(7)
     rows, nan, infinity = 60, 4, 5
     groups = np.sort(chosen.integers(0, 4, rows))
@@ -153,11 +155,11 @@ def test_results_are_those_of_spark(spark: SparkSession) -> None:
     )
     query = f"SELECT k, {', '.join(RESULTS)} FROM {{of}} GROUP BY k ORDER BY k"
     wanted = spark.sql(query, of=spark.createDataFrame(table)).collect()
-    delta = Rows(np.ones(rows, np.int64), groups, int(groups.max()) + 1)
+    delta = GroupedRows(np.ones(rows, np.int64), groups, int(groups.max()) + 1)
     for at, (sql, (function, columns, evaluated)) in enumerate(RESULTS.items(), 1):
         acc = make_accumulator(function, [TYPES[column] for column in columns])
         assert acc is not None
-        state = acc.partial([table.column(column) for column in columns], delta)
+        state = acc.accumulate([table.column(column) for column in columns], delta)
         buffer = [column.to_pylist() for column in acc.finish(state, str)]
         for group, row in zip(wanted, zip(*buffer, strict=True), strict=True):
             assert close(evaluated(*row), group[at]), (sql, group[0], row, group[at])

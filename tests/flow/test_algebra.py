@@ -1,7 +1,7 @@
 """The algebra of deltas, on a view of each kind of operator.
 
-Whatever the way from one content to another, the content is the same; and what a step gives is a function of its
-input, bit for bit: not of the order of rows, nor of what came and went before.
+Every sequence of transactions between two contents gives the same content. The result of a step is a function of its
+input, bit for bit: not of the order of rows, nor of rows that were added and removed before.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import pytest
 from evertide.errors import EvertideError
 from evertide.flow import Circuit
 from evertide.rows.changes import DIFF, net
-from evertide.testing.compare import compare
-from evertide.testing.ledger import Transaction, delta_of
-from evertide.testing.oracle import Content
-from evertide.testing.runtime import RandomStream
 from tests.flow.checked import TABLES, transactions_of
+from tests.kit.compare import compare
+from tests.kit.ledger import Transaction, delta_of
+from tests.kit.oracle import Content
+from tests.kit.runtime import RandomStream
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -58,7 +58,7 @@ def transactions(spark: SparkSession) -> list[Transaction]:
 
 @dataclass(frozen=True)
 class Baseline:
-    """What a circuit that took the transactions one by one gave: every delta as bytes, and the content in the end."""
+    """The result of a circuit that got the transactions one by one: every delta as bytes, and the final content."""
 
     told: list[dict[str, bytes]]
     contents: dict[str, pa.Table]
@@ -74,7 +74,7 @@ def baseline(spark: SparkSession, transactions: list[Transaction]) -> Baseline:
 def contents(
     circuit: Circuit, transactions: Iterable[Transaction], steps: list[dict[str, bytes]] | None = None
 ) -> dict[str, pa.Table]:
-    """What the views hold in the end; every step goes to `steps`, if given, as bytes."""
+    """The final content of the views. `steps`, if given, receives every step's deltas as bytes."""
     held = {name: Content(schema, name) for name, schema in circuit.views.items()}
     for deltas in transactions:
         given = circuit.step(deltas)
@@ -86,12 +86,12 @@ def contents(
 
 
 def assert_same(found: dict[str, pa.Table], expected: dict[str, pa.Table]) -> None:
-    """Bit for bit, floats too."""
+    """Bitwise equal, floats too."""
     for name, rows in found.items():
         compare(rows, expected[name], where=name, relative=0.0)
 
 
-def merged(transactions: Sequence[Transaction]) -> Transaction:
+def merge(transactions: Sequence[Transaction]) -> Transaction:
     names = dict.fromkeys(name for deltas in transactions for name in deltas)
     return {name: pa.concat_tables([deltas[name] for deltas in transactions if name in deltas]) for name in names}
 
@@ -105,7 +105,7 @@ def net_times(delta: pa.Table, factor: int) -> pa.Table:
     return delta.set_column(at, delta.schema.field(at), pa.array(np.asarray(delta.column(DIFF)) * factor))
 
 
-def shuffled(deltas: Transaction, chance: RandomStream) -> Transaction:
+def shuffle(deltas: Transaction, chance: RandomStream) -> Transaction:
     made = {}
     for name, delta in deltas.items():
         order = sorted(range(delta.num_rows), key=lambda _: chance.bits())
@@ -121,12 +121,12 @@ def as_bytes(table: pa.Table) -> bytes:
     return bytes(sink.getvalue().to_pybytes())
 
 
-def told(circuit: Circuit, transactions: Iterable[Transaction]) -> list[dict[str, bytes]]:
+def deltas_as_bytes(circuit: Circuit, transactions: Iterable[Transaction]) -> list[dict[str, bytes]]:
     """Every delta of every view, as bytes."""
     return [{name: as_bytes(delta) for name, delta in circuit.step(deltas).items()} for deltas in transactions]
 
 
-def assert_told(found: list[dict[str, bytes]], expected: list[dict[str, bytes]]) -> None:
+def assert_same_deltas(found: list[dict[str, bytes]], expected: list[dict[str, bytes]]) -> None:
     wrong = [
         (number, name)
         for number, (these, those) in enumerate(zip(found, expected, strict=True))
@@ -137,24 +137,24 @@ def assert_told(found: list[dict[str, bytes]], expected: list[dict[str, bytes]])
 
 
 def state_rows(circuit: Circuit) -> dict[str, int]:
-    """Of every arrangement, when all that takes each other back is gone."""
+    """The rows of every arrangement, after consolidation."""
     circuit.compact()
     return {name: kept.rows for name, kept in circuit.arrangements.items()}
 
 
-def test_one_transaction_is_as_good_as_two(
+def test_one_transaction_has_the_same_result_as_two(
     spark: SparkSession, transactions: list[Transaction], baseline: Baseline
 ) -> None:
-    """So the delta of a sum is the sum of the deltas."""
-    pairs = [merged(transactions[at : at + 2]) for at in range(0, len(transactions), 2)]
+    """The delta of a sum is the sum of the deltas."""
+    pairs = [merge(transactions[at : at + 2]) for at in range(0, len(transactions), 2)]
     assert_same(contents(Circuit(spark, SCRIPT), pairs), baseline.contents)
-    assert_same(contents(Circuit(spark, SCRIPT), [merged(transactions)]), baseline.contents)
+    assert_same(contents(Circuit(spark, SCRIPT), [merge(transactions)]), baseline.contents)
 
 
 def test_split_transactions_end_in_the_same_content(
     spark: SparkSession, transactions: list[Transaction], baseline: Baseline
 ) -> None:
-    """By table, and by row: what is taken away comes first, so that a key is never there twice."""
+    """By table, and by row: deletions come first, so that a key never occurs twice."""
     halves: list[Transaction] = []
     for deltas in transactions:
         for name, delta in deltas.items():
@@ -169,7 +169,7 @@ def test_a_transaction_and_its_inverse_leave_no_trace(spark: SparkSession, trans
     for deltas in transactions[:2]:
         circuit.step(deltas)
     before = state_rows(circuit)
-    whole = merged(transactions[2:])
+    whole = merge(transactions[2:])
     there, back = circuit.step(whole), circuit.step(inverse(whole))
     for name in VIEWS:
         assert net(pa.concat_tables([there[name], back[name]]), name).num_rows == 0, name
@@ -179,14 +179,14 @@ def test_a_transaction_and_its_inverse_leave_no_trace(spark: SparkSession, trans
 def test_the_order_of_rows_does_not_matter(
     spark: SparkSession, transactions: list[Transaction], baseline: Baseline
 ) -> None:
-    mixed = [shuffled(deltas, RandomStream(number)) for number, deltas in enumerate(transactions)]
-    assert_told(told(Circuit(spark, SCRIPT), mixed), baseline.told)
+    mixed = [shuffle(deltas, RandomStream(number)) for number, deltas in enumerate(transactions)]
+    assert_same_deltas(deltas_as_bytes(Circuit(spark, SCRIPT), mixed), baseline.told)
 
 
 def test_replaying_gives_the_same_bytes(
     spark: SparkSession, transactions: list[Transaction], baseline: Baseline
 ) -> None:
-    assert_told(told(Circuit(spark, SCRIPT), transactions), baseline.told)
+    assert_same_deltas(deltas_as_bytes(Circuit(spark, SCRIPT), transactions), baseline.told)
 
 
 @pytest.mark.parametrize(
@@ -210,19 +210,19 @@ def test_a_step_that_fails_changes_nothing(spark: SparkSession, query: str) -> N
         s = pa.Table.from_pylist([{"id": value, "b": 1} for value in a], schema=schemas["s"])
         return {"r": delta_of(r, 1), "s": delta_of(s, 1)}
 
-    before = told(circuit, [rows(1, 2)])
-    assert told(spared, [rows(1, 2)]) == before
+    before = deltas_as_bytes(circuit, [rows(1, 2)])
+    assert deltas_as_bytes(spared, [rows(1, 2)]) == before
     with pytest.raises(Exception, match="DIVIDE_BY_ZERO"):
         circuit.step(rows(4, 0))
     assert state_rows(circuit) == state_rows(spared)
-    assert_told(told(circuit, [rows(4, 5), rows(7)]), told(spared, [rows(4, 5), rows(7)]))
+    assert_same_deltas(deltas_as_bytes(circuit, [rows(4, 5), rows(7)]), deltas_as_bytes(spared, [rows(4, 5), rows(7)]))
 
 
 def test_a_delta_of_something_else_is_refused(
     spark: SparkSession, transactions: list[Transaction], baseline: Baseline
 ) -> None:
     circuit, first = Circuit(spark, SCRIPT), transactions[0]
-    begun = told(circuit, [first])
+    begun = deltas_as_bytes(circuit, [first])
     with pytest.raises(EvertideError, match="nowhere"):
         circuit.step({"r": first["r"], "nowhere": first["r"]})
-    assert_told([*begun, *told(circuit, transactions[1:2])], baseline.told[:2])
+    assert_same_deltas([*begun, *deltas_as_bytes(circuit, transactions[1:2])], baseline.told[:2])

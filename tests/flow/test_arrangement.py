@@ -1,4 +1,4 @@
-"""Arrangements against a plain model, a Counter of rows: whatever happens in between, lookups and scans agree."""
+"""Arrangements against a plain model, a Counter of rows: after any operations, lookups and scans agree."""
 
 from __future__ import annotations
 
@@ -18,20 +18,18 @@ from evertide.flow.state import block as block_module
 from evertide.flow.state import lookup as wanted
 from evertide.flow.state import table_blocks as intake
 from evertide.flow.state.arrangement import Arrangement
-from evertide.flow.state.manifest import Manifest
+from evertide.flow.state.manifest import ArrangementManifest
 from evertide.flow.state.spine import ArrangementSettings
-from evertide.flow.state.state_part import write_part
-from evertide.flow.state.table_blocks import arrange_delta
 from evertide.rows.changes import DIFF
 from evertide.rows.columns import Longs
 from evertide.rows.digest import RowHashes
-from evertide.testing.arrow import canonical_rows, reencoded, schemas, tables
-from evertide.testing.runtime import RandomStream
 from tests.flow.arranging import SCHEMA, Content, World, content, delta, grouped, keys
+from tests.kit.arrow import canonical_rows, reencoded, schemas, tables
+from tests.kit.runtime import RandomStream
 
 EXAMPLES = settings(max_examples=60, deadline=None)
 FEW = settings(max_examples=25, deadline=None)
-STEPS = ["apply", "apply", "apply", "retract", "inverse", "maintain", "compact", "save", "restore", "adopt", "empty"]
+STEPS = ["apply", "apply", "apply", "retract", "inverse", "maintain", "compact", "save", "restore", "empty"]
 
 
 class Model:
@@ -53,7 +51,7 @@ class Model:
         return delta(self.pool.take(pa.array(rows, pa.int64())), list(diffs))
 
     def found(self, asked: Sequence[int] | None, names: Sequence[str]) -> Content:
-        """What a lookup of the keys of these rows must find; a scan, if None."""
+        """The expected result of a lookup of the keys of these rows; of a scan, if None."""
         at = [self.pool.schema.names.index(name) for name in names]
         wanted_keys = None if asked is None else {self.key_of(self.rows[i]) for i in asked}
         found: Content = Counter()
@@ -65,7 +63,7 @@ class Model:
 
 @EXAMPLES
 @given(st.data())
-def test_it_holds_what_was_applied_whatever_happens_in_between(given_data: st.DataObject) -> None:
+def test_an_arrangement_has_the_applied_rows_after_any_operations(given_data: st.DataObject) -> None:
     draw = given_data.draw
     schema = draw(schemas())
     pool = draw(tables(schema).filter(lambda table: table.num_rows > 0))
@@ -93,14 +91,9 @@ def test_it_holds_what_was_applied_whatever_happens_in_between(given_data: st.Da
 
 def take_step(draw: Any, step: str, subject: Arrangement, model: Model, world: World) -> Arrangement:
     indices = st.integers(0, len(model.rows) - 1)
-    if step in ("apply", "adopt"):
+    if step == "apply":
         rows = draw(st.lists(indices, min_size=1, max_size=14))
-        table = model.add(rows, draw(st.lists(st.integers(1, 3), min_size=len(rows), max_size=len(rows))))
-        if step == "apply":
-            subject.apply(table)
-        else:
-            found, words = arrange_delta(table, subject.key)
-            subject.adopt([write_part(world.blob, f"state/a/{world.new_name()}", found, words, row_group_rows=3)])
+        subject.apply(model.add(rows, draw(st.lists(st.integers(1, 3), min_size=len(rows), max_size=len(rows)))))
     elif step == "retract":
         there = [i for i, row in enumerate(model.rows) if model.content[row]]
         rows = list({model.rows[i]: i for i in there}.values())
@@ -118,14 +111,14 @@ def take_step(draw: Any, step: str, subject: Arrangement, model: Model, world: W
     else:
         manifest = subject.save()
         if step == "restore":
-            manifest = msgspec.json.decode(msgspec.json.encode(manifest), type=Manifest)
-            return world.restored(manifest, verify=draw(st.booleans()))
+            manifest = msgspec.json.decode(msgspec.json.encode(manifest), type=ArrangementManifest)
+            return world.restore(manifest, verify=draw(st.booleans()))
     return subject
 
 
 @FEW
 @given(st.data())
-def test_order_and_grouping_of_deltas_make_no_difference(given_data: st.DataObject) -> None:
+def test_order_and_grouping_of_deltas_do_not_matter(given_data: st.DataObject) -> None:
     draw = given_data.draw
     table = draw(tables(rows_max=20))
     key = table.schema.names[: draw(st.integers(0, table.num_columns))]
@@ -156,8 +149,9 @@ def test_a_transaction_and_its_inverse_leave_nothing(given_data: st.DataObject) 
 
 @pytest.mark.parametrize("key", [("id",), ()])
 def test_a_key_larger_than_what_a_merge_reads_at_once(key: Sequence[str]) -> None:
-    """Its rows meet although they lie in other places of each run. Taken out once: the merge gave out what it had read
-    of a word before it had read all."""
+    """Its rows are merged although they are at different positions of each run. Fails if the merge outputs rows of a
+    word before it has read all of them.
+    """
     subject = World().arrangement(key=key)
     rows = [(7, f"{i}", 0.0) for i in range(60)]
     for number, some in enumerate((rows, [(6, "x", 0.0), *rows[::-1], (8, "y", 0.0)])):
@@ -195,16 +189,16 @@ def test_nulls_and_the_largest_integers_share_a_word_but_no_rows() -> None:
 
 
 @pytest.mark.parametrize("coarse", [True, False])
-def test_words_only_propose(coarse: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Taken out once (the verification in `WantedKeys`): each lookup then found the rows of all names of its word."""
+def test_equal_words_do_not_make_keys_equal(coarse: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails without the verification in `WantedKeys`: each lookup then finds the rows of all names with its word."""
     schema = pa.schema([pa.field("name", pa.string()), pa.field("n", pa.int64())])
 
     def words(table: Any) -> Longs:
         lengths = [len(name or "") % 2 if coarse else 0 for name in table.column(0).to_pylist()]
         return np.array(lengths, np.int64)
 
-    monkeypatch.setattr(intake, "key_words", words)
-    monkeypatch.setattr(wanted, "key_words", words)
+    monkeypatch.setattr(intake, "hash_keys", words)
+    monkeypatch.setattr(wanted, "hash_keys", words)
     names = [None, "", "a", "b", "aa", "bb", "c", "cc"]
     subject = World().arrangement(schema, ("name",))
     for number in range(4):
@@ -215,8 +209,8 @@ def test_words_only_propose(coarse: bool, monkeypatch: pytest.MonkeyPatch) -> No
     assert content(subject.scan(["name"])) == {(name,): 4 for name in names}
 
 
-def test_hashes_of_rows_only_propose(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Taken out once (the comparison in `_groups`): all rows of a key became one."""
+def test_equal_hashes_do_not_make_rows_equal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails without the comparison in `_groups`: all rows of a key become one."""
 
     def clash(table: pa.Table) -> RowHashes:
         return RowHashes(*(np.zeros(table.num_rows, np.uint64),) * 2)
@@ -256,7 +250,7 @@ def test_diffs_that_do_not_fit_are_refused_and_change_nothing() -> None:
     assert list(content(subject.scan()).values()) == [most]
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_invalid_changes_are_refused() -> None:
     world = World()
     subject = world.arrangement()
     good = delta([(1, "a", 0.0)])
@@ -280,8 +274,6 @@ def test_what_does_not_fit_is_refused() -> None:
         lambda: world.arrangement(key=("id", "id")),
         lambda: world.arrangement(pa.schema([pa.field(DIFF, pa.int64())]), ()),
         lambda: world.arrangement(pa.schema([pa.field("a", pa.int64())] * 2), ()),
-        lambda: write_part(world.blob, "state/a/x", good, np.array([1, 2])),
-        lambda: write_part(world.blob, "state/a/x", pa.concat_tables([good, good]), np.array([2, 1])),
         lambda: ArrangementSettings(merge_fan_in=1),
     ):
         with pytest.raises(Unexpected):
@@ -293,8 +285,8 @@ def test_what_does_not_fit_is_refused() -> None:
         required.apply(delta(keys(None)))
 
 
-def test_runs_stay_few() -> None:
-    """Of each size fewer than are merged, whatever the number of deltas; and each row is written once per size."""
+def test_the_number_of_runs_is_bounded() -> None:
+    """Fewer runs of each size than are merged, for any number of deltas; and each row is written once per size."""
     world, chance = World(), RandomStream(5)
     limits = ArrangementSettings(
         memory_rows_max=64, inline_rows_max=32, row_group_rows=16, part_rows_max=256, merge_fan_in=4
@@ -313,9 +305,10 @@ def test_runs_stay_few() -> None:
     assert all(part.rows <= 256 for part in subject.parts())
 
 
-def test_a_merge_is_given_up_when_its_owner_stops() -> None:
-    """A pipeline that closes does not wait for it. What it wrote is released, and the rows are where they were. Taken
-    out once (the look at who stops): the merge ran to its end."""
+def test_a_merge_ends_early_when_its_owner_stops() -> None:
+    """A pipeline that closes does not wait for it. Its parts are released, and the rows are unchanged. Fails without
+    the check of `is_stopping`: the merge runs to its end.
+    """
     world = World()
     limits = ArrangementSettings(
         memory_rows_max=16, inline_rows_max=8, row_group_rows=4, part_rows_max=8, merge_fan_in=2
@@ -328,45 +321,19 @@ def test_a_merge_is_given_up_when_its_owner_stops() -> None:
     looks = iter([False, False, True])
     assert not subject.maintain(lambda: next(looks))
     assert subject.parts() == before
-    assert len([*world.blob.list("")]) > written, "it was in the middle"
+    assert len([*world.blob.list("")]) > written, "the merge was in progress"
     assert {entry.key for entry in world.blob.list("")} == {*subject.released, *(part.key for part in before)}
     assert content(subject.scan()) == {(i, name, None): 1 for i in range(40) for name in "ab"}
     assert subject.maintain()
     assert subject.rows == 80
 
 
-def test_parts_written_elsewhere_are_one_run_if_they_do_not_overlap() -> None:
-    world = World()
-    subject = world.arrangement()
-    subject.adopt([])
-
-    def parts(*batches: range) -> list[Any]:
-        return [
-            write_part(
-                world.blob,
-                f"state/a/{world.new_name()}",
-                *arrange_delta(delta([(i, "n", 0.0) for i in batch]), ("id",)),
-            )
-            for batch in batches
-        ]
-
-    subject.adopt(parts(range(10, 20), range(-5, 10)))
-    subject.adopt(parts(range(30, 40), range(39, 45)))
-    assert [len(run.entries) for run in subject._spine.runs.parts] == [2, 1, 1]
-    assert content(subject.lookup(keys(*range(-10, 50)), ["name"])) == {("n",): 41}
-    assert content(subject.lookup(keys(39, -5))) == Counter(
-        {row: n for row, n in content(subject.scan()).items() if row[0] in (39, -5)}
-    )
-    subject.compact()
-    assert len(subject.released) == 4
-
-
 def test_a_manifest_of_another_version_is_refused() -> None:
     world = World()
     manifest = world.arrangement().save()
     with pytest.raises(UnsupportedFormat):
-        world.restored(msgspec.structs.replace(manifest, version=2))
-    assert world.restored(manifest).rows == 0
+        world.restore(msgspec.structs.replace(manifest, version=2))
+    assert world.restore(manifest).rows == 0
 
 
 def test_saving_writes_each_row_once() -> None:
@@ -376,10 +343,10 @@ def test_saving_writes_each_row_once() -> None:
     first = subject.save()
     assert subject.save() == first
     assert len(list(world.blob.list(""))) == 1
-    assert len(subject._spine.runs.memory) == 1, "what was saved still is at hand"
+    assert len(subject._spine.runs.memory) == 1, "saved rows are still in memory"
     subject.apply(delta([(1000, "n", 0.0)]))
     second = subject.save()
     assert len(second.runs) == 2
     assert first.runs[0] in second.runs
-    assert content(world.restored(first).scan(["name"])) == {("n",): 100}
-    assert content(world.restored(second).scan(["name"])) == {("n",): 101}
+    assert content(world.restore(first).scan(["name"])) == {("n",): 100}
+    assert content(world.restore(second).scan(["name"])) == {("n",): 101}

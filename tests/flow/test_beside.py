@@ -1,4 +1,4 @@
-"""Maintenance beside transactions: whoever looks always finds exactly what was applied."""
+"""Maintenance during transactions: a lookup always finds exactly the applied rows."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import pytest
 
 from evertide.flow.state import arrangement
 from evertide.flow.state.arrangement import Arrangement
-from evertide.flow.state.manifest import Manifest
+from evertide.flow.state.manifest import ArrangementManifest
 from evertide.flow.state.merge import merge
 from evertide.flow.state.spine import ArrangementSettings, Runs, Spine
 from evertide.flow.state.table_blocks import make_table
-from evertide.testing.runtime import RandomStream
 from tests.flow.arranging import SCHEMA, Content, World, content, delta, keys
+from tests.kit.runtime import RandomStream
 from tests.store.race import together
 
 LIMITS = ArrangementSettings(
@@ -25,12 +25,14 @@ LIMITS = ArrangementSettings(
 TRANSACTIONS = 250
 
 
-def test_maintain_compact_and_save_beside_apply_and_lookup() -> None:
-    """Taken out once: `_held`, so that `apply` joined runs being written, and the lock of `compact` on parts."""
+def test_maintain_compact_and_save_during_apply_and_lookup() -> None:
+    """Fails without `_held`, as `apply` then merges runs that are being written, and without the lock of `compact` on
+    parts.
+    """
     world = World(cache_bytes=20_000)
     subject = world.arrangement(settings=LIMITS)
     done = threading.Event()
-    manifests: list[tuple[int, Manifest, int]] = []
+    manifests: list[tuple[int, ArrangementManifest, int]] = []
     applied: list[Content] = [Counter()]
 
     def transactions() -> None:
@@ -43,7 +45,7 @@ def test_maintain_compact_and_save_beside_apply_and_lookup() -> None:
             model.update(rows)
             model.subtract(gone)
             model = Counter({row: count for row, count in model.items() if count})
-            applied.append(named(model))
+            applied.append(by_id_and_name(model))
             asked = [chance.below(60) for _ in range(5)]
             assert content(subject.lookup(keys(*asked), ["id", "name"])) == only(applied[-1], asked)
 
@@ -66,15 +68,15 @@ def test_maintain_compact_and_save_beside_apply_and_lookup() -> None:
     assert together(4, work) == [None] * 4
     assert content(subject.scan(["id", "name"])) == applied[-1]
     for before, manifest, after in manifests[:: max(1, len(manifests) // 10)]:
-        found = content(world.restored(manifest).scan(["id", "name"]))
+        found = content(world.restore(manifest).scan(["id", "name"]))
         assert any(found == model for model in applied[before : after + 1]), (
-            "a delta is in it as a whole, or not at all"
+            "a lookup sees a delta as a whole, or not at all"
         )
     check_released(world, subject)
 
 
 def test_every_list_of_runs_that_a_lookup_could_see_is_the_collection(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Taken out once (one assignment in `_swap`, made two): between them rows were there twice."""
+    """Fails if the one assignment in `_swap` becomes two: between them rows occur twice."""
     seen: list[Runs] = []
 
     class Watched(Spine):
@@ -98,7 +100,7 @@ def test_every_list_of_runs_that_a_lookup_could_see_is_the_collection(monkeypatc
         subject.compact,
     ]
     for number in range(40):
-        before = named(model)
+        before = by_id_and_name(model)
         looked = len(seen)
         if number % 2:
             steps[number // 2 % len(steps)]()
@@ -107,13 +109,15 @@ def test_every_list_of_runs_that_a_lookup_could_see_is_the_collection(monkeypatc
             subject.apply(delta(rows))
             model.update(rows)
         for runs in seen[looked:]:
-            blocks = merge(runs.all(), ["id", "name"], subject._shelf, has_key=True, is_consolidated=False, where="")
+            blocks = merge(
+                runs.list_all(), ["id", "name"], subject._shelf, has_key=True, is_consolidated=False, where=""
+            )
             found = content(make_table(list(blocks), pa.schema([SCHEMA.field("id"), SCHEMA.field("name")])))
-            assert found in (before, named(model))
+            assert found in (before, by_id_and_name(model))
     assert len(seen) > 20
 
 
-def named(model: Content) -> Content:
+def by_id_and_name(model: Content) -> Content:
     found: Content = Counter()
     for row, count in model.items():
         found[row[:2]] += count
@@ -125,7 +129,7 @@ def only(model: Content, ids: list[int]) -> Content:
 
 
 def check_released(world: World, subject: Arrangement) -> None:
-    """Each part on the blob is in use or was released, once, and never both."""
+    """Each part of the blob is in use or was released once, and never both."""
     used = {part.key for part in subject.parts()}
     assert len(set(subject.released)) == len(subject.released)
     assert not used & set(subject.released)

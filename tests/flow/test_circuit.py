@@ -1,9 +1,10 @@
-"""The circuit as a whole: what a transaction that fails leaves, what is saved and restored, and the ways through it."""
+"""The circuit as a whole: failed transactions, saved and restored state, and the ways of computing a stage."""
 
 from __future__ import annotations
 
 import errno
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -13,15 +14,16 @@ import pytest
 
 from evertide.errors import BlobDamaged, BlobMissing, Damaged, InvalidInput, StorageFull, ViewFailed
 from evertide.flow import Circuit, CircuitState, collection, explain
-from evertide.flow.circuit import new_names
+from evertide.flow.aggregates.top import Top
+from evertide.flow.circuit import make_name_source
 from evertide.flow.state.arrangement import Arrangement
 from evertide.plan.algebra import algebra
 from evertide.plan.fragment import fragment
 from evertide.rows.changes import DIFF
 from evertide.store.memory import MemoryBlob
-from evertide.testing.merging import Upkeep
-from evertide.testing.oracle import Reference, drive
-from evertide.testing.transactions import random_transactions
+from tests.kit.merging import Upkeep
+from tests.kit.oracle import Reference, drive
+from tests.kit.transactions import random_transactions
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -54,8 +56,10 @@ def transactions(circuit: Circuit, seed: int, count: int = 8) -> Iterator[dict[s
     return iter(random_transactions(circuit.tables, seed, keys=keys, count=count, rows_each=6, rows_huge=40))
 
 
-def test_what_is_saved_is_restored_in_the_middle_of_the_transactions(spark: SparkSession) -> None:
-    """By way of JSON and another circuit, after each transaction: the deltas are those of a circuit that just ran."""
+def test_a_saved_circuit_is_restored_between_any_two_transactions(spark: SparkSession) -> None:
+    """Through JSON and another circuit, after each transaction: the deltas equal those of a circuit that was never
+    restored.
+    """
     blob = MemoryBlob()
     circuit, other = Circuit(spark, SCRIPT, blob=blob), Circuit(spark, SCRIPT)
     for at, transaction in enumerate(transactions(circuit, 1, 5)):
@@ -63,10 +67,10 @@ def test_what_is_saved_is_restored_in_the_middle_of_the_transactions(spark: Spar
         assert all(found[view].equals(expected[view]) for view in QUERIES)
         saved = msgspec.json.encode(circuit.save())
         state = msgspec.json.decode(saved, type=CircuitState)
-        circuit = Circuit(spark, SCRIPT, blob=blob, new_name=new_names(f"w{at}"), state=state)
+        circuit = Circuit(spark, SCRIPT, blob=blob, new_name=make_name_source(f"w{at}"), state=state)
 
 
-def a_saved_circuit(spark: SparkSession, blob: MemoryBlob) -> CircuitState:
+def make_saved_circuit(spark: SparkSession, blob: MemoryBlob) -> CircuitState:
     circuit = Circuit(spark, SCRIPT, blob=blob)
     for transaction in transactions(circuit, 2, 2):
         circuit.step(transaction)
@@ -75,8 +79,8 @@ def a_saved_circuit(spark: SparkSession, blob: MemoryBlob) -> CircuitState:
 
 def test_a_missing_part_is_named(spark: SparkSession) -> None:
     blob = MemoryBlob()
-    state = a_saved_circuit(spark, blob)
-    key = next(entry.key for kept in state.arrangements.values() for entry in kept.entries())
+    state = make_saved_circuit(spark, blob)
+    key = next(entry.key for kept in state.arrangements.values() for entry in kept.list_entries())
     blob.delete(key)
     with pytest.raises(BlobMissing, match=key):
         Circuit(spark, SCRIPT, blob=blob, state=state)
@@ -84,8 +88,8 @@ def test_a_missing_part_is_named(spark: SparkSession) -> None:
 
 def test_a_damaged_part_is_named(spark: SparkSession) -> None:
     blob = MemoryBlob()
-    state = a_saved_circuit(spark, blob)
-    key = next(entry.key for kept in state.arrangements.values() for entry in kept.entries())
+    state = make_saved_circuit(spark, blob)
+    key = next(entry.key for kept in state.arrangements.values() for entry in kept.list_entries())
     content = bytearray(blob.get(key))
     content[len(content) // 2] ^= 0xFF
     blob.delete(key)
@@ -94,9 +98,9 @@ def test_a_damaged_part_is_named(spark: SparkSession) -> None:
         Circuit(spark, SCRIPT, blob=blob, state=state)
 
 
-def test_a_missing_arrangement_is_damage_and_nothing_new(spark: SparkSession) -> None:
+def test_a_missing_arrangement_is_damage(spark: SparkSession) -> None:
     blob = MemoryBlob()
-    state = a_saved_circuit(spark, blob)
+    state = make_saved_circuit(spark, blob)
     name, *_ = state.arrangements
     left = {other: kept for other, kept in state.arrangements.items() if other != name}
     with pytest.raises(Damaged, match=name):
@@ -129,9 +133,7 @@ def test_bad_deltas_are_refused_and_change_nothing(spark: SparkSession) -> None:
     assert circuit.step({"r": good})["v"].to_pylist() == [{"n": 0, DIFF: -1}, {"n": 1, DIFF: 1}]
 
 
-def test_state_that_took_half_a_transaction_is_not_used_again(
-    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_state_with_half_a_transaction_is_not_used_again(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     circuit = Circuit(spark, SCRIPT)
     kept = list(circuit.arrangements.values())[-1]
 
@@ -147,10 +149,10 @@ def test_state_that_took_half_a_transaction_is_not_used_again(
         circuit.step(second)
 
 
-def test_a_transaction_that_the_system_refuses_to_take_in_is_taken_once(
+def test_a_transaction_that_the_system_refuses_at_first_is_applied_once(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At another arrangement each time. Fails if those before it have taken the transaction already."""
+    """At another arrangement each time. Fails if the arrangements before it have applied the transaction already."""
     circuit, other = Circuit(spark, SCRIPT), Circuit(spark, SCRIPT)
     prepare, left, refused = Arrangement.prepare, [-1], 0
 
@@ -174,7 +176,7 @@ def test_a_transaction_that_the_system_refuses_to_take_in_is_taken_once(
     assert refused > 4
 
 
-def test_the_ways_are_counted(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_large_and_recomputed_steps_are_counted(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     circuit = Circuit(spark, f"{TABLES} CREATE MATERIALIZED VIEW v AS {QUERIES['joined']};")
     row = delta(circuit.tables["r"], (1, 1, "x", 1.0, 1))
     circuit.step({"r": row, "s": delta(circuit.tables["s"], (1, 1, "x", 1))})
@@ -188,8 +190,8 @@ def test_the_ways_are_counted(spark: SparkSession, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("seed", [4, 5])
-def test_the_large_way_says_the_same(spark: SparkSession, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    """Bit for bit, and as the oracle says."""
+def test_the_large_way_has_the_same_result(spark: SparkSession, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """Bit for bit, and equal to the oracle's."""
     small, large = Circuit(spark, SCRIPT), Circuit(spark, SCRIPT)
     reference = Reference(spark, small.tables)
     queries = {name: query for name, query in QUERIES.items() if name != "sessions"}
@@ -211,15 +213,44 @@ def test_the_first_rows_are_found_again_when_the_reserve_is_used_up(
 ) -> None:
     monkeypatch.setattr(algebra, "_TOP_FACTOR", 1)
     monkeypatch.setattr(algebra, "_TOP_MORE", 1)
+    refill, refills = Top._refill, Counter[str]()
+
+    def count_refill(top: Top, delta: pa.Table) -> pa.Table:
+        refills[top.name] += 1
+        return refill(top, delta)
+
+    monkeypatch.setattr(Top, "_refill", count_refill)
     query = "SELECT a, b FROM r ORDER BY a, b LIMIT 2 OFFSET 1"
     circuit = Circuit(spark, f"{TABLES} CREATE MATERIALIZED VIEW v AS {query};")
     reference = Reference(spark, circuit.tables)
     drive(circuit, reference, {"v": query}, transactions(circuit, 6, 16), spark_every=1)
-    [top] = [each for each in circuit.order if hasattr(each, "refills")]
-    assert top.refills > 0
+    assert refills
 
 
-def test_upkeep_merges_beside_the_transactions(spark: SparkSession) -> None:
+HUGE = {
+    "whole": "SELECT a, b FROM r ORDER BY a, b LIMIT {k}",
+    "skipped": "SELECT a, b FROM r ORDER BY a, b LIMIT {k} OFFSET 2",
+    "twice": "SELECT a, b FROM (SELECT a, b FROM r ORDER BY b, a LIMIT {k}) ORDER BY a, b LIMIT 3",
+    "filtering": "SELECT id FROM s WHERE b IN (SELECT b FROM r ORDER BY a LIMIT {k})",
+    "numbered": "SELECT id, row_number() OVER (PARTITION BY b ORDER BY id) AS n FROM s QUALIFY n <= {k}",
+    "correlated": "SELECT id, (SELECT sum(a) FROM (SELECT a FROM r WHERE r.b = s.b ORDER BY a LIMIT {k})) AS t FROM s",
+}
+
+
+@pytest.mark.parametrize("limit", [400_000_000, 2_147_483_000])
+@pytest.mark.parametrize("rows_small_max", [16_384, 0])
+def test_a_limit_far_above_the_number_of_rows_needs_memory_for_the_rows_only(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, limit: int, rows_small_max: int
+) -> None:
+    """Spark's own top-k allocates room for twice the limit. So the reference has a lower one."""
+    monkeypatch.setattr(fragment, "ROWS_SMALL_MAX", rows_small_max)
+    views = [f"CREATE MATERIALIZED VIEW {name} AS {query.format(k=limit)};" for name, query in HUGE.items()]
+    circuit = Circuit(spark, "".join([TABLES, *views]))
+    lower = {name: query.format(k=1_000_000) for name, query in HUGE.items()}
+    drive(circuit, Reference(spark, circuit.tables), lower, transactions(circuit, 8, 4), spark_every=2)
+
+
+def test_upkeep_merges_during_transactions(spark: SparkSession) -> None:
     circuit = Circuit(spark, SCRIPT)
     reference = Reference(spark, circuit.tables)
     with Upkeep(circuit, interval_s=0.001) as upkeep:
@@ -241,11 +272,11 @@ def of(a: int, b: int, diff: int = 1) -> dict[str, pa.Table]:
 
 
 def test_j12_a_view_that_fails_is_named_with_those_built_on_it(spark: SparkSession) -> None:
-    """Nothing was taken in, so that the same transaction goes through once the two are dropped."""
+    """The failed transaction changed nothing, so that it succeeds once the two views are dropped."""
     circuit = Circuit(spark, FAILING)
     circuit.step(of(6, 3))
-    assert circuit.fails(of(1, 0))
-    assert not circuit.fails(of(1, 1))
+    assert circuit.has_failing_row(of(1, 0))
+    assert not circuit.has_failing_row(of(1, 1))
     with pytest.raises(ViewFailed, match="DIVIDE_BY_ZERO") as failed:
         circuit.step(of(1, 0))
     assert failed.value.views == ("ratio", "ratios")
@@ -256,17 +287,17 @@ def test_j12_a_view_that_fails_is_named_with_those_built_on_it(spark: SparkSessi
     assert again.step(of(2, 0))["total"].to_pylist() == [{"b": 0, "a": 1, DIFF: -1}, {"b": 0, "a": 3, DIFF: 1}]
 
 
-def test_only_some_views_with_what_they_read(spark: SparkSession) -> None:
+def test_a_circuit_of_some_views_includes_what_they_read(spark: SparkSession) -> None:
     circuit = Circuit(spark, FAILING, only=["ratios"])
     assert circuit.step(of(6, 3))["ratios"].column("r").to_pylist() == [2.0]
     assert [*circuit.views] == ["ratios"]
 
 
 @pytest.mark.parametrize("rows_small", [0, 10_000])
-def test_settings_that_decide_results_count_wherever_rows_are_computed(
+def test_settings_that_affect_results_apply_wherever_rows_are_computed(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch, rows_small: int
 ) -> None:
-    """In tasks, too: Spark hands settings to them only on its own way of running a query."""
+    """In tasks, too: Spark passes settings to them only when it runs a query itself."""
     monkeypatch.setattr(fragment, "ROWS_SMALL_MAX", rows_small)
     session = spark.newSession()
     session.conf.set("spark.sql.mapKeyDedupPolicy", "LAST_WIN")

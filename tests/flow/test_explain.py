@@ -1,4 +1,4 @@
-"""What `explain` says of a circuit: how, at what cost, with which state; as text, JSON and pictures."""
+"""What `explain` shows of a circuit: how, at what cost, with which state; as text, JSON and diagrams."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from evertide.flow import Circuit
-from evertide.flow.explanation.diagrams import dot, mermaid
+from evertide.flow.explanation.diagrams import render_dot, render_mermaid
 from evertide.flow.explanation.explain import explain
 from evertide.flow.explanation.explanation import Explanation, Operator
 
@@ -100,7 +100,7 @@ def operator(explanation: Explanation, view: str, kind: str) -> Operator:
         ("named", "Constant 1 row", "never changes", "none"),
     ],
 )
-def test_each_operator_says_how_it_is_maintained(
+def test_explain_shows_how_each_operator_is_maintained(
     explanation: Explanation, view: str, what: str, how: str, cost: str
 ) -> None:
     [operators] = [each.operators for each in explanation.views if each.name == view]
@@ -109,14 +109,14 @@ def test_each_operator_says_how_it_is_maintained(
     assert said[what] == (how, cost)
 
 
-def test_what_is_computed_again_as_a_whole_is_listed(explanation: Explanation) -> None:
-    assert [(view, each.kind) for view, each in explanation.whole] == [
+def test_operators_that_are_recomputed_as_a_whole_are_listed(explanation: Explanation) -> None:
+    assert [(view, each.kind) for view, each in explanation.recomputed_operators] == [
         ("numbered", "Window"),
         ("all_prices", "Aggregate"),
     ]
 
 
-def test_state_is_told_with_its_key_and_size(circuit: Circuit, explanation: Explanation) -> None:
+def test_state_is_shown_with_its_key_and_size(circuit: Circuit, explanation: Explanation) -> None:
     by_name = {each.name: each for each in explanation.arrangements}
     told = [by_name[name] for name in operator(explanation, "sold", "Join").state]
     assert sorted((each.of, each.key) for each in told) == [("auction", ("id",)), ("bid", ("auction",))]
@@ -125,7 +125,7 @@ def test_state_is_told_with_its_key_and_size(circuit: Circuit, explanation: Expl
     assert bids.bytes > 0
     groups = [by_name[name] for name in operator(explanation, "best", "Aggregate").state]
     assert {each.key for each in groups} == {("title",)}
-    assert len(groups) == 2, "sums, and the values that could be the greatest"
+    assert len(groups) == 2, "sums, and the candidates for the maximum"
     assert operator(explanation, "named", "Join").state == ()
     kept = {name for view in explanation.views for each in view.operators for name in each.state}
     assert kept == set(by_name)
@@ -136,7 +136,7 @@ def test_text_is_a_tree_in_columns(explanation: Explanation) -> None:
     lines = text.splitlines()
     assert lines[0] == "sold"
     sold = lines[1 : lines.index("best")]
-    assert len({line.index(" | ") for line in sold}) == 1, "aligned"
+    assert len({line.index(" | ") for line in sold}) == 1, "columns are aligned"
     assert re.search(r"^ +Join LeftOuter .* \| touched groups +\| .*bid by \(auction\)", text, re.MULTILINE)
     assert re.search(r"^  bid\..* \| bid by \(auction\) +\| 4 rows +\| [\d,]+ bytes$", text, re.MULTILINE)
     assert "#" not in text
@@ -160,8 +160,8 @@ def test_json_has_stable_keys(explanation: Explanation) -> None:
     assert numbers == list(range(1, len(numbers) + 1))
 
 
-def test_pictures_connect_tables_to_views(explanation: Explanation) -> None:
-    picture = mermaid(explanation)
+def test_diagrams_connect_tables_to_views(explanation: Explanation) -> None:
+    picture = render_mermaid(explanation)
     assert picture.startswith("flowchart BT\n")
     assert '  t_bid[("bid")]' in picture
     assert re.search(r"v_sold --> o_best_\d+", picture)
@@ -169,7 +169,7 @@ def test_pictures_connect_tables_to_views(explanation: Explanation) -> None:
     known = set(re.findall(r"^ +(\w+)[\[(]", picture, re.MULTILINE))
     ends = {end for edge in re.findall(r"^  (\w+) --> (\w+)$", picture, re.MULTILINE) for end in edge}
     assert ends <= known
-    graph = dot(explanation)
+    graph = render_dot(explanation)
     assert graph.startswith("digraph evertide {")
     assert graph.count("{") == graph.count("}")
     assert graph.count('"') % 2 == 0, "quotes of the query do not end a label"

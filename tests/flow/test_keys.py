@@ -1,4 +1,4 @@
-"""Key words: equal keys have equal words, near keys near ones; and which keys are equal."""
+"""Key words: equal keys have equal words, close keys have close words; and which keys are equal."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evertide.flow.state.keys import SHARED_WORD, canonicalize, equal_keys, is_exact, key_words
-from evertide.testing.arrow import canonical_rows, reencoded, tables
+from evertide.flow.state.keys import SHARED_WORD, canonicalize, compare_keys, hash_keys, is_exact
 from tests.flow.arranging import grouped
+from tests.kit.arrow import canonical_rows, reencoded, tables
 
 EXAMPLES = settings(max_examples=60, deadline=None)
 NAN_WITH_PAYLOAD = np.array([0x7FF8_0000_0000_0001], np.uint64).view(np.float64)[0]
 
 
 def words(*columns: Any) -> list[int]:
-    found: list[int] = key_words(
+    found: list[int] = hash_keys(
         pa.Table.from_arrays(list(columns), names=[str(i) for i in range(len(columns))])
     ).tolist()
     return found
@@ -28,17 +28,17 @@ def words(*columns: Any) -> list[int]:
 
 @EXAMPLES
 @given(st.data())
-def test_equal_keys_are_those_that_spark_groups_and_share_a_word(given_data: st.DataObject) -> None:
+def test_keys_that_spark_groups_are_equal_and_share_a_word(given_data: st.DataObject) -> None:
     table = given_data.draw(tables())
     other = given_data.draw(reencoded(table))
-    found, again = key_words(table), key_words(other)
-    assert found.tolist() == again.tolist(), "the physical form makes no difference"
+    found, again = hash_keys(table), hash_keys(other)
+    assert found.tolist() == again.tolist(), "the physical form does not matter"
     groups = [grouped(row) for row in canonical_rows(table)]
     rows = range(table.num_rows)
     pairs = [(i, j) for i in rows for j in rows]
     left, right = (pa.array([pair[side] for pair in pairs], pa.int64()) for side in (0, 1))
     columns = [table.column(i).combine_chunks() for i in range(table.num_columns)]
-    equal = equal_keys([column.take(left) for column in columns], [column.take(right) for column in columns])
+    equal = compare_keys([column.take(left) for column in columns], [column.take(right) for column in columns])
     assert equal.tolist() == [groups[i] == groups[j] for i, j in pairs]
     assert all(found[i] == found[j] for (i, j), same in zip(pairs, equal, strict=True) if same)
     if is_exact([column.type for column in columns]):
@@ -46,7 +46,7 @@ def test_equal_keys_are_those_that_spark_groups_and_share_a_word(given_data: st.
             same or found[i] != found[j] or found[i] == SHARED_WORD for (i, j), same in zip(pairs, equal, strict=True)
         )
     assert found.dtype == np.int64
-    assert (found <= SHARED_WORD).all(), "so that the word after it is one"
+    assert (found <= SHARED_WORD).all(), "every word has a successor"
 
 
 def test_a_single_integer_is_its_own_word() -> None:
@@ -61,7 +61,7 @@ def test_a_single_integer_is_its_own_word() -> None:
 
 
 @pytest.mark.parametrize("kind", [pa.int64(), pa.timestamp("us"), pa.decimal128(18, 0)])
-def test_neighbours_stay_neighbours_beside_other_columns(kind: Any) -> None:
+def test_close_keys_have_close_words_beside_other_columns(kind: Any) -> None:
     numbers = pa.array([1000 + i // 3 for i in range(300)], pa.int64())
     first = (
         pa.array([decimal.Decimal(number.as_py()) for number in numbers], kind)
@@ -71,18 +71,18 @@ def test_neighbours_stay_neighbours_beside_other_columns(kind: Any) -> None:
     first = first.cast(kind)
     found = words(pa.array([f"name {i}" for i in range(300)]), first)
     assert [word >> 16 for word in found] == numbers.to_pylist()
-    assert len(set(found)) > 290, "what the others say tells them apart"
+    assert len(set(found)) > 290, "the other columns distinguish them"
 
 
 def test_narrow_columns_leave_room_for_more_of_the_hash() -> None:
-    """Of a status and a name, the name must decide, or each lookup would find its thousandfold."""
+    """Of a status and a name, the name must decide, or each lookup would read a thousand times as many rows."""
     found = words(pa.array([i % 3 for i in range(30_000)], pa.int8()), pa.array([str(i) for i in range(30_000)]))
     assert len(set(found)) == 30_000
     assert {word >> 56 for word in found} == {0, 1, 2}
 
 
 @pytest.mark.parametrize("kind", [pa.float16(), pa.float32(), pa.float64()])
-def test_zeros_are_equal_wherever_they_lie(kind: Any) -> None:
+def test_zeros_are_equal_at_any_depth(kind: Any) -> None:
     def both(array: Any) -> tuple[Any, Any]:
         return array.slice(0, 1), array.slice(1, 1)
 
@@ -94,18 +94,18 @@ def test_zeros_are_equal_wherever_they_lie(kind: Any) -> None:
     for array in (zeros, lists, lists.cast(pa.large_list(kind)), structs, maps, fixed):
         left, right = both(array)
         assert words(left) == words(right), array.type
-        assert equal_keys([left], [right]).all()
+        assert compare_keys([left], [right]).all()
         assert canonicalize(right).equals(left)
 
 
-def test_nan_is_nan_and_null_is_null() -> None:
+def test_nans_are_equal_and_nulls_are_equal() -> None:
     numbers = pa.array(np.array([np.nan, NAN_WITH_PAYLOAD, -np.nan]))
     assert len(set(words(numbers))) == 1
-    assert equal_keys([numbers], [numbers.take(pa.array([2, 0, 1]))]).all()
+    assert compare_keys([numbers], [numbers.take(pa.array([2, 0, 1]))]).all()
     garbage = pa.Array.from_buffers(pa.int64(), 2, [pa.py_buffer(b"\0"), pa.py_buffer(np.array([5, 6]))])
     assert words(garbage) == [SHARED_WORD] * 2
-    assert equal_keys([garbage], [pa.nulls(2, pa.int64())]).all()
-    assert not equal_keys([garbage], [pa.array([5, 6])]).any()
+    assert compare_keys([garbage], [pa.nulls(2, pa.int64())]).all()
+    assert not compare_keys([garbage], [pa.array([5, 6])]).any()
 
 
 def test_words_are_stored_and_must_not_change() -> None:
@@ -120,6 +120,6 @@ GOLDEN_PAIRS = [462373, -88407, -7571]
 GOLDEN_FLOATS = [-8614124520640452665, -2152535657050944081, -2942986128384219479]
 
 
-def test_no_rows_and_no_columns() -> None:
-    assert key_words(pa.table({"a": pa.array([], pa.string())})).tolist() == []
-    assert key_words(pa.table({"a": [1, 2]}).select([])).tolist() == [0, 0]
+def test_empty_input_has_no_words() -> None:
+    assert hash_keys(pa.table({"a": pa.array([], pa.string())})).tolist() == []
+    assert hash_keys(pa.table({"a": [1, 2]}).select([])).tolist() == [0, 0]

@@ -1,4 +1,4 @@
-"""The large way: the executors share the rows. What comes of it is what the small way says, bit for bit, and Spark."""
+"""The large way: the executors share the rows. Its result equals that of the small way, bit for bit, and Spark's."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from evertide.flow.state.runs import DeltaRun
 from evertide.plan.catalyst.catalyst import Catalyst
 from evertide.plan.fragment import fragment
 from evertide.rows.digest import row_hashes
-from evertide.testing.oracle import Reference, drive
-from evertide.testing.transactions import random_transactions
+from tests.kit.oracle import Reference, drive
+from tests.kit.transactions import random_transactions
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -32,9 +32,11 @@ QUERIES = {
     "outer_joined": "SELECT r.c, s.f, r.b FROM r FULL JOIN s ON r.b = s.id",
     "variants": "SELECT r.c, CAST(if(s.e > 1, s.e, NULL) AS VARIANT) AS v FROM r LEFT JOIN s ON r.b = s.id",
     "hopping": "SELECT b, window.start AS since, count(*) AS n FROM r GROUP BY b, window(t, '10 days', '2 days')",
-    "expanded": "SELECT a, b, count(*) AS n, count(c) AS nc FROM r GROUP BY CUBE (a, b)",
+    "expand_in_pieces": "SELECT a, b, count(*) AS n, count(c) AS nc FROM r GROUP BY CUBE (a, b)",
     "exploded": "SELECT w, count(*) AS n FROM r LATERAL VIEW explode(array(a, a, b)) AS w GROUP BY w",
     "exploded_floats": "SELECT w, count(*) AS n FROM r LATERAL VIEW explode(array(x, -x, x)) AS w GROUP BY w",
+    "exploded_variants": "SELECT b, count(v) AS n FROM (SELECT b, CAST(w AS VARIANT) AS v FROM r "
+    "LATERAL VIEW explode(array(a, a, b)) AS w) GROUP BY b",
     "extremes": "SELECT b, min(a) AS i, max(a) AS j, min(c) AS k, max(c) AS l, max(x) AS m, min(t) AS n, "
     "max(d) AS o, min(d) AS p, min(a) FILTER (WHERE x > 0) AS q, max(a) FILTER (WHERE x > 0) AS r FROM r GROUP BY b",
 }
@@ -42,7 +44,7 @@ SCRIPT = TABLES + "".join(f"CREATE MATERIALIZED VIEW {name} AS {query};\n" for n
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_the_large_way_says_what_the_small_one_does(
+def test_the_large_way_has_the_result_of_the_small_one(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     small, large = Circuit(spark, SCRIPT), Circuit(spark, SCRIPT)
@@ -64,7 +66,7 @@ def test_the_large_way_says_what_the_small_one_does(
 
 
 def _are_same(one: pa.Table, other: pa.Table) -> bool:
-    """Bit by bit, where Arrow would tell one NaN from another."""
+    """Bitwise equal, where Arrow would distinguish one NaN from another."""
     return one.schema == other.schema and all(map(np.array_equal, row_hashes(one), row_hashes(other)))
 
 
@@ -84,8 +86,8 @@ def test_columns_that_only_move_stay_on_the_driver(spark: SparkSession, monkeypa
     assert seen == [["int64"]]
 
 
-def test_shuffles_follow_the_executors_that_are_there_now(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a cluster most come after the session has begun."""
+def test_shuffles_use_the_current_number_of_executors(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a cluster most executors register after the session began."""
     monkeypatch.setattr(fragment, "ROWS_SMALL_MAX", 0)
     circuit = Circuit(spark, TABLES + "CREATE MATERIALIZED VIEW v AS SELECT r.c, s.f FROM r JOIN s ON r.b = s.id;")
     conf = circuit.program.catalyst._large.conf()
@@ -101,7 +103,7 @@ def test_min_and_max_of_an_argument_share_its_values(spark: SparkSession) -> Non
     assert sum(name.rpartition(".")[2] in ("x0", "x1", "x2") for name in circuit.arrangements) == 2
 
 
-def test_a_large_delta_is_put_in_order_by_whoever_looks_first() -> None:
+def test_the_first_lookup_sorts_a_large_delta() -> None:
     made: list[int] = []
 
     def arrange(delta: pa.Table) -> object:

@@ -7,31 +7,31 @@ from typing import TYPE_CHECKING
 import pytest
 
 from evertide.flow import Circuit
-from evertide.testing.nexmark import WORKLOAD, Nexmark, transactions
-from evertide.testing.oracle import Reference, drive
 from tests.flow.maintained import check_maintenance
+from tests.kit.nexmark import WORKLOAD, Nexmark, transactions
+from tests.kit.oracle import Reference, drive
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-pytestmark = pytest.mark.timeout(900)  # hundreds of small Spark jobs, on a machine that may be busy
+pytestmark = pytest.mark.timeout(900)  # hundreds of small Spark jobs, on a machine that may be loaded
 
 
 @pytest.fixture(scope="module")
 def circuit(spark: SparkSession) -> Circuit:
-    """For both tests: it takes as long as some of the transactions."""
+    """For both tests, because creating it takes as long as some of the transactions."""
     return Circuit(spark, WORKLOAD.script())
 
 
-def test_maintenance_is_as_it_was(circuit: Circuit) -> None:
+def test_maintenance_is_unchanged(circuit: Circuit) -> None:
     check_maintenance(circuit, "nexmark")
 
 
 def test_all_queries_are_maintained_through_the_transactions(circuit: Circuit, spark: SparkSession) -> None:
     """Slow events, so that a few thousand of them fill several windows.
 
-    DuckDB after each transaction, and Spark, which takes longer, after every eighth and the last.
+    DuckDB is compared after each transaction; Spark, which takes longer, after every eighth and the last.
     """
     assert list(circuit.views) == list(WORKLOAD.queries)
     contents = drive(

@@ -1,4 +1,4 @@
-"""Random queries as views, equal to Spark's own answers after each transaction: dozens here, hundreds in the soak."""
+"""Random queries as views, equal to Spark's own results after each transaction: dozens here, hundreds in the soak."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from pyspark.errors import PySparkException
 from evertide.flow import Circuit, stage
 from evertide.flow.stage import ROWS_SURPLUS_MAX
 from evertide.plan.fragment import fragment
-from evertide.testing.oracle import Reference
-from evertide.testing.queries import random_queries
+from evertide.plan.fragment.fragment import ROWS_SMALL_MAX
 from tests.flow.checked import TABLES, Views, check
+from tests.flow.joins import check_random_joins
+from tests.kit.oracle import Reference
+from tests.kit.queries import random_queries
 from tests.soak.rounds import Soak
 
 if TYPE_CHECKING:
@@ -31,7 +33,7 @@ def check_random_queries(spark: SparkSession, seed: int, count: int, transaction
 
 
 def accepts(reference: Reference, query: str) -> bool:
-    """Spark answers it over empty tables: a subquery is refused in some places, as a correlated one in ON."""
+    """Whether Spark runs it over empty tables: it refuses a subquery in some places, such as a correlated one in ON."""
     try:
         reference.by_spark(query)
     except PySparkException:
@@ -39,7 +41,13 @@ def accepts(reference: Reference, query: str) -> bool:
     return True
 
 
-@pytest.mark.timeout(600)  # hundreds of small Spark jobs, on a machine that may be busy
+def force_linear_rule(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+    """With few rows the rule would hardly ever be used."""
+    monkeypatch.setattr(stage, "ROWS_SURPLUS_MAX", 0)
+    monkeypatch.setattr(fragment, "ROWS_SMALL_MAX", 0 if way == "large" else ROWS_SMALL_MAX)
+
+
+@pytest.mark.timeout(600)  # hundreds of small Spark jobs, on a machine that may be loaded
 @pytest.mark.parametrize("seed", [1, 3, 4])
 def test_random_queries_are_maintained(spark: SparkSession, seed: int) -> None:
     check_random_queries(spark, seed, COUNT, TRANSACTIONS)
@@ -50,16 +58,33 @@ def test_random_queries_are_maintained(spark: SparkSession, seed: int) -> None:
 def test_random_queries_are_maintained_by_the_linear_rule(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
-    """Few rows would hardly ever take it."""
-    monkeypatch.setattr(stage, "ROWS_SURPLUS_MAX", 0)
-    monkeypatch.setattr(fragment, "ROWS_SMALL_MAX", 0 if way == "large" else fragment.ROWS_SMALL_MAX)
+    force_linear_rule(monkeypatch, way)
     check_random_queries(spark, 5, COUNT, TRANSACTIONS)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("seed", "way"), [(1, "small"), (3, "large")])
+def test_v6_random_joins_are_maintained_by_the_linear_rule(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, seed: int, way: str
+) -> None:
+    force_linear_rule(monkeypatch, way)
+    assert check_random_joins(spark, seed, 5, 6)["compared"] > 15
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(0)
+def test_v6_many_random_joins_are_maintained(spark: SparkSession, soak: Soak, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run_round(seed: int) -> str:
+        force_linear_rule(monkeypatch, ("small", "small", "large")[seed % 3])
+        return str(dict(check_random_joins(spark, seed, 8, 20)))
+
+    soak.rounds("joins", run_round)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(0)
 def test_many_random_queries_are_maintained(spark: SparkSession, soak: Soak, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each second round by the linear rule, wherever it holds."""
+    """Every second round by the linear rule, wherever it applies."""
 
     def run_round(seed: int) -> str:
         monkeypatch.setattr(stage, "ROWS_SURPLUS_MAX", (ROWS_SURPLUS_MAX, 0)[seed % 2])

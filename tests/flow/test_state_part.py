@@ -1,4 +1,4 @@
-"""What lies on the blob: parts that are missing or damaged, storage that fails, what is fetched, and what is kept."""
+"""Parts on the blob: missing or damaged ones, failing storage, which bytes are fetched, and which are cached."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from evertide.flow.state.row_groups import RowGroupCache
 from evertide.flow.state.spine import ArrangementSettings
 from evertide.flow.state.state_part import PartEntry
 from evertide.rows.changes import DIFF
-from evertide.store import Blob, Fault, Faults, FaultyBlob, MemoryBlob
+from evertide.store import Blob, MemoryBlob
 from tests.flow.arranging import World, content, delta, keys
+from tests.kit.faulty import Fault, Faults, FaultyBlob
 from tests.shard.kit import PassingBlob
 
 ROWS = [(i, f"name {i % 4}", i / 2) for i in range(30)]
 
 
 class WatchedBlob(PassingBlob):
-    """Counts what is fetched, and damages it on the way if it is told to."""
+    """Counts the fetched bytes, and damages them if the test says so."""
 
     def __init__(self, inner: Blob) -> None:
         super().__init__(inner)
@@ -39,7 +40,7 @@ class WatchedBlob(PassingBlob):
         return self.get(key)[offset : offset + length]
 
 
-def saved(blob: Blob) -> tuple[World, Arrangement]:
+def save_arrangement(blob: Blob) -> tuple[World, Arrangement]:
     world = World(blob)
     subject = world.arrangement()
     subject.apply(delta(ROWS))
@@ -50,60 +51,61 @@ def saved(blob: Blob) -> tuple[World, Arrangement]:
 
 @pytest.mark.parametrize("verify", [True, False])
 def test_a_missing_part_is_named(verify: bool) -> None:
-    world, subject = saved(MemoryBlob())
+    world, subject = save_arrangement(MemoryBlob())
     manifest = subject.save()
     for part in subject.parts():
         data = world.blob.get(part.key)
         world.blob.delete(part.key)
         with pytest.raises(BlobMissing) as caught:
-            world.restored(manifest, verify=verify)
+            world.restore(manifest, verify=verify)
         assert caught.value.path == world.blob.path(part.key)
         world.blob.put(part.key, data)
-    assert world.restored(manifest).rows == 30
+    assert world.restore(manifest).rows == 30
 
 
-def flipped(at: int, data: bytes) -> bytes:
+def flip_byte(at: int, data: bytes) -> bytes:
     return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
 
 
 def damages(part: PartEntry, other: bytes) -> dict[str, Callable[[bytes], bytes]]:
-    """Per kind what becomes of the bytes: every byte that there is belongs to something that is verified."""
+    """By kind, the damaged bytes: every byte belongs to something that is verified."""
     footer = part.bytes - part.footer_bytes
     flips = {
         f"byte {at}": at for at in (4, footer // 2, footer - 1, footer, footer + 9, part.bytes - 6, part.bytes - 1)
     }
-    found: dict[str, Callable[[bytes], bytes]] = {name: partial(flipped, at) for name, at in flips.items()}
+    found: dict[str, Callable[[bytes], bytes]] = {name: partial(flip_byte, at) for name, at in flips.items()}
     found |= {"cut": lambda data: data[:-1], "longer": lambda data: data + b"x", "empty": lambda _: b""}
     return found | {"shifted": lambda data: b"x" + data, "exchanged": lambda _: other}
 
 
 @pytest.mark.parametrize("verify", [True, False])
 def test_a_damaged_part_is_named_before_any_of_it_is_used(verify: bool) -> None:
-    """Taken out once, one by one (length, checksums of the footer, of row groups, of the whole): it went unnoticed, or
-    was called something else."""
+    """Fails without the check of the length, or of the checksums of the footer, of row groups, or of the whole: the
+    damage goes unnoticed, or is reported as something else.
+    """
     blob = WatchedBlob(MemoryBlob())
-    world, subject = saved(blob)
+    world, subject = save_arrangement(blob)
     manifest = subject.save()
     victim, other = subject.parts()[:2]
     for name, damage in damages(victim, blob.inner.get(other.key)).items():
         blob.damage = lambda key, data, damage=damage: damage(data) if key == victim.key else data  # type: ignore[misc]
         with pytest.raises(BlobDamaged) as caught:
-            world.restored(manifest, verify=verify).lookup(keys(*range(30)))
+            world.restore(manifest, verify=verify).lookup(keys(*range(30)))
         assert caught.value.path == blob.path(victim.key), name
         if name in ("cut", "longer", "empty"):
             assert caught.value.why == "the length in bytes differs"
         if verify:
             with pytest.raises(BlobDamaged):
-                world.restored(manifest)
+                world.restore(manifest)
     blob.damage = lambda _, data: data
-    assert content(world.restored(manifest).scan()) == content(subject.scan())
+    assert content(world.restore(manifest).scan()) == content(subject.scan())
 
 
-def test_damage_that_comes_later_is_seen_too() -> None:
+def test_damage_after_the_restore_is_detected() -> None:
     """Everything was right when it was restored, and the file is open."""
     blob = WatchedBlob(MemoryBlob())
-    world, subject = saved(blob)
-    subject = world.restored(subject.save())
+    world, subject = save_arrangement(blob)
+    subject = world.restore(subject.save())
     victim = subject.parts()[0]
     blob.damage = lambda key, data: data[:5] + b"???" + data[8:] if key == victim.key else data
     reads: list[Callable[[], Any]] = [lambda: subject.lookup(keys(0)), subject.scan, lambda: subject.scan(["name"])]
@@ -119,9 +121,8 @@ def test_damage_that_comes_later_is_seen_too() -> None:
 
 
 def test_parts_of_other_columns_are_refused() -> None:
-    world, subject = saved(MemoryBlob())
-    other = world.arrangement(subject.schema.remove(2), ("id",))
-    other.adopt(subject.parts())
+    world, subject = save_arrangement(MemoryBlob())
+    other = world.arrangement(subject.schema.remove(2), ("id",), parts=subject.parts())
     with pytest.raises(BlobDamaged, match="columns"):
         other.scan()
 
@@ -142,14 +143,14 @@ def test_a_failed_write_changes_nothing(fault: Fault, step: str) -> None:
     assert content(subject.scan()) == content(before)
     assert subject.parts() == parts
     orphans = {entry.key for entry in inner.list("")} - {part.key for part in parts}
-    assert orphans <= set(subject.released), "whatever may have been put is the owner's to delete"
+    assert orphans <= set(subject.released), "the owner must delete whatever may have been put"
     steps[step]()
     assert len(content(subject.scan())) == 25
 
 
 @pytest.mark.parametrize("fault", [Fault.REFUSED, Fault.LOST, Fault.DONE_LOST])
-def test_a_delta_is_added_once_though_memory_cannot_be_written_out(fault: Fault) -> None:
-    """Storage that is away must not keep a transaction from being taken in: the rows stay in memory for now."""
+def test_a_delta_is_added_once_although_memory_cannot_be_written_out(fault: Fault) -> None:
+    """Unavailable storage must not block a transaction: the rows stay in memory for now."""
     inner, faults, subject = _with_faults()
     parts = subject.parts()
     faults.append(fault)
@@ -157,13 +158,13 @@ def test_a_delta_is_added_once_though_memory_cannot_be_written_out(fault: Fault)
     assert faults == [], "nothing was written"
     assert len(content(subject.scan())) == 30
     orphans = {entry.key for entry in inner.list("")} - {part.key for part in [*parts, *subject.parts()]}
-    assert orphans <= set(subject.released), "whatever may have been put is the owner's to delete"
+    assert orphans <= set(subject.released), "the owner must delete whatever may have been put"
     subject.maintain()
     assert len(content(subject.scan())) == 30
 
 
 def _with_faults() -> tuple[MemoryBlob, list[Fault], Any]:
-    """An arrangement of 25 rows, and how the next writes end."""
+    """An arrangement of 25 rows, and the faults of the next writes."""
     faults: list[Fault] = []
     inner = MemoryBlob()
     blob = FaultyBlob(inner, Faults(lambda *_: faults.pop() if faults else Fault.DONE, lambda *_: Fault.DONE))
@@ -175,12 +176,11 @@ def _with_faults() -> tuple[MemoryBlob, list[Fault], Any]:
     return inner, faults, subject
 
 
-def test_a_read_that_failed_is_made_again() -> None:
+def test_a_failed_read_is_retried() -> None:
     reads = [Fault.REFUSED, Fault.DONE, Fault.REFUSED]
     inner = MemoryBlob()
-    _, subject = saved(inner)
-    again = World(FaultyBlob(inner, Faults.scripted(reads=reads))).arrangement()
-    again.adopt(subject.parts())
+    _, subject = save_arrangement(inner)
+    again = World(FaultyBlob(inner, Faults.scripted(reads=reads))).arrangement(parts=subject.parts())
     errors: list[type[EvertideError]] = []
     while not errors or errors[-1] is Unavailable:
         try:
@@ -191,7 +191,7 @@ def test_a_read_that_failed_is_made_again() -> None:
     assert errors == [Unavailable, Unavailable, EvertideError]
 
 
-def test_memory_is_written_out_by_whoever_comes_if_nobody_maintains() -> None:
+def test_apply_writes_memory_out_if_no_maintenance_runs() -> None:
     world = World()
     subject = world.arrangement(settings=ArrangementSettings(memory_rows_max=10))
     for i in range(60):
@@ -205,17 +205,17 @@ def test_memory_is_written_out_by_whoever_comes_if_nobody_maintains() -> None:
     assert not wide._spine.runs.memory
 
 
-def test_only_what_may_hold_a_key_is_fetched_and_only_once() -> None:
+def test_only_row_groups_that_may_have_a_key_are_fetched_and_only_once() -> None:
     blob = WatchedBlob(MemoryBlob())
-    world, subject = saved(blob)
-    subject = world.restored(subject.save())
+    world, subject = save_arrangement(blob)
+    subject = world.restore(subject.save())
     blob.fetched.clear()
     assert subject.lookup(keys(1000, -1)).num_rows == 0
     assert blob.fetched == []
     assert subject.lookup(keys(4), ["id"]).num_rows == 1
     assert len(blob.fetched) == 1
     assert subject.lookup(keys(3, 4, 5), ["id"]).num_rows == 3
-    assert len(blob.fetched) == 1, "they lie in the same row group, which is at hand"
+    assert len(blob.fetched) == 1, "they are in the same row group, which is cached"
     assert subject.lookup(keys(4), ["name"]).num_rows == 1
     assert len(blob.fetched) == 2, "one more column"
     assert subject.lookup(keys(5), ["id", "name"]).num_rows == 1
@@ -233,7 +233,7 @@ def test_a_key_may_fill_many_row_groups() -> None:
 
 
 @pytest.mark.parametrize("cache_bytes", [0, 2000, 5000, 40_000])
-def test_the_budget_is_kept(cache_bytes: int) -> None:
+def test_the_cache_keeps_its_budget(cache_bytes: int) -> None:
     world = World(cache_bytes=cache_bytes)
     subjects = [world.arrangement(settings=ArrangementSettings(row_group_rows=10, part_rows_max=40)) for _ in range(2)]
     for subject in subjects:
@@ -245,7 +245,7 @@ def test_the_budget_is_kept(cache_bytes: int) -> None:
     assert (len(world.cache) > 0) == (cache_bytes > 0)
 
 
-def test_the_cache_forgets_what_was_not_used_for_longest() -> None:
+def test_the_cache_evicts_the_least_recently_used() -> None:
     cache = RowGroupCache(100)
     for number in range(3):
         cache.put("p", number, f"value {number}", 30)
@@ -263,8 +263,8 @@ def test_the_cache_forgets_what_was_not_used_for_longest() -> None:
         RowGroupCache(-1)
 
 
-def test_what_is_not_null_inside_a_struct_has_no_value_where_the_struct_is_null() -> None:
-    """Spark leaves NULL there. If the file's column were NOT NULL as the type says, nothing could be written."""
+def test_a_not_null_field_of_a_null_struct_is_null() -> None:
+    """Spark stores NULL there. If the file's column were NOT NULL as the type says, nothing could be written."""
     inner = [pa.field("a", pa.int32()), pa.field("b", pa.string(), nullable=False)]
     kind = pa.struct(inner)
     schema = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("s", kind)])

@@ -1,5 +1,6 @@
-"""Where values tie that differ (0.0 and -0.0, texts under a collation), and where floats are added: the same rows give
-the same view bit by bit, whatever the order and the way in which they came (I15)."""
+"""Where different values tie (0.0 and -0.0, texts under a collation), and where floats are added: the same rows give
+the same view bit by bit, in any order and by any way of computing (I15).
+"""
 
 from __future__ import annotations
 
@@ -10,9 +11,9 @@ import pytest
 from evertide.errors import InvalidInput
 from evertide.flow import Circuit
 from evertide.plan.fragment import fragment
-from evertide.testing.oracle import Reference, drive, drive_again
-from evertide.testing.queries import random_queries
-from evertide.testing.transactions import random_transactions
+from tests.kit.oracle import Reference, drive, drive_again
+from tests.kit.queries import random_queries
+from tests.kit.transactions import random_transactions
 from tests.soak.rounds import Soak
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ def script_of(queries: dict[str, str]) -> str:
 
 
 def check_again(spark: SparkSession, queries: dict[str, str], seed: int, count: int) -> None:
-    """Transactions take the small way; the same rows at once take the large one, over several partitions."""
+    """Transactions are computed by the small way; the same rows at once by the large one, over several partitions."""
     circuit, again = (Circuit(spark, script_of(queries)) for _ in range(2))
     rows = random_transactions(circuit.tables, seed, pools=POOLS, count=count, rows_each=5, rows_huge=20)
     small, step = fragment.ROWS_SMALL_MAX, again.step
@@ -108,12 +109,12 @@ def test_v1_ties_are_broken_bit_by_bit(spark: SparkSession, queries: dict[str, s
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", [13, 20])
-def test_v1_random_queries_that_leave_the_order_open_give_the_same_bits(spark: SparkSession, seed: int) -> None:
+def test_v1_random_queries_without_a_total_order_give_the_same_bits(spark: SparkSession, seed: int) -> None:
     check_random(spark, seed, count=10, transactions=8)
 
 
 def shows_one_of_equal_texts(spark: SparkSession, query: str) -> bool:
-    """Whether it is refused for a group of texts that a collation calls equal, as of a correlated subquery."""
+    """Whether it is refused for a group of texts that a collation considers equal, such as in a correlated subquery."""
     try:
         Circuit(spark, f"{TABLES} CREATE MATERIALIZED VIEW q AS {query};")
     except InvalidInput as error:
@@ -166,7 +167,7 @@ KEYS = "abcdefghijklmno"
 
 
 @pytest.mark.timeout(600)
-def test_every_type_is_a_key(spark: SparkSession) -> None:
+def test_every_type_can_be_a_key(spark: SparkSession) -> None:
     """Of groups, joins, partitions and distinct rows, with extreme values and NULL, in inserts, updates and deletes."""
     groups = {f"by_{key}": f"SELECT {key}, count(*) AS rows, max(c) AS top FROM y GROUP BY {key}" for key in KEYS}
     joins = {f"on_{key}": f"SELECT p.b, q.c FROM y p LEFT JOIN y q ON p.{key} = q.{key}" for key in KEYS[::3]}

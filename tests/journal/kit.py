@@ -17,22 +17,22 @@ from evertide.shard.append import Append, append_together
 from evertide.shard.shard import Shard
 from evertide.store import Blob, MemoryBlob, MemoryMeta, Meta, Write
 from evertide.store.paths import staged_prefix
-from evertide.testing import ManualRuntime
 from evertide.types import Generation, Time
-from tests.shard.test_log import SETTINGS, changes
-from tests.shard.test_log import Host as ShardHost
+from tests.kit.runtime import ManualRuntime
+from tests.shard.hosts import SETTINGS, changes
+from tests.shard.hosts import Host as ShardHost
 
 TTL_S = 60.0
 
 Sent = Mapping[str, tuple[int, Sequence[Fragment]]]
-"""Per source, how far it moves, and what it gives."""
+"""By source: how far its position moves, and its fragments."""
 
 
 def rows_of(*numbers: int) -> pa.Table:
     return pa.table({"k": pa.array(numbers, pa.int64()), "__op": pa.array([0] * len(numbers), pa.int8())})
 
 
-def place(where: str = "offsets") -> Place:
+def make_place(where: str = "offsets") -> Place:
     return Place(where)
 
 
@@ -47,7 +47,7 @@ class Host(ShardHost):
         return self.journal.stage(source, table, rows_of(*numbers), self.writer)
 
     def inputs(self, sent: Sent) -> dict[str, Input]:
-        """Those that move, and the others as they stand."""
+        """Inputs of the sources in `sent`, and the other sources at their present positions."""
         stands = self.journal.positions()
         found = {source: Input(position, position) for source, position in stands.items()}
         for source, (steps, fragments) in sent.items():
@@ -67,7 +67,7 @@ class Host(ShardHost):
         )
 
     def commit(self, shard: Shard, rows: Mapping[int, int] | None = None) -> int:
-        """The next transaction into the shard, with its record."""
+        """Append the next transaction to the shard, with its commit record."""
         time = self.journal.committed_upper
         self.append_with(shard, rows or {time: 1}, time, self.journal.commit_write(self.outcome(time)))
         return time
@@ -77,7 +77,7 @@ class Host(ShardHost):
         append_together(appends, self.writer, writes=lambda _parts: [write])
 
     def rows_bound(self) -> list[int]:
-        """All staged rows that the journal holds, in order of the transactions."""
+        """All staged rows of the journal, in order of the transactions."""
         found: list[int] = []
         for bound in self.journal.records(0):
             found += rows_in(self.journal, bound)
@@ -90,8 +90,8 @@ class Host(ShardHost):
         self.blob.delete(key)
         self.blob.put(key, data)
 
-    def newer(self, key: str) -> None:
-        """One more record of that key, of a version that is not ours."""
+    def append_newer(self, key: str) -> None:
+        """One more record of that key, of a newer version."""
         head = self.meta.head(key)
         assert head is not None
         self.meta.commit([Write(key, head.seqno, b"\x02" + head.data[1:])])
@@ -118,6 +118,6 @@ class Site:
         return Host(blob or self.blob, meta or self.meta, self.runtime)
 
     def successor(self) -> Host:
-        """Whoever ran before was silent for too long."""
+        """The next process, after the previous one was silent for too long."""
         self.runtime.advance_s(TTL_S + 1)
         return self.host()

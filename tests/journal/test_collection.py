@@ -1,4 +1,4 @@
-"""Truncation, and dropping what no transaction names: what may go, what must stay, and when nothing may be touched."""
+"""Truncation, and dropping unbound fragments: what is deleted, what is kept, and when nothing may be deleted."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from evertide.journal.staging import staged_of
 from evertide.store import Write
 from evertide.store.paths import COMMITTED, JOURNAL, beat_key, writer_key
 from tests.journal.kit import TTL_S, Host, Site, rows_in
-from tests.shard.test_log import HookedBlob, HookedMeta
+from tests.shard.hosts import HookedBlob, HookedMeta
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def keys(host: Host, *times: int) -> set[str]:
     return {fragment.key for time in times for fragment in staged_of(host.journal.read(time))}
 
 
-def whole(host: Host) -> list[list[int]]:
+def check_complete(host: Host) -> list[list[int]]:
     """Every record that is kept can be read in full: none names a deleted blob."""
     return [rows_in(host.journal, host.journal.read(line.time)) for line in host.journal.describe()]
 
@@ -52,7 +52,7 @@ def whole(host: Host) -> list[list[int]]:
 # Truncation
 
 
-def test_what_is_below_is_forgotten_and_deleted(host: Host) -> None:
+def test_records_and_fragments_below_the_time_are_deleted(host: Host) -> None:
     gone, kept = keys(host, 0), keys(host, 1, 2)
     assert set(host.journal.truncate(1, host.writer)) == gone
     assert host.staged_blobs() == kept
@@ -62,30 +62,30 @@ def test_what_is_below_is_forgotten_and_deleted(host: Host) -> None:
             read(0)
         assert (error.value.as_of, error.value.since) == (0, 1)
     with pytest.raises(TimeCompacted, match="committed"):
-        host.journal.committed(0)
-    assert host.journal.truncate(1, host.writer) == [], "said again"
+        host.journal.read_outcome(0)
+    assert host.journal.truncate(1, host.writer) == [], "truncating again changes nothing"
 
 
 def test_the_newest_record_of_either_key_stays(host: Host) -> None:
-    """Or nobody would know where the sources stand. Seen to fail with all records taken for old."""
+    """Without it the positions of the sources would be lost. Fails if all records are truncated."""
     host.commit(host.open())
     host.journal.truncate(3, host.writer)
     assert (host.journal.upper, host.journal.committed_upper) == (3, 3)
     assert host.journal.positions() == {"push": "3"}
-    assert whole(host) == [[2]]
-    assert host.journal.committed(2) is not None
+    assert check_complete(host) == [[2]]
+    assert host.journal.read_outcome(2) is not None
     assert host.bind_rows(3).time == 3
 
 
-def test_what_is_not_committed_is_not_forgotten(host: Host) -> None:
-    """Seen to fail without the check: its rows would be gone before a shard has them."""
+def test_uncommitted_transactions_are_not_truncated(host: Host) -> None:
+    """Fails without the check: the rows would be deleted before a shard has them."""
     with pytest.raises(Unexpected, match="transactions from 2 on are not committed"):
         host.journal.truncate(3, host.writer)
-    assert whole(host) == [[0], [1], [2]]
+    assert check_complete(host) == [[0], [1], [2]]
 
 
 def test_a_crash_before_the_deletion_leaves_orphans(site: Site, host: Host) -> None:
-    """Whatever the operation: what is left over is found by `drop_unbound`, and nothing that is named is gone."""
+    """After a crash at any operation `drop_unbound` finds what is left over, and no named blob is missing."""
     for at in range(1, 12):
         here = Site()
         owner = here.host()
@@ -111,26 +111,26 @@ def test_a_crash_before_the_deletion_leaves_orphans(site: Site, host: Host) -> N
             finished = False
         fresh = here.successor()
         fresh.journal.drop_unbound(fresh.writer)
-        whole(fresh)
+        check_complete(fresh)
         assert fresh.staged_blobs() == {key for line in fresh.journal.describe() for key in keys(fresh, line.time)}
     assert finished
 
 
 def test_a_fenced_writer_truncates_and_drops_nothing(site: Site, host: Host) -> None:
-    """I16. Seen to fail without the first beat."""
+    """I16. Fails without the first heartbeat."""
     site.successor().journal.drop_unbound(site.host().writer)
     with pytest.raises(Fenced):
         host.journal.truncate(1, host.writer)
     with pytest.raises(Fenced):
         host.journal.drop_unbound(host.writer)
-    assert whole(host) == [[0], [1], [2]]
+    assert check_complete(host) == [[0], [1], [2]]
 
 
 # Dropping
 
 
-def test_a_live_writers_fragments_stay_until_it_gives_them_up(site: Site, host: Host) -> None:
-    """However often it beats. Seen to fail with `_will_not_be_named` saying yes to all."""
+def test_a_live_writers_fragments_stay_until_it_drops_them(site: Site, host: Host) -> None:
+    """However often the writer beats. Fails if `_will_not_be_named` is always true."""
     staged = [host.stage(7), host.stage(8)]
     collector = site.host()
     host.writer.beat()
@@ -139,10 +139,10 @@ def test_a_live_writers_fragments_stay_until_it_gives_them_up(site: Site, host: 
     host.writer.beat()
     assert collector.journal.drop_unbound(collector.writer) == []
     assert host.bind({"push": (1, staged[:1])}).time == 4
-    assert whole(host) == [[0], [1], [2], [8], [7]]
+    assert check_complete(host) == [[0], [1], [2], [8], [7]]
 
 
-def test_what_no_writer_made_is_left_alone(site: Site) -> None:
+def test_files_without_a_writers_name_are_left_alone(site: Site) -> None:
     for key in ("journal/push/readme.txt", "journal/notes", "journal/push/copy of 1.arrow"):
         site.blob.put(key, b"somebody's own")
     host = site.successor()
@@ -151,7 +151,7 @@ def test_what_no_writer_made_is_left_alone(site: Site) -> None:
 
 
 def test_an_unfinished_put_is_dropped(site: Site) -> None:
-    """A torn fragment after a crash, as `Blob.unfinished` tells of it."""
+    """A torn fragment after a crash, as `Blob.unfinished` lists it."""
 
     class Torn(HookedBlob):
         torn = ("journal/push/00000000000000aa-00000001.arrow",)
@@ -174,7 +174,7 @@ def damage(key: str) -> Callable[[Host], None]:
 
 
 def newer(key: str) -> Callable[[Host], None]:
-    return lambda host: host.newer(key)
+    return lambda host: host.append_newer(key)
 
 
 EVIDENCE: list[tuple[str, Callable[[Host], None], type[EvertideError]]] = [
@@ -186,10 +186,10 @@ EVIDENCE: list[tuple[str, Callable[[Host], None], type[EvertideError]]] = [
 
 
 @pytest.mark.parametrize(("name", "spoil", "kind"), EVIDENCE, ids=[name for name, _, _ in EVIDENCE])
-def test_evidence_that_cannot_be_read_deletes_nothing(
+def test_a_collection_that_cannot_read_a_record_deletes_nothing(
     site: Site, host: Host, name: str, spoil: Callable[[Host], None], kind: type[EvertideError]
 ) -> None:
-    """I12. Seen to fail with unreadable records skipped: then what they name is deleted."""
+    """I12. Fails if unreadable records are skipped: then the blobs that they name are deleted."""
     host.stage(9)
     host.writer.unregister()
     other = site.host()
@@ -217,7 +217,7 @@ def test_a_listing_that_fails_deletes_nothing(site: Site, host: Host) -> None:
 
 
 def test_a_commit_record_that_cannot_be_read_stops_truncation(host: Host) -> None:
-    host.newer(COMMITTED)
+    host.append_newer(COMMITTED)
     before = host.staged_blobs()
     with pytest.raises(UnsupportedFormat, match=COMMITTED):
         host.journal.truncate(1, host.writer)
@@ -229,7 +229,9 @@ def test_a_commit_record_that_cannot_be_read_stops_truncation(host: Host) -> Non
 
 
 def run_victim(at: int, *, silent: bool) -> int:
-    """A victim stages and binds; a collector comes before its operation of this number. How many there were."""
+    """A victim stages and binds; a collector runs before its operation number `at`. Returns the number of
+    operations.
+    """
     count = 0
     site = Site()
     collector = site.host()
@@ -260,9 +262,9 @@ def run_victim(at: int, *, silent: bool) -> int:
 
 @pytest.mark.parametrize("silent", [False, True])
 def test_c9_a_collection_between_any_two_steps_of_stage_and_bind(silent: bool) -> None:
-    """One run per operation of the victim; with the victim alive, and with it silent for too long.
+    """One run per operation of the victim, with the victim alive, and with it silent for too long.
 
-    Seen to fail with `stage` settling its number, and without the guards in `bind`.
+    Fails if `stage` settles its number, and without the guards in `bind`.
     """
     total = run_victim(0, silent=silent)
     assert total > 10
@@ -271,9 +273,9 @@ def test_c9_a_collection_between_any_two_steps_of_stage_and_bind(silent: bool) -
 
 
 def test_c9_a_bind_between_any_two_steps_of_a_collection() -> None:
-    """What is listed unbound is bound, and its number settled, in the middle of the collection.
+    """A fragment that is listed as unbound is bound, and its number settled, during the collection.
 
-    Seen to fail with the records read before the settled numbers.
+    Fails if the records are read before the settled numbers.
     """
     at, count = 0, 1
     while at < count:

@@ -1,15 +1,15 @@
-"""Golden files: what version 1 wrote, today's code reads, and writes the same bytes for the same values.
+"""Golden files: today's code reads what version 1 wrote, and writes the same bytes for the same values.
 
-`EVERTIDE_GOLDEN=write` makes them anew; that is right for a new version beside the old, never for an old one.
+`EVERTIDE_GOLDEN=write` rewrites them. Do that to add the files of a new version, never to change those of an old one.
 
-    record-bound-v1.bin        the input of a transaction, with every kind of fragment
-    record-committed-v1.bin    what it came to
-    record-bound-xids-v1.bin, record-committed-xids-v1.bin
-                               the same with the numbers of upstream transactions, which came to be there later
-    record-bound-producers-v1.bin
-                               the same with the producers that numbered what they pushed
-    record-producer-v1.bin     the last number of a producer
-    staged-v1.arrow            staged rows
+record-bound-v1.bin        the input of a transaction, with every kind of fragment
+record-committed-v1.bin    its result
+record-bound-xids-v1.bin, record-committed-xids-v1.bin
+the same with xids, which were added later
+record-bound-producers-v1.bin
+the same with the producers that numbered their pushes
+record-producer-v1.bin     the last number of a producer
+staged-v1.arrow            staged rows
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from evertide.settings import Settings
 from evertide.store import MemoryBlob, MemoryMeta
 from evertide.store.sealed import seal, unseal
 from evertide.store.writers import Writer
-from evertide.testing import ManualRuntime
 from evertide.types import Generation, Time
+from tests.kit.runtime import ManualRuntime
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 WRITE = os.environ.get("EVERTIDE_GOLDEN") == "write"
@@ -73,7 +73,7 @@ RECORDS: dict[str, msgspec.Struct] = {
         token="12",
         bound_at_s=1_700_000_000.25,
     ),
-    "producer": Producer("zß€", 2**40, 7, 1_700_000_000.25),
+    "producer": Producer("zß€", 2**40, Time(7), 1_700_000_000.25),
     "committed-xids": Committed(Time(7), {"shop": Content(0, "0" * 32)}, {}, "0123456789abcdef", xids=(747, 2**32 - 1)),
     "committed": Committed(
         time=Time(2**40),
@@ -100,7 +100,7 @@ def test_records(name: str) -> None:
 
 
 def test_staged_rows() -> None:
-    """Read only: how Arrow frames a stream may differ between its versions, what it says may not."""
+    """Only read: different versions of Arrow may frame a stream differently, but must read the same rows."""
     rows = pa.table(
         {
             "id": pa.array([1, 2, None], pa.int64()),

@@ -1,4 +1,4 @@
-"""The journal: staging, reading, binding, committing; each rule by itself."""
+"""The journal: staging, reading, binding, committing; a test for each rule."""
 
 from __future__ import annotations
 
@@ -25,14 +25,15 @@ from evertide.errors import (
 from evertide.journal.journal import Journal
 from evertide.journal.records import Bound, Committed, Input, Staged
 from evertide.journal.staging import Staging
-from evertide.store import Fault, Faults, FaultyBlob, FaultyMeta, Meta, Record, Write
+from evertide.store import Meta, Record, Write
 from evertide.store.paths import COMMITTED, JOURNAL
 from evertide.store.sealed import seal
 from evertide.store.writers import Writer
 from evertide.types import Generation, Time
-from tests.journal.kit import Host, Site, place, rows_of
+from tests.journal.kit import Host, Site, make_place, rows_of
+from tests.kit.faulty import Fault, Faults, FaultyBlob, FaultyMeta
+from tests.shard.hosts import LateMeta, content_of
 from tests.shard.kit import PassingMeta
-from tests.shard.test_log import LateMeta, content_of
 
 
 @pytest.fixture
@@ -53,7 +54,7 @@ def test_rows_come_back_as_they_were_staged(host: Host) -> None:
     staged = host.journal.stage("push", "orders", rows, host.writer)
     assert (staged.table, staged.rows) == ("orders", 3)
     assert staged.key == f"journal/push/{host.writer.id}-00000001.arrow"
-    assert host.blob.get(staged.key)[:4] == b"\xff\xff\xff\xff", "an Arrow stream"
+    assert host.blob.get(staged.key)[:4] == b"\xff\xff\xff\xff", "the blob is an Arrow stream"
     loaded = host.journal.load(staged)
     assert loaded.equals(rows)
     assert loaded.schema.metadata == {b"origin": b"test"}
@@ -70,7 +71,7 @@ def test_a_source_whose_name_is_no_path_is_refused(host: Host, source: str) -> N
 
 
 def test_a_put_that_fails_leaves_no_number_open(site: Site) -> None:
-    """Seen to fail without `settle` in `stage`: collectors would keep off for as long as the process runs."""
+    """Fails without `settle` in `stage`: collectors would keep its blobs for as long as the process runs."""
     host = site.host(FaultyBlob(site.blob, Faults.scripted([Fault.DONE_LOST] * 100)))
     with pytest.raises(OutcomeUnknown):
         host.stage(1)
@@ -85,8 +86,8 @@ def test_a_put_whose_answer_was_lost_is_repeated(site: Site) -> None:
     assert host.journal.load(host.stage(1, 2)).equals(rows_of(1, 2))
 
 
-def test_dropped_fragments_are_gone_and_cannot_be_bound(host: Host) -> None:
-    """Seen to fail without `check_open` in `bind`: the record would name a deleted blob."""
+def test_dropped_fragments_are_deleted_and_cannot_be_bound(host: Host) -> None:
+    """Fails without `check_open` in `bind`: the record would name a deleted blob."""
     first, second = host.stage(1), host.stage(2)
     assert host.journal.drop([first], host.writer) == [first.key]
     assert host.staged_blobs() == {second.key}
@@ -94,7 +95,7 @@ def test_dropped_fragments_are_gone_and_cannot_be_bound(host: Host) -> None:
         host.bind({"push": (1, [first, second])})
     assert host.journal.upper == 0
     host.bind({"push": (1, [second])})
-    assert host.journal.drop([first, second], host.writer) == [], "one is gone, one is bound"
+    assert host.journal.drop([first, second], host.writer) == [], "one fragment is dropped, one is bound"
     assert host.rows_bound() == [2]
 
 
@@ -107,7 +108,7 @@ def test_a_drop_whose_delete_fails_is_left_for_collection(site: Site) -> None:
 
 
 def test_only_what_this_writer_and_this_source_staged_can_be_bound(site: Site, host: Host) -> None:
-    """A fragment of another writer may be collected at any moment. Seen to fail without `check_open`."""
+    """A fragment of another writer may be collected at any moment. Fails without `check_open`."""
     other = site.host()
     with pytest.raises(Unexpected, match=f"not staged by writer {host.writer.id}"):
         host.bind({"push": (1, [other.stage(1)])})
@@ -118,23 +119,23 @@ def test_only_what_this_writer_and_this_source_staged_can_be_bound(site: Site, h
     twice = host.stage(1)
     with pytest.raises(Unexpected, match="twice"):
         host.bind({"push": (1, [twice, twice])})
-    assert host.journal.drop([other.stage(2)], host.writer) == [], "not ours to drop"
+    assert host.journal.drop([other.stage(2)], host.writer) == [], "a fragment of another writer is not dropped"
     assert host.journal.upper == 0
 
 
 # Reading
 
 
-def test_a_fresh_journal(host: Host) -> None:
+def test_a_new_journal_is_empty(host: Host) -> None:
     journal = host.journal
     assert (journal.head(), journal.upper, journal.positions(), journal.records(0)) == (None, 0, {}, [])
-    assert (journal.committed_upper, journal.committed(0), journal.describe()) == (0, None, [])
+    assert (journal.committed_upper, journal.read_outcome(0), journal.describe()) == (0, None, [])
     with pytest.raises(Unexpected, match=r"Journal.read: transaction 0 is not bound"):
         journal.read(0)
     assert journal.truncate(0, host.writer) == []
 
 
-def test_what_is_bound_is_read_back(host: Host) -> None:
+def test_a_bound_record_is_read_back(host: Host) -> None:
     bound = [host.bind_rows(number) for number in range(4)]
     journal = Journal(host.blob, host.meta, runtime=host.runtime, settings=host.settings)
     assert [record.time for record in bound] == [0, 1, 2, 3]
@@ -150,7 +151,7 @@ def test_what_is_bound_is_read_back(host: Host) -> None:
 
 
 def test_records_that_do_not_follow_each_other_are_damage(host: Host) -> None:
-    """Seen to fail without the check in `TimeLog`: a hole would be replayed over."""
+    """Fails without the check in `TimeLog`: a replay would skip the gap."""
     first = host.bind_rows(1)
     skipped = Bound(Time(2), Generation(1), first.inputs, "w", "1", 0.0)
     host.meta.commit([Write(JOURNAL, 1, seal(skipped))])
@@ -161,27 +162,27 @@ def test_records_that_do_not_follow_each_other_are_damage(host: Host) -> None:
 # Binding
 
 
-def test_a_source_goes_on_where_it_stood(host: Host) -> None:
-    """Seen to fail without the position check in `check_inputs`."""
-    host.bind({"push": (3, [place()])})
+def test_a_source_continues_at_its_position(host: Host) -> None:
+    """Fails without the position check in `check_inputs`."""
+    host.bind({"push": (3, [make_place()])})
     for before in ("0", "2", "4"):
         with pytest.raises(
             Conflict, match=f"source 'push': the source is at 3 after transaction 0, but the input starts at {before}"
         ):
-            host.journal.bind({"push": Input(before, "9", (place(),))}, Generation(1), host.writer)
+            host.journal.bind({"push": Input(before, "9", (make_place(),))}, Generation(1), host.writer)
     assert host.journal.upper == 1
-    assert host.bind({"push": (1, [place()])}).inputs["push"] == Input("3", "4", (place(),))
+    assert host.bind({"push": (1, [make_place()])}).inputs["push"] == Input("3", "4", (make_place(),))
 
 
-def test_a_source_may_stand_still_or_move_without_rows_but_not_the_other_way_round(host: Host) -> None:
+def test_a_position_may_stay_or_move_without_rows_but_rows_need_a_new_position(host: Host) -> None:
     assert host.bind({"push": (0, [])}).time == 0
     assert host.bind({"push": (5, [])}).time == 1
     with pytest.raises(Unexpected, match="offers 1 fragments, but its position stays 5"):
-        host.bind({"push": (0, [place()])})
+        host.bind({"push": (0, [make_place()])})
     assert host.journal.positions() == {"push": "5"}
 
 
-def test_a_new_generation_may_bring_and_leave_out_sources(host: Host) -> None:
+def test_a_new_generation_may_add_and_remove_sources(host: Host) -> None:
     host.bind({"a": (1, []), "b": (1, [])}, generation=1)
     host.journal.bind({"a": Input("1", "2"), "c": Input("7", "8")}, Generation(2), host.writer)
     assert host.journal.positions() == {"a": "2", "c": "8"}
@@ -191,8 +192,8 @@ def test_a_new_generation_may_bring_and_leave_out_sources(host: Host) -> None:
         host.bind({}, generation=1)
 
 
-def test_if_a_peer_is_first_the_answer_is_the_peers(site: Site) -> None:
-    """Ours stays staged and open, and is bound next. Seen to fail with a stale answer taken for done."""
+def test_a_bind_that_loses_the_race_returns_the_peers_transaction(site: Site) -> None:
+    """The loser's fragment stays staged and open, and is bound next. Fails if a stale commit is taken for success."""
     late = LateMeta(site.meta)
     host, peer = site.host(meta=late), site.host()
     staged = host.stage(1)
@@ -201,19 +202,19 @@ def test_if_a_peer_is_first_the_answer_is_the_peers(site: Site) -> None:
 
     def first(operation: str, key: str) -> None:
         if operation == "commit" and key == JOURNAL and not calls:
-            calls.append(peer.bind({"push": (0, []), "pull": (1, [place()])}))
+            calls.append(peer.bind({"push": (0, []), "pull": (1, [make_place()])}))
 
     late._before = first
     found = host.journal.bind(inputs, Generation(1), host.writer)
     assert [found] == calls
     assert found.writer == peer.writer.id
-    assert peer.journal.drop_unbound(peer.writer) == [], "still to be bound"
+    assert peer.journal.drop_unbound(peer.writer) == [], "the fragment is not bound yet"
     assert host.bind({"push": (1, [staged])}).time == 1
     assert host.rows_bound() == [1]
 
 
 def test_a_writer_that_was_ended_binds_nothing(site: Site) -> None:
-    """I16. Seen to fail without the guards in `bind`."""
+    """I16. Fails without the guards in `bind`."""
     host = site.host()
     staged = host.stage(1)
     site.successor().journal.drop_unbound(site.host().writer)
@@ -231,7 +232,7 @@ def test_a_writer_of_an_old_generation_binds_nothing(site: Site) -> None:
 
 @pytest.mark.parametrize("fault", [Fault.DONE_LOST, Fault.LOST, Fault.REFUSED])
 def test_a_bind_of_unknown_outcome_is_read_back(site: Site, fault: Fault) -> None:
-    """I14: bound once, and known so."""
+    """I14: bound once, and reported as bound."""
     script = [Fault.DONE, fault]  # the first write is the registration
     host = site.host(meta=FaultyMeta(site.meta, Faults.scripted(script)))
     staged = host.stage(1)
@@ -243,7 +244,9 @@ def test_a_bind_of_unknown_outcome_is_read_back(site: Site, fault: Fault) -> Non
 
 @pytest.mark.parametrize("arrives", [True, False])
 def test_a_bind_that_stays_in_doubt_keeps_its_fragments(site: Site, arrives: bool) -> None:
-    """It may arrive after we gave up. Seen to fail with `drop` deleting what a doubt names: then a record names it."""
+    """It may take effect after the retries ended. Fails if `drop` deletes a fragment in doubt: then a record
+    names it.
+    """
     late = LateMeta(site.meta)
     host = site.host(meta=late)
     staged = host.stage(1)
@@ -286,7 +289,9 @@ def test_a_second_bind_that_did_not_happen_does_not_end_the_doubt_about_the_firs
 def test_a_drop_waits_for_a_bind_that_is_about_to_name_the_fragment(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another thread gives up what we are binding. Seen to fail without the turn that both take: the blob is gone."""
+    """Another thread drops a fragment that is being bound. Fails without the lock that both take: the blob is
+    deleted.
+    """
     staged = host.stage(1)
     dropped: list[list[str]] = []
     dropping = threading.Thread(target=lambda: dropped.append(host.journal.drop([staged], host.writer)))
@@ -328,7 +333,7 @@ def test_storage_that_fails_at_random_binds_everything_once(site: Site) -> None:
 # A journal after a repair
 
 
-def test_a_journal_that_begins_later_goes_on(host: Host) -> None:
+def test_a_journal_that_begins_at_a_later_time_continues(host: Host) -> None:
     """Record 1 is of time 6: numbers and times differ from here on."""
     made = Bound(Time(6), Generation(4), {"push": Input("60", "60"), "pull": Input("9", "9")}, "w", "1", 0.0)
     outcome = Committed(Time(6), {}, {}, "w")
@@ -360,8 +365,8 @@ def test_a_commit_is_recorded_with_the_append(host: Host) -> None:
         host.bind_rows(number)
         assert host.commit(shard) == number
     assert host.journal.committed_upper == shard.upper == 3
-    assert [host.journal.committed(time) for time in range(3)] == [host.outcome(time) for time in range(3)]
-    assert host.journal.committed(3) is None
+    assert [host.journal.read_outcome(time) for time in range(3)] == [host.outcome(time) for time in range(3)]
+    assert host.journal.read_outcome(3) is None
 
 
 def test_a_commit_that_lost_the_race_writes_neither(site: Site) -> None:
@@ -373,13 +378,13 @@ def test_a_commit_that_lost_the_race_writes_neither(site: Site) -> None:
     with pytest.raises(Conflict):
         host.append_with(shard, {1: 1}, 0, write)
     assert content_of(host.open(), 0) == {5: 1}
-    assert host.journal.committed(0) == peer.outcome(0)
+    assert host.journal.read_outcome(0) == peer.outcome(0)
     with pytest.raises(Conflict, match="a peer has committed transaction 0; the next one is 1"):
         host.journal.commit_write(host.outcome(0))
 
 
 def test_commits_come_in_order_and_after_the_bind(host: Host) -> None:
-    """I7. Seen to fail without the check of the upper: a shard would hold what no record binds."""
+    """I7. Fails without the check of the upper: a shard would have rows that no record binds."""
     with pytest.raises(Unexpected, match="transaction 0 is not bound"):
         host.journal.commit_write(host.outcome(0))
     host.bind_rows(1)
@@ -389,14 +394,14 @@ def test_commits_come_in_order_and_after_the_bind(host: Host) -> None:
     assert host.journal.commit_write(host.outcome(0)).expected == 0
 
 
-# Looking
+# Inspection
 
 
 def test_describe(host: Host) -> None:
     shard = host.create()
     staged = host.stage(1, 2)
     host.bind({"push": (1, [staged]), "pull": (0, [])})
-    host.bind({"pull": (4, [place(), place()])})
+    host.bind({"pull": (4, [make_place(), make_place()])})
     host.bind({})
     host.commit(shard)
     first, second, third = host.journal.describe()
@@ -410,11 +415,11 @@ def test_describe(host: Host) -> None:
     assert host.journal.describe(7) == host.journal.describe(2, 1) == host.journal.describe(0, -1) == []
     host.commit(shard)
     host.journal.truncate(1, host.writer)
-    assert [line.time for line in host.journal.describe(0, 1)] == [1], "of those that were asked for, what is kept"
+    assert [line.time for line in host.journal.describe(0, 1)] == [1], "of the requested records, those that are kept"
 
 
 class CountingMeta(PassingMeta):
-    """Counts the records that a scan of a key brought."""
+    """Counts the records that scans return, by key."""
 
     def __init__(self, inner: Meta) -> None:
         super().__init__(inner)
@@ -426,8 +431,8 @@ class CountingMeta(PassingMeta):
         return found
 
 
-def test_looking_costs_what_is_asked_for(site: Site) -> None:
-    """Seen to fail without the limits in `TimeLog`: whoever is far behind read all that lies before it, each time."""
+def test_reading_one_record_does_not_scan_the_others(site: Site) -> None:
+    """Fails without the limits in `TimeLog`: a reader far behind would read all earlier records each time."""
     meta = CountingMeta(site.meta)
     host = site.host(meta=meta)
     shard = host.create()
@@ -436,7 +441,7 @@ def test_looking_costs_what_is_asked_for(site: Site) -> None:
         host.commit(shard)
     looks: list[tuple[Callable[[], object], int, int]] = [
         (lambda: host.journal.read(3), 1, 0),
-        (lambda: host.journal.committed(3), 0, 1),
+        (lambda: host.journal.read_outcome(3), 0, 1),
         (lambda: host.journal.describe(5, 7), 3, 3),
         (lambda: host.journal.describe(38), 2, 2),
     ]
@@ -447,7 +452,7 @@ def test_looking_costs_what_is_asked_for(site: Site) -> None:
 
 
 def test_reading_back_a_bind_costs_one_record(site: Site) -> None:
-    """Seen to fail without the limit in `commit_settled`: peers may have bound many more in the meantime."""
+    """Fails without the limit in `commit_settled`: peers may have bound many more in the meantime."""
     peer = site.host()
 
     class Late(CountingMeta):
@@ -463,7 +468,7 @@ def test_reading_back_a_bind_costs_one_record(site: Site) -> None:
 
 
 def test_errors_name_the_place(host: Host) -> None:
-    """Whatever goes wrong with a blob says whose rows it holds."""
+    """An error about a blob names the source whose rows it holds."""
     staged = host.stage(1, 2)
     host.overwrite(staged.key, b"x" * staged.bytes)
     with pytest.raises(BlobDamaged) as error:

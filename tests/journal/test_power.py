@@ -1,8 +1,8 @@
-"""The power goes at every operation of everything that the journal does, on a disk that forgets what nobody synced.
+"""A power cut at every operation of everything that the journal does, on a disk that loses data that was not synced.
 
-After each cut: a new process ends the dead one, and finds what was bound, or that and the one step under way; every
-fragment that a record names is there, whole; the shard has exactly what the journal calls committed. Then it goes on,
-after which no staged blob is left over and none is missing.
+After each cut a new process ends the dead one, and finds what was bound, or that and the one step in progress. Every
+fragment that a record names exists and is complete; the shard has exactly the transactions that the journal has as
+committed. Then the process continues, after which no staged blob is left over and none is missing.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ from evertide.shard.shard import Shard
 from evertide.store import Blob, LocalBlob
 from evertide.store.paths import JOURNAL
 from evertide.store.writers import Writer
-from evertide.testing import CutsFailed, ManualRuntime, SimulatedDisk, Survivors, every_cut
 from tests.journal.kit import TTL_S, Host, rows_in
-from tests.shard.test_log import HookedMeta, content_of
+from tests.kit.cuts import CutsFailed, every_cut
+from tests.kit.disk import SimulatedDisk, Survivors
+from tests.kit.runtime import ManualRuntime
+from tests.shard.hosts import HookedMeta, content_of
 
 
 class Process(Host):
@@ -48,7 +50,7 @@ class Process(Host):
 
 @dataclass(frozen=True)
 class Model:
-    """What must be there: rows per time, how many are committed, and from which time on the records are kept."""
+    """The expected content: rows per time, how many are committed, and from which time on records are kept."""
 
     bound: tuple[tuple[int, ...], ...] = ()
     committed: int = 0
@@ -85,7 +87,7 @@ STEPS: Sequence[Step] = [
 
 
 def build() -> SimulatedDisk:
-    """A writer that died and left a fragment that nothing names, and one that it had not finished."""
+    """A writer that died and left a fragment that no record names, and one that it had not finished."""
     disk = SimulatedDisk(ManualRuntime(seed=1))
     dead = Process(disk)
     kept, torn = dead.stage(99), dead.stage(98)
@@ -110,24 +112,24 @@ def check(disk: SimulatedDisk, acknowledged: list[int]) -> None:
     before = STEPS[done - 1].after if done else Model()
     model = STEPS[done].after if done < len(STEPS) else before
     found = process.records()
-    assert len(before.bound) <= process.journal.upper <= len(model.bound), "bound, and lost"
-    check_whole(process, model, found)
+    assert len(before.bound) <= process.journal.upper <= len(model.bound), "a bound transaction was lost"
+    check_complete(process, model, found)
     committed = process.journal.committed_upper
     assert before.committed <= committed <= model.committed
-    assert process.shard.upper == committed, "the shard and its record"
+    assert process.shard.upper == committed, "the shard and its commit record agree"
     first = min((bound.time for bound in found), default=0)
-    assert first in (before.kept, model.kept) or first < model.kept, "a truncation is not durable at once"
-    assert first <= model.kept, "a record that was to stay is gone"
-    go_on(process)
+    assert first in (before.kept, model.kept) or first < model.kept, "a truncation may not be durable yet"
+    assert first <= model.kept, "a record that must be kept is missing"
+    continue_work(process)
 
 
-def check_whole(process: Process, model: Model, found: Sequence[Bound]) -> None:
+def check_complete(process: Process, model: Model, found: Sequence[Bound]) -> None:
     for bound in found:
         assert rows_in(process.journal, bound) == list(model.bound[bound.time]), bound.time
 
 
-def go_on(process: Process) -> None:
-    """What the dead one staged is dropped; its rows are sent again, bound, committed, forgotten."""
+def continue_work(process: Process) -> None:
+    """The fragments of the dead process are dropped; their rows are sent again, bound, committed and truncated."""
     process.journal.drop_unbound(process.writer)
     check_tidy(process)
     process.add(10)
@@ -145,7 +147,7 @@ def go_on(process: Process) -> None:
 def check_tidy(process: Process) -> None:
     named = {fragment.key for bound in process.records() for fragment in staged_of(bound)}
     there = process.staged_blobs() | set(process.blob.unfinished("journal/"))
-    assert there == named, "leaked, or lost"
+    assert there == named, "a blob leaked or was lost"
 
 
 @pytest.mark.parametrize("survivors", ["none", "all", "names", 1, 2], ids=str)
@@ -154,8 +156,8 @@ def test_power_cut_at_every_operation(survivors: Survivors) -> None:
     assert every_cut(build, workload, check, survivors=[survivors], every=1 if survivors == "none" else 3) > 60
 
 
-def test_blobs_deleted_before_the_forgetting_is_durable_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Step 4 of `truncate`, taken out: the power cut brings the record back, and its blob is gone."""
+def test_the_check_detects_blobs_deleted_before_the_truncation_is_durable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without step 4 of `truncate` the power cut restores the record, and its blob is deleted."""
     beat = Writer.beat
     beats: list[int] = []
 
@@ -179,8 +181,8 @@ def test_blobs_deleted_before_the_forgetting_is_durable_would_be_seen(monkeypatc
         every_cut(build, careless, check, survivors=["none"])
 
 
-def test_fragments_deleted_before_their_records_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The order of `truncate`, turned round."""
+def test_the_check_detects_fragments_deleted_before_their_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The order of `truncate`, reversed."""
 
     def hasty(
         blob: Blob, bound: TimeLog[Bound], committed: TimeLog[Committed], below: int, writer: Writer
@@ -195,10 +197,11 @@ def test_fragments_deleted_before_their_records_would_be_seen(monkeypatch: pytes
         every_cut(build, workload, check, survivors=["all"])
 
 
-def test_a_record_that_comes_back_finds_its_blob() -> None:
-    """A peer's truncation was not durable when we saw it, and the power goes right after we dropped what it named.
+def test_a_record_that_a_power_cut_restores_has_its_blob() -> None:
+    """A peer's truncation was not durable when this process read it, and the power fails right after it dropped the
+    named blob.
 
-    Seen to fail without the second beat in `drop_unbound`.
+    Fails without the second heartbeat in `drop_unbound`.
     """
     disk = SimulatedDisk(ManualRuntime(seed=1))
     peer = Process(disk)

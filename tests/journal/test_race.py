@@ -1,4 +1,6 @@
-"""Two writers race every bind, in threads: each time is bound once, both go on, nothing is lost or twice."""
+"""Two writers race every bind, in threads: each time is bound once, both make progress, and no row is lost or
+doubled.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from evertide.runtime import SystemRuntime
 from evertide.store import MemoryBlob, MemoryMeta, open_storage
 from evertide.types import Generation
 from tests.journal.kit import Host
-from tests.shard.test_log import SETTINGS
+from tests.shard.hosts import SETTINGS
 from tests.store.race import together
 
 ROUNDS = 1000
@@ -32,7 +34,7 @@ def _switching_often() -> Iterator[None]:
 
 
 def bind(host: Host, inputs: Mapping[str, Input]) -> Bound | None:
-    """What the next transaction came to be; None if the positions are gone."""
+    """The bound transaction; None if the positions have moved on."""
     try:
         return host.journal.bind(inputs, Generation(1), host.writer)
     except Conflict:
@@ -40,7 +42,7 @@ def bind(host: Host, inputs: Mapping[str, Input]) -> Bound | None:
 
 
 def push_all(host: Host, mine: str, count: int) -> None:
-    """Bind `count` fragments of our own source, each until it is bound."""
+    """Bind `count` fragments of this host's source; retry each until it is bound."""
     for number in range(count):
         staged = host.stage(number, source=mine)
         while True:
@@ -51,9 +53,9 @@ def push_all(host: Host, mine: str, count: int) -> None:
 
 def check(host: Host, times: int) -> None:
     found = host.journal.records(0)
-    assert [bound.time for bound in found] == list(range(times)), "each time once"
+    assert [bound.time for bound in found] == list(range(times)), "each time is bound once"
     fragments = Counter(f.key for b in found for i in b.inputs.values() for f in i.fragments if isinstance(f, Staged))
-    assert set(fragments.values()) == {1}, "each fragment once"
+    assert set(fragments.values()) == {1}, "each fragment is bound once"
     assert set(fragments) == host.staged_blobs()
     for source in ("push0", "push1"):
         steps = [bound.inputs[source] for bound in found]
@@ -61,9 +63,9 @@ def check(host: Host, times: int) -> None:
 
 
 def test_two_writers_race_every_bind() -> None:
-    """In lockstep: both offer for the same time, in every round; one wins, and the other offers again.
+    """In lockstep: both offer input for the same time in every round; one wins, and the other offers again.
 
-    Seen to fail with `bind` taking a stale answer for done, and with `check_inputs` not looking at positions.
+    Fails if `bind` takes a stale commit for success, and if `check_inputs` ignores positions.
     """
     blob, meta, runtime = MemoryBlob(), MemoryMeta(), SystemRuntime()
     hosts = [Host(blob, meta, runtime) for _ in range(2)]
@@ -86,7 +88,7 @@ def test_two_writers_race_every_bind() -> None:
 
     assert together(2, work) == [None, None]
     assert sorted(won[0] + won[1]) == list(range(1, ROUNDS + 1)), "each time has one winner"
-    assert min(len(won[0]), len(won[1])) > 0, "both go on"
+    assert min(len(won[0]), len(won[1])) > 0, "both make progress"
     check(hosts[0], ROUNDS + 1)
     hosts[1].writer.beat()
     assert hosts[0].journal.drop_unbound(hosts[0].writer) == []

@@ -15,13 +15,13 @@ from evertide.types import Generation, Time
 ONE, OTHER = Content(1, "0" * 31 + "1"), Content(1, "0" * 31 + "2")
 
 
-def recorded(time: int = 0) -> Committed:
+def recorded_result(time: int = 0) -> Committed:
     return Committed(Time(time), {"files": ONE, "push": ONE}, {"orders": ONE, "revenue": OTHER}, "w")
 
 
-def found(time: int = 0, **changed: Content | None) -> ReplayResult:
-    """As recorded, but for what is given."""
-    record = recorded(time)
+def replayed_result(time: int = 0, **changed: Content | None) -> ReplayResult:
+    """The recorded result, except for the given values."""
+    record = recorded_result(time)
     return ReplayResult(
         time,
         {name: changed.get(name, content) for name, content in record.sources.items()},
@@ -34,7 +34,7 @@ def found(time: int = 0, **changed: Content | None) -> ReplayResult:
 
 @pytest.mark.parametrize(("restored", "committed", "bound"), list(itertools.product(range(4), repeat=3)))
 def test_impossible_times_are_damage(restored: int, committed: int, bound: int) -> None:
-    """Every combination. Seen to fail with either check taken out."""
+    """Every combination. Fails without either check."""
     if restored <= committed <= bound:
         check_times(restored, committed, bound, "there")
         return
@@ -50,9 +50,9 @@ def test_impossible_times_are_damage(restored: int, committed: int, bound: int) 
 # The comparison
 
 
-def test_what_agrees_passes() -> None:
-    check_replay(found(7), recorded(7))
-    check_replay(found(7, files=None, revenue=None), recorded(7))
+def test_an_equal_replay_passes() -> None:
+    check_replay(replayed_result(7), recorded_result(7))
+    check_replay(replayed_result(7, files=None, revenue=None), recorded_result(7))
 
 
 @pytest.mark.parametrize(
@@ -68,27 +68,27 @@ def test_what_agrees_passes() -> None:
 def test_j4_a_difference_is_divergence_and_names_everything(name: str, where: str, said: Content) -> None:
     """Source or shard, transaction, expected and found, count and digest.
 
-    Seen to fail with only the counts compared, and with only the digests.
+    Fails if only the counts are compared, and if only the digests are.
     """
-    expected = {**recorded().sources, **recorded().shards}[name]
+    expected = {**recorded_result().sources, **recorded_result().shards}[name]
     with pytest.raises(Diverged) as error:
-        check_replay(found(5, **{name: said}), recorded(5))
+        check_replay(replayed_result(5, **{name: said}), recorded_result(5))
     assert (error.value.where, error.value.time) == (where, 5)
     assert error.value.expected == f"{expected.rows} rows, digest {expected.digest}"
     assert error.value.found == f"{said.rows} rows, digest {said.digest}"
 
 
-def test_j4_for_a_kept_table_what_its_source_says_now_does_not_matter() -> None:
-    """Its source is not looked at, as the shard has the rows; it must still be there by name."""
-    check_replay(found(5, files=None), recorded(5))
+def test_j4_the_source_of_a_kept_table_is_not_compared() -> None:
+    """Its source is not read, as the shard has the rows; its name must still be in the result."""
+    check_replay(replayed_result(5, files=None), recorded_result(5))
     with pytest.raises(Unexpected, match="files"):
-        check_replay(ReplayResult(5, {"push": ONE}, recorded().shards), recorded(5))
+        check_replay(ReplayResult(5, {"push": ONE}, recorded_result().shards), recorded_result(5))
 
 
 @pytest.mark.parametrize("kind", ["source", "shard"])
 def test_j4_a_name_in_one_and_not_in_the_other_has_an_error_of_its_own(kind: str) -> None:
-    """Seen to fail with only the names that both have compared."""
-    record = recorded(5)
+    """Fails if only the names that both have are compared."""
+    record = recorded_result(5)
     names = record.sources if kind == "source" else record.shards
     for given in ({**names, "new": ONE}, dict(list(names.items())[1:])):
         sources, shards = (given, record.shards) if kind == "source" else (record.sources, given)
@@ -100,7 +100,7 @@ def test_j4_a_name_in_one_and_not_in_the_other_has_an_error_of_its_own(kind: str
 
 def test_the_wrong_record_is_refused() -> None:
     with pytest.raises(Unexpected, match=r"transaction 4.*record of transaction 5"):
-        check_replay(found(4), recorded(5))
+        check_replay(replayed_result(4), recorded_result(5))
 
 
 # Groups
@@ -117,28 +117,28 @@ def group(*transactions: tuple[Bound, Committed], rows_max: int = 100) -> Replay
 
 
 def test_a_group_has_transactions_that_are_alike() -> None:
-    alike = [(bound(time), recorded(time)) for time in range(4)]
+    alike = [(bound(time), recorded_result(time)) for time in range(4)]
     assert (group(*alike).time, group(*alike).upper) == (0, 4)
-    assert group(*alike, rows_max=3).upper == 2, "each has two rows"
-    assert group(*alike, rows_max=0).upper == 1, "one at least"
-    in_portions = msgspec.structs.replace(recorded(4), portions=2)
+    assert group(*alike, rows_max=3).upper == 2, "each transaction has two rows"
+    assert group(*alike, rows_max=0).upper == 1, "a group has at least one transaction"
+    in_portions = msgspec.structs.replace(recorded_result(4), portions=2)
     others = [
-        (bound(4, generation=4), recorded(4)),
-        (bound(4, sources="push files"), recorded(4)),
+        (bound(4, generation=4), recorded_result(4)),
+        (bound(4, sources="push files"), recorded_result(4)),
         (bound(4), Committed(Time(4), {"push": ONE}, {"orders": ONE}, "w")),
         (bound(4), in_portions),
     ]
     for other in others:
-        assert group(*alike, other, (bound(5), recorded(5))).upper == 4
-    first = (bound(3), msgspec.structs.replace(recorded(3), portions=2))
-    assert group(first, (bound(4), recorded(4))).upper == 4, "what was made in portions is taken by itself"
+        assert group(*alike, other, (bound(5), recorded_result(5))).upper == 4
+    first = (bound(3), msgspec.structs.replace(recorded_result(3), portions=2))
+    assert group(first, (bound(4), recorded_result(4))).upper == 4, "a transaction of portions is a group of its own"
 
 
-def test_a_group_must_come_to_the_sum_of_the_records() -> None:
+def test_a_group_must_equal_the_sum_of_its_records() -> None:
     """The digests decide, not the row counts: changes of different transactions may cancel out."""
-    summed = group(*((bound(time), recorded(time)) for time in (2, 3))).recorded
+    summed = group(*((bound(time), recorded_result(time)) for time in (2, 3))).recorded
     assert summed.shards == {"orders": Content(2, "0" * 31 + "2"), "revenue": Content(2, "0" * 31 + "4")}
-    assert group((bound(2), recorded(2))).recorded == recorded(2)
+    assert group((bound(2), recorded_result(2))).recorded == recorded_result(2)
     fewer = {name: Content(0, content.digest) for name, content in summed.shards.items()}
     check_replay(ReplayResult(2, summed.sources, fewer, 2), summed)
     with pytest.raises(Diverged, match="revenue"):

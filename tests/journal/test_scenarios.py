@@ -1,4 +1,4 @@
-"""J2, J3, J4, J8, J9, J10, C10: as far as the journal alone can show them."""
+"""J2, J3, J4, J8, J9, J10, C10: the share of the journal in these scenarios."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ from evertide.journal.records import Input, Staged
 from evertide.runtime import SystemRuntime
 from evertide.store import LocalBlob, open_storage
 from evertide.store.paths import COMMITTED, JOURNAL
-from evertide.testing import ManualRuntime, SimulatedDisk
 from evertide.types import Generation
-from tests.journal.kit import TTL_S, Host, Site, place, rows_in, rows_of
-from tests.shard.test_log import SETTINGS, LateMeta
+from tests.journal.kit import TTL_S, Host, Site, make_place, rows_in, rows_of
+from tests.kit.disk import SimulatedDisk
+from tests.kit.runtime import ManualRuntime
+from tests.shard.hosts import SETTINGS, LateMeta
 
 FRAGMENTS = 4
 
@@ -42,10 +43,11 @@ def site() -> Site:
 
 @pytest.mark.parametrize("crash_after", range(2 * FRAGMENTS + 3))
 def test_j2_a_crash_after_every_fragment(site: Site, crash_after: int) -> None:
-    """Two transactions of four fragments each; the process ends after so many steps, the next one sends again.
+    """Two transactions of four fragments each. The process ends after `crash_after` steps, and the next one sends
+    again.
 
-    The recorded transactions are the same ones with the same rows, wherever it was. Seen to fail with `drop_unbound`
-    dropping nothing: the fragments of the transaction under way stay for ever.
+    The recorded transactions are the same with the same rows, wherever the crash was. Fails if `drop_unbound` drops
+    nothing: the fragments of the transaction in progress stay for ever.
     """
     sent = [[[10 * t + f] for f in range(FRAGMENTS)] for t in range(2)]
     steps = crash_after
@@ -68,19 +70,19 @@ def test_j2_a_crash_after_every_fragment(site: Site, crash_after: int) -> None:
     fresh = site.successor()
     fresh.journal.drop_unbound(fresh.writer)
     run(fresh, 100)
-    assert fresh.journal.records(0)[: len(recorded)] == recorded, "what was bound is as it was"
+    assert fresh.journal.records(0)[: len(recorded)] == recorded, "bound transactions are unchanged"
     rows = [rows_in(fresh.journal, bound) for bound in fresh.journal.records(0)]
     assert rows == [[number for part in transaction for number in part] for transaction in sent]
-    assert len(fresh.staged_blobs()) == 2 * FRAGMENTS, "nothing twice, nothing left over"
+    assert len(fresh.staged_blobs()) == 2 * FRAGMENTS, "no row is doubled, no blob is left over"
 
 
 # J3: staged and never bound
 
 
-def test_j3_unbound_fragments_are_dropped_as_a_whole_and_taken_once(
+def test_j3_unbound_fragments_are_dropped_together_and_their_rows_bound_once(
     site: Site, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Seen to fail with `_will_not_be_named` saying no: the blobs stay for ever, and nobody says so."""
+    """Fails if `_will_not_be_named` is always false: the blobs stay for ever, and no log line reports them."""
     dead = site.host()
     dead.bind({"push": (1, [dead.stage(0)]), "pull": (0, [])})
     for number in (1, 2, 3):
@@ -102,11 +104,11 @@ def test_j3_unbound_fragments_are_dropped_as_a_whole_and_taken_once(
         dead.bind({"push": (1, [])})
 
 
-# J4: sources that are there and should not be, or the other way round
+# J4: a source is missing, or one is too many
 
 
-def test_j4_a_source_that_the_record_names_and_the_pipeline_lacks(site: Site) -> None:
-    """Seen to fail without the comparison of sources: the position of the source would be forgotten."""
+def test_j4_a_source_that_only_the_record_has_is_an_error(site: Site) -> None:
+    """Fails without the comparison of sources: the position of the source would be lost."""
     host = site.host()
     host.bind({"orders": (1, []), "clicks": (1, [])}, generation=3)
     has = r"transaction 0 of generation 3 has the sources \['clicks', 'orders'\]; the input to bind has \['orders'\]"
@@ -115,7 +117,7 @@ def test_j4_a_source_that_the_record_names_and_the_pipeline_lacks(site: Site) ->
     assert host.journal.upper == 1
 
 
-def test_j4_a_source_that_the_pipeline_has_and_the_record_does_not_name(site: Site) -> None:
+def test_j4_a_source_that_only_the_pipeline_has_is_an_error(site: Site) -> None:
     host = site.host()
     host.bind({"orders": (1, [])}, generation=3)
     with pytest.raises(Unexpected, match=r"the input to bind has \['clicks', 'orders'\]"):
@@ -128,16 +130,16 @@ def test_j4_a_source_that_the_pipeline_has_and_the_record_does_not_name(site: Si
 
 @pytest.mark.parametrize("key", [JOURNAL, COMMITTED])
 def test_j8_a_record_of_another_format_is_refused(site: Site, key: str) -> None:
-    """With version, path and remedy, by everything that reads it, and nothing changes.
+    """Every reader refuses it with version, path and remedy, and nothing changes.
 
-    Seen to fail with `unseal` told to take any version.
+    Fails if `unseal` accepts any version.
     """
     host = site.host()
     shard = host.create()
     host.bind_rows(1)
     host.commit(shard)
     host.bind_rows(2)
-    host.newer(key)
+    host.append_newer(key)
     before = host.meta.scan(JOURNAL), host.meta.scan(COMMITTED), host.staged_blobs()
     journal, writer = host.journal, host.writer
     reads: dict[str, list[Callable[[], object]]] = {
@@ -152,7 +154,7 @@ def test_j8_a_record_of_another_format_is_refused(site: Site, key: str) -> None:
         ],
         COMMITTED: [
             lambda: journal.committed_upper,
-            lambda: journal.committed(0),
+            lambda: journal.read_outcome(0),
             lambda: journal.commit_write(host.outcome(1)),
         ],
     }
@@ -166,7 +168,7 @@ def test_j8_a_record_of_another_format_is_refused(site: Site, key: str) -> None:
     assert (host.meta.scan(JOURNAL), host.meta.scan(COMMITTED), host.staged_blobs()) == before
 
 
-def restaged(host: Host, staged: Staged, metadata: dict[str, str] | None) -> Staged:
+def stage_with_metadata(host: Host, staged: Staged, metadata: dict[str, str] | None) -> Staged:
     """The same rows, as if another version had written them."""
     rows = rows_of(1).replace_schema_metadata(metadata)
     sink = pa.BufferOutputStream()
@@ -178,24 +180,24 @@ def restaged(host: Host, staged: Staged, metadata: dict[str, str] | None) -> Sta
 
 
 def test_j8_staged_rows_of_another_format_are_refused(site: Site) -> None:
-    """Seen to fail without `_check_version`."""
+    """Fails without `_check_version`."""
     host = site.host()
-    staged = restaged(host, host.stage(1), {"evertide.format": "2"})
+    staged = stage_with_metadata(host, host.stage(1), {"evertide.format": "2"})
     with pytest.raises(UnsupportedFormat) as refused:
         host.journal.load(staged)
     assert (refused.value.path, refused.value.found, refused.value.supported) == (host.blob.path(staged.key), 2, 1)
     for metadata in (None, {"evertide.format": "one"}):
         with pytest.raises(BlobDamaged, match="has no valid format version"):
-            host.journal.load(restaged(host, staged, metadata))
-    assert host.journal.load(restaged(host, staged, {"evertide.format": "1"})).equals(rows_of(1))
+            host.journal.load(stage_with_metadata(host, staged, metadata))
+    assert host.journal.load(stage_with_metadata(host, staged, {"evertide.format": "1"})).equals(rows_of(1))
 
 
-# J9: torn, or gone
+# J9: torn or missing fragments
 
 
 @pytest.mark.parametrize("time", [0, 1], ids=["the first", "the last"])
-def test_j9_a_bound_fragment_that_is_torn_or_gone_is_an_error_that_names_it(site: Site, time: int) -> None:
-    """Even the last one, as it may have been acknowledged. Seen to fail without length and checksum in `load`."""
+def test_j9_an_error_names_a_bound_fragment_that_is_torn_or_missing(site: Site, time: int) -> None:
+    """Even the last one, as it may have been acknowledged. Fails without length and checksum in `load`."""
     host = site.host()
     host.bind_rows(*range(100))
     host.bind_rows(*range(100))
@@ -214,14 +216,14 @@ def test_j9_a_bound_fragment_that_is_torn_or_gone_is_an_error_that_names_it(site
     with pytest.raises(BlobMissing, match=f"bound in transaction {time}") as missing:
         rows_in(host.journal, bound)
     assert missing.value.path == host.blob.path(staged.key)
-    assert host.journal.drop_unbound(host.writer) == [], "and nothing makes it go away"
+    assert host.journal.drop_unbound(host.writer) == [], "no operation removes the damage"
     assert host.journal.upper == 2
 
 
-def test_j9_right_bytes_of_something_else_are_damage(site: Site) -> None:
+def test_j9_the_bytes_of_another_fragment_are_damage(site: Site) -> None:
     host = site.host()
     staged = host.stage(1)
-    other = restaged(host, staged, {"evertide.format": "1"})
+    other = stage_with_metadata(host, staged, {"evertide.format": "1"})
     with pytest.raises(BlobDamaged, match="expected 7, found 1"):
         host.journal.load(Staged("orders", staged.key, 7, other.bytes, other.checksum))
     host.overwrite(staged.key, b"not arrow")
@@ -230,7 +232,7 @@ def test_j9_right_bytes_of_something_else_are_damage(site: Site) -> None:
 
 
 def test_j9_on_a_real_disk(tmp_path: Path) -> None:
-    """A torn unbound fragment is dropped, a torn bound one is named by its file."""
+    """A torn unbound fragment is dropped; the error of a torn bound one names its file."""
     storage = open_storage(tmp_path / "s", runtime=SystemRuntime(), settings=SETTINGS)
     host = Host(storage.blob, storage.meta, SystemRuntime())
     bound = host.bind_rows(1)
@@ -247,11 +249,11 @@ def test_j9_on_a_real_disk(tmp_path: Path) -> None:
     storage.close()
 
 
-# J10: what is sent again
+# J10: input that is sent again
 
 
 def test_j10_a_source_that_sends_again_after_a_crash_is_bound_once(site: Site) -> None:
-    """Between bind and acknowledgement. Seen to fail without the position check in `check_inputs`."""
+    """A crash between bind and acknowledgement. Fails without the position check in `check_inputs`."""
     host = site.host()
     offer = Input("0", "1", (host.stage(1),))
     host.journal.bind({"push": offer}, Generation(1), host.writer)
@@ -281,7 +283,7 @@ def test_j10_a_push_whose_answer_was_lost_is_bound_once(site: Site) -> None:
     assert host.rows_bound() == [1]
 
 
-def test_j10_a_replica_that_lost_the_race_offers_again_only_what_is_unbound(site: Site) -> None:
+def test_j10_a_replica_that_lost_the_race_offers_only_unbound_input(site: Site) -> None:
     """Both read the same upstream; the loser's copy of what the winner bound is refused, its own push is bound."""
     one, two = site.host(), site.host()
     one.bind({"upstream": (0, []), "push": (0, [])})
@@ -294,22 +296,23 @@ def test_j10_a_replica_that_lost_the_race_offers_again_only_what_is_unbound(site
     assert two.rows_bound() == [5, 6]
 
 
-def test_j10_a_place_is_bound_once_too(site: Site) -> None:
+def test_j10_input_by_place_is_bound_once(site: Site) -> None:
     host, peer = site.host(), site.host()
-    host.bind({"files": (1, [place("a.csv")])})
+    host.bind({"files": (1, [make_place("a.csv")])})
     with pytest.raises(Conflict, match="source 'files'"):
-        peer.journal.bind({"files": Input("0", "1", (place("a.csv"),))}, Generation(1), peer.writer)
+        peer.journal.bind({"files": Input("0", "1", (make_place("a.csv"),))}, Generation(1), peer.writer)
     site.runtime.advance_s(TTL_S + 1)
     assert len(site.host().journal.records(0)) == 1
 
 
-# C10: no room
+# C10: a full disk
 
 
 def test_c10_the_disk_is_full_during_a_fragment_or_a_record() -> None:
-    """Every amount of room: said with the path, nothing bound is lost, and on it goes once there is room.
+    """With any amount of room: the error names the path, no bound transaction is lost, and work continues once there is
+    room.
 
-    Seen to fail with a fragment left closed by a bind that did not happen.
+    Fails if a bind that did not happen leaves a fragment closed.
     """
     refused: set[str] = set()
     for room in range(0, 3000, 97):
@@ -326,7 +329,7 @@ def test_c10_the_disk_is_full_during_a_fragment_or_a_record() -> None:
             assert host.rows_bound() == [0]
             disk.capacity_bytes = None
             host.bind({"push": (1, staged or [host.stage(1)])})
-        assert disk.runtime.slept_s == (), "no use in trying again"
+        assert disk.runtime.slept_s == (), "a full disk is not retried"
         disk.capacity_bytes = None
         disk.runtime.advance_s(TTL_S + 1)
         fresh = Host(LocalBlob(disk.root, disk.files), disk.meta, disk.runtime)

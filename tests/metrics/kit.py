@@ -16,7 +16,7 @@ from evertide.pipeline.pipeline import Pipeline
 from evertide.runtime import SystemRuntime
 from evertide.settings import Settings
 from evertide.store.open import Storage
-from evertide.testing.small_engine import SmallEngine
+from tests.kit.small_engine import SmallEngine
 from tests.pipeline.kit import SETTINGS, engine, storage
 
 __all__ = ["Samples", "names_of", "observed_shop", "order", "scrape", "scrape_open", "value", "wait_for"]

@@ -37,28 +37,28 @@ def clock() -> Clock:
     return Clock()
 
 
-def pulse_of(clock: Clock, ended: Callable[[], list[str]] = list) -> tuple[Liveness, PhaseTracker]:
+def liveness_of(clock: Clock, ended: Callable[[], list[str]] = list) -> tuple[Liveness, PhaseTracker]:
     phases = PhaseTracker(NO_OBSERVER, clock, SETTINGS, 0)
     return Liveness(lambda: phases.current, ended, clock, 60.0), phases
 
 
-def test_to_wait_is_to_be_alive_for_as_long_as_the_loop_comes_round(clock: Clock) -> None:
-    liveness, _ = pulse_of(clock)
+def test_a_waiting_pipeline_is_alive_while_its_loop_runs(clock: Clock) -> None:
+    liveness, _ = liveness_of(clock)
     clock.now_s += 10_000
-    assert liveness.report().is_alive, "nobody runs it: pushes make the transactions"
+    assert liveness.report().is_alive, "without a loop, pushes make the transactions"
     liveness.note_round()
     clock.now_s += 59
     assert liveness.report().is_alive
     clock.now_s += 2
     beat = liveness.report()
     assert not beat.is_alive
-    assert "not come round for 61 s" in beat.why
+    assert "the loop has made no step for 61 s" in beat.why
     liveness.end_loop()
     assert liveness.report().is_alive
 
 
-def test_a_phase_may_take_long_and_not_for_ever(clock: Clock) -> None:
-    liveness, phases = pulse_of(clock)
+def test_a_phase_without_progress_is_alive_up_to_its_limit(clock: Clock) -> None:
+    liveness, phases = liveness_of(clock)
     liveness.note_round()
     clock.now_s += 50
     phases.enter(Phase.COMPUTE, 7)
@@ -67,12 +67,12 @@ def test_a_phase_may_take_long_and_not_for_ever(clock: Clock) -> None:
     assert (beat.is_alive, beat.phase, beat.transaction, beat.since_s) == (True, "compute", 7, 50)
     clock.now_s += 11
     beat = liveness.report()
-    assert (beat.is_alive, beat.why) == (False, "transaction 7 is in phase 'compute' for 61 s without a step")
+    assert (beat.is_alive, beat.why) == (False, "transaction 7 has made no step in phase 'compute' for 61 s")
     phases.enter(Phase.COMMIT, 7)
-    assert liveness.report().is_alive, "it got on"
+    assert liveness.report().is_alive, "the phase made progress"
 
 
-def test_steps_inside_of_a_long_phase_are_life(clock: Clock) -> None:
+def test_steps_within_a_long_phase_are_progress(clock: Clock) -> None:
     """Steps of the thread and finished Spark tasks are progress; polling Spark without a change is not."""
     tasks = [0]
     phases = PhaseTracker(NO_OBSERVER, clock, SETTINGS, 0)
@@ -83,31 +83,31 @@ def test_steps_inside_of_a_long_phase_are_life(clock: Clock) -> None:
         assert liveness.find_hang() == ""
         with watch_steps(liveness.note_step):
             note_step()
-    note_step()  # of a thread that is not watched
+    note_step()  # a thread that is not watched
     for _ in range(5):
         clock.now_s += 50
         tasks[0] += 1
         assert liveness.find_hang() == ""
     clock.now_s += 61
-    assert "without a step" in liveness.find_hang()
-    assert liveness.find_stall(5.0) is None, "what is bound is seen in the journal"
+    assert "has made no step" in liveness.find_hang()
+    assert liveness.find_stall(5.0) is None, "the bound transaction is in the journal"
 
 
 def test_a_source_that_does_not_return_stalls_before_the_bind(clock: Clock) -> None:
-    liveness, phases = pulse_of(clock)
+    liveness, phases = liveness_of(clock)
     phases.enter(Phase.READ, 7)
     clock.now_s += 4
     assert liveness.find_stall(5.0) is None
     clock.now_s += 2
     assert liveness.find_stall(5.0) == (
-        "transaction 7 does not get on while its sources are read: a call does not return",
+        "transaction 7 makes no progress while its sources are read: a call does not return",
         6.0,
     )
 
 
-def test_a_thread_that_has_ended_is_no_life(clock: Clock) -> None:
-    liveness, _ = pulse_of(clock, lambda: ["evertide-heartbeat"])
-    assert liveness.report().why == "the threads ['evertide-heartbeat'] have ended: see the log"
+def test_an_ended_thread_is_not_alive(clock: Clock) -> None:
+    liveness, _ = liveness_of(clock, lambda: ["evertide-heartbeat"])
+    assert liveness.report().why == "the threads ['evertide-heartbeat'] have ended; the log has the error"
 
 
 def test_a_ticker_that_dies_is_named_and_one_that_is_stopped_is_not() -> None:
@@ -116,11 +116,11 @@ def test_a_ticker_that_dies_is_named_and_one_that_is_stopped_is_not() -> None:
             return False
 
     broken = Broken("broken", 0.001)
-    assert broken.ended() == [], "it was not started"
+    assert broken.list_ended() == [], "the ticker was not started"
     broken.start()
-    wait_for(lambda: broken.ended() == ["broken"])
+    wait_for(lambda: broken.list_ended() == ["broken"])
     broken.stop()
-    assert broken.ended() == []
+    assert broken.list_ended() == []
 
 
 def test_health_of_a_pipeline_whose_thread_died_is_503_for_the_liveness_probe_only() -> None:
@@ -128,20 +128,20 @@ def test_health_of_a_pipeline_whose_thread_died_is_503_for_the_liveness_probe_on
     with open_pipeline(storage(), threads=True) as p, served(p) as client:
         assert client.get(LIVE).status == 200
         assert client.get(READY).status == 200
-        heart = p._heart
+        heart = p._heartbeat
         assert heart is not None
         heart.tick = lambda: False  # type: ignore[method-assign]
         heart._interval_s = 0.001
-        heart._stopping.set()  # wakes it
+        heart._stopping.set()  # wakes the thread
         wait_for(lambda: not heart._thread.is_alive())
         heart._stopping.clear()
         answer = client.get(LIVE)
         assert answer.status == 503
         assert "evertide-heartbeat" in answer.body["why"]
-        assert client.get(READY).status == 200, "it still serves what it has"
+        assert client.get(READY).status == 200, "the process still serves its content"
 
 
-def test_a_step_that_hangs_is_not_alive_and_storage_that_is_away_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hung_step_is_not_alive_and_an_outage_of_storage_is(monkeypatch: pytest.MonkeyPatch) -> None:
     quick = replace(SETTINGS, hang_after_s=0.2)
     over, entered = threading.Event(), threading.Event()
 
@@ -170,7 +170,7 @@ def test_a_step_that_hangs_is_not_alive_and_storage_that_is_away_is(monkeypatch:
 
         with monkeypatch.context() as patch:
             patch.setattr(Pipeline, "status", away)
-            assert client.get(LIVE).status == 200, "a restart would not bring storage back"
+            assert client.get(LIVE).status == 200, "a restart would not make storage available"
             assert client.get(READY).status == 503
 
 

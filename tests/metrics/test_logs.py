@@ -33,7 +33,7 @@ def record(message: str, *args: object, level: int = logging.WARNING, exc_info: 
     return logging.LogRecord("evertide.here", level, __file__, 1, message, args, exc_info)
 
 
-def test_a_record_has_what_a_person_looks_for() -> None:
+def test_a_record_has_its_pipeline_transaction_and_error_code() -> None:
     error = Unavailable(path="/disk", why="away")
     token = TRANSACTION.set(12)
     try:
@@ -51,10 +51,10 @@ def test_a_record_has_what_a_person_looks_for() -> None:
     assert line["message"].startswith("it waits: storage at")
     least = {"time", "level", "logger", "message"}
     assert msgspec.to_builtins(line_of(record("nothing of it"))).keys() == least
-    assert json.loads(JsonLines().format(record(""))).keys() == least, "also of a line that says nothing"
+    assert json.loads(JsonLines().format(record(""))).keys() == least, "a line without text has them as well"
 
 
-def test_a_trace_is_told_of_what_nobody_expected_only() -> None:
+def test_only_unexpected_errors_are_logged_with_a_trace() -> None:
     for error, is_told in ((ZeroDivisionError("x"), True), (Unavailable(path="p", why="w"), False)):
         line = line_of(record("failed", exc_info=(type(error), error, None)))
         assert bool(line.trace) is is_told
@@ -62,7 +62,7 @@ def test_a_trace_is_told_of_what_nobody_expected_only() -> None:
 
 
 def test_no_secret_is_in_a_line_nor_in_its_trace(tmp_path: Path) -> None:
-    """Fails if the log does not pass through `hide`: connectors hide their own, libraries do not."""
+    """Fails if the log does not pass through `hide`: connectors hide their own secrets, libraries do not."""
     Secrets(tmp_path, {"PASSWORD": "s3cret/of ours"}).reveal("x ${ENV:PASSWORD}", "here")
     error = ValueError("connecting with s3cret/of ours")
     line = line_of(record("at postgres://u:hunter2@host/db: s3cret/of ours", exc_info=(ValueError, error, None)))
@@ -73,7 +73,7 @@ def test_no_secret_is_in_a_line_nor_in_its_trace(tmp_path: Path) -> None:
     assert hide("s3cret%2Fof%20ours") == "***"
 
 
-def test_the_ring_is_bounded_and_gives_back_what_it_found() -> None:
+def test_the_ring_is_bounded_and_restores_the_logger() -> None:
     before = logging.getLogger("evertide").level
     with Ring("shop", lines_max=3) as ring:
         for number in range(5):
@@ -86,7 +86,7 @@ def test_the_ring_is_bounded_and_gives_back_what_it_found() -> None:
     assert ring not in logging.getLogger("evertide").handlers
 
 
-def test_what_happened_in_the_night_is_in_the_log() -> None:
+def test_the_log_has_the_history_of_a_pipeline() -> None:
     """Opening, leadership, replay, checkpoints, a source that stalls and recovers, a view that fails."""
     store, source = storage(), ScriptedSource("files", ("notes",))
     with Ring("shop") as ring, with_sources(source):
@@ -106,13 +106,13 @@ def test_what_happened_in_the_night_is_in_the_log() -> None:
         lines = {line.message: line for line in ring.lines(1000)}
     for beginning in (
         "this process leads",
-        "pipeline open at time 0",
+        "the pipeline is open at time 0",
         "source 'files' is stalled",
         "source 'files' continues",
         "view share: transaction 2 fails",
         "replaying from time 1: 2 transactions committed, 0 bound but not committed",
         "replayed the transactions from 1 to 2",
-        "checkpoint ",
+        "made checkpoint ",
     ):
         assert any(message.startswith(beginning) for message in told), (beginning, told)
     failed = next(line for message, line in lines.items() if message.startswith("view share: transaction 2 fails"))
@@ -122,7 +122,7 @@ def test_what_happened_in_the_night_is_in_the_log() -> None:
     assert "Correct the cause" in stalled.message, "the remedy"
 
 
-def test_a_slow_transaction_is_in_the_log_with_what_it_spent_its_time_on() -> None:
+def test_a_slow_transaction_is_logged_with_the_time_of_its_phases() -> None:
     slow = replace(SETTINGS, slow_transaction_s=1e-9)
     with Ring() as ring, open_pipeline(storage(), settings=slow) as p:
         p.push("orders", [order(1)])
@@ -131,7 +131,7 @@ def test_a_slow_transaction_is_in_the_log_with_what_it_spent_its_time_on() -> No
     assert all(phase in line.message for phase in ("read", "bind", "compute", "commit"))
 
 
-def test_logs_go_to_standard_error_as_they_are_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+def test_logs_go_to_standard_error_in_the_chosen_format(capsys: pytest.CaptureFixture[str]) -> None:
     output = Output(is_json=True, logs=LogOptions(LogFormat.JSON, LogLevel.INFO, "shop"))
     loggers = (logging.getLogger(), logging.getLogger("evertide"))
     try:

@@ -1,4 +1,4 @@
-"""Counters match what happened, and a scrape always parses, whatever the storage does."""
+"""Counters match the work done, and a scrape always parses, whatever the storage does."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from evertide.metrics.gauges import SampleCache
 from evertide.metrics.samples import Sample, TakeSample
 from evertide.observer import Lap, TransactionEvent, WrittenSize
 from evertide.pipeline.pipeline import Pipeline
-from evertide.pipeline.replicas.ownership import Role
+from evertide.pipeline.replicas.ownership import ProcessRole
 from evertide.pipeline.replicas.replica_record import ReplicaReporter
 from evertide.problem import Problem
 from evertide.runtime import SystemRuntime
 from evertide.sources.contract import Lag
-from evertide.store.faulty import Fault, Faults, FaultyBlob, FaultyMeta
 from evertide.store.memory import MemoryBlob, MemoryMeta
+from tests.kit.faulty import Fault, Faults, FaultyBlob, FaultyMeta
 from tests.metrics.kit import names_of, observed_shop, order, scrape, scrape_open, value, wait_for
 from tests.pipeline.kit import NOTES, ORDERS, CandidSource, batch, engine, open_pipeline, storage, with_sources
 
@@ -39,7 +39,9 @@ def test_a_known_run_is_counted_row_by_row() -> None:
         p.commit()
         p.checkpoint()
         found = scrape(metrics)
-        assert value(found, "evertide_transactions_total", how="committed") == 5, "with the first, which is empty"
+        assert value(found, "evertide_transactions_total", how="committed") == 5, (
+            "including the first transaction, which is empty"
+        )
         assert value(found, "evertide_source_rows_total", source="push") == 7
         assert value(found, "evertide_changes_total", collection="orders") == 7
         stored = {one.name: one for one in p.status().collections}
@@ -65,7 +67,7 @@ def test_a_known_run_is_counted_row_by_row() -> None:
         assert sum(found[key] for key in found if key[0] == "evertide_arrangement_rows") > 0
 
 
-def test_counters_only_grow_and_both_formats_say_the_same() -> None:
+def test_counters_only_grow_and_both_formats_agree() -> None:
     with observed_shop() as (p, metrics):
         p.push("orders", [order(1)])
         p.commit()
@@ -82,7 +84,7 @@ def test_counters_only_grow_and_both_formats_say_the_same() -> None:
         assert opened == {key[0] for key in after}
 
 
-def test_every_metric_is_one_of_the_catalog_with_its_labels() -> None:
+def test_every_metric_is_in_the_catalog_with_its_labels() -> None:
     with observed_shop() as (p, metrics):
         p.push("orders", [order(1)])
         p.commit()
@@ -94,7 +96,7 @@ def test_every_metric_is_one_of_the_catalog_with_its_labels() -> None:
             assert {label for label, _ in labels} - {"le"} == set(BY_NAME[base].labels), name
 
 
-def test_faults_are_counted_by_what_failed_and_how() -> None:
+def test_errors_are_counted_by_part_and_error_code() -> None:
     faults = Faults.scripted(reads=[Fault.DONE] * 400)
     runtime = SystemRuntime()
     store = storage(FaultyBlob(MemoryBlob(), faults), FaultyMeta(MemoryMeta(runtime), faults))
@@ -118,14 +120,18 @@ def test_faults_are_counted_by_what_failed_and_how() -> None:
         assert value(found, "evertide_source_state", source="shop", state="reconnecting") == 1
         assert value(found, "evertide_problem", part="source", name="shop", error_code="source_away") == 1
         told = render_metrics(metrics.registry)[0].decode()
-        assert "refused" not in told, "no message is in a metric, and so no secret that one may hold"
+        assert "refused" not in told, "no message, and so no secret, is in a metric"
 
 
-def test_lag_and_replicas_are_told_as_far_as_they_are_known() -> None:
+def test_lag_and_replicas_are_exported_as_far_as_known() -> None:
     source = CandidSource("shop", ("notes",), [batch(NOTES, [{"text": "a"}])])
     source.lag = Lag(bytes=1234, seconds=2.5)
     store = storage()
-    with with_sources(source), observed_shop(store) as (p, metrics), open_pipeline(store, role=Role.READ_ONLY) as other:
+    with (
+        with_sources(source),
+        observed_shop(store) as (p, metrics),
+        open_pipeline(store, role=ProcessRole.READ_ONLY) as other,
+    ):
         p.advance()
         found = scrape(metrics)
         assert value(found, "evertide_source_lag_bytes", source="shop") == 1234
@@ -137,7 +143,7 @@ def test_lag_and_replicas_are_told_as_far_as_they_are_known() -> None:
                     thread.tick()
         status = p.status()
         assert [one.behind for one in status.replicas if one.role == "read-only"] == [1]
-        Metrics()  # another one is no trouble: nothing is global
+        Metrics()  # a second registry is no problem: nothing is global
         fresh = Metrics()
         watch_pipeline(fresh, p)
         found = scrape(fresh)
@@ -146,11 +152,11 @@ def test_lag_and_replicas_are_told_as_far_as_they_are_known() -> None:
         assert value(found, "evertide_replica_behind", host=host, role="read-only") == 1
 
 
-def test_what_a_peer_committed_is_taken_and_not_counted_as_ours() -> None:
+def test_transactions_of_a_peer_are_not_counted_as_our_own() -> None:
     """Otherwise the sum over replicas would be a multiple of the input."""
     store = storage()
     metrics = Metrics()
-    with open_pipeline(store, role=Role.REPLICA) as leader:
+    with open_pipeline(store, role=ProcessRole.REPLICA) as leader:
         follower = Pipeline(
             engine(),
             store,
@@ -158,7 +164,7 @@ def test_what_a_peer_committed_is_taken_and_not_counted_as_ours() -> None:
             runtime=SystemRuntime(),
             settings=leader.settings,
             threads=False,
-            role=Role.REPLICA,
+            role=ProcessRole.REPLICA,
             observer=metrics,
         )
         with follower:
@@ -171,7 +177,7 @@ def test_what_a_peer_committed_is_taken_and_not_counted_as_ours() -> None:
             assert value(found, "evertide_transaction_phase_seconds_count", phase="replay") >= 1
 
 
-def test_a_start_counts_what_it_replays() -> None:
+def test_a_restart_counts_replayed_transactions() -> None:
     store = storage()
     with open_pipeline(store) as p:
         p.push("orders", [order(1)])
@@ -183,7 +189,7 @@ def test_a_start_counts_what_it_replays() -> None:
         assert value(scrape(metrics), "evertide_transactions_total", how="replayed") == 2
 
 
-def test_a_scrape_while_storage_is_away_says_so_with_the_age_of_what_it_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_scrape_during_an_outage_of_storage_has_the_age_of_its_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails without the sampling thread: the scrape would wait as long as the storage is retried."""
     with observed_shop() as (p, metrics):
         p.push("orders", [order(1)])
@@ -200,16 +206,16 @@ def test_a_scrape_while_storage_is_away_says_so_with_the_age_of_what_it_tells(mo
             patch.setattr(Pipeline, "status", hang)
             wait_for(lambda: value(scrape(metrics), "evertide_up") == 0)
             found = scrape(metrics)
-            assert value(found, "evertide_up") == 0, "while somebody still waits for it"
-            assert value(found, "evertide_time") == 1, "as it was last seen"
+            assert value(found, "evertide_up") == 0, "while a call still waits for storage"
+            assert value(found, "evertide_time") == 1, "as last seen"
             age_s = value(found, "evertide_status_age_seconds")
             assert age_s > 0
-            assert value(found, "evertide_alive") == 1, "to wait for storage is to be alive"
+            assert value(found, "evertide_alive") == 1, "a process that waits for storage is alive"
             assert value(found, "evertide_transactions_total", how="committed") == 2
-            assert waited_out == [], "all of this was told while somebody waits for storage"
+            assert waited_out == [], "the scrape was answered while a call waits for storage"
             away.set()
             wait_for(lambda: value(scrape(metrics), "evertide_status_age_seconds") > age_s)
-            assert value(scrape(metrics), "evertide_up") == 0, "it answered, and not with a status"
+            assert value(scrape(metrics), "evertide_up") == 0, "storage answered, with an error"
         wait_for(lambda: value(scrape(metrics), "evertide_up") == 1)
 
 
@@ -266,7 +272,7 @@ def test_observing_a_transaction_costs_little() -> None:
     assert (time.process_time() - began_s) / 2000 < 500e-6
 
 
-def test_state_is_of_the_tables_and_of_the_views() -> None:
+def test_the_size_of_state_is_exported_for_tables_and_views() -> None:
     with observed_shop() as (p, metrics):
         p.push("orders", [order(number) for number in range(50)])
         p.commit()

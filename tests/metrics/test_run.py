@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.cli.kit import SHOP, evertide, lines, one_error, order
-from tests.metrics.test_served import text
+from tests.metrics.test_metrics_endpoint import text
 from tests.server.kit import Client
 from tests.server.test_run import patient
 
@@ -47,15 +47,15 @@ def test_a_run_logs_as_json_beside_its_output_and_serves_its_metrics(
         content, logged = asked.result()
     assert 'evertide_source_rows_total{source="push"} 1.0' in content
     assert 'evertide_changes_total{collection="orders"} 1.0' in content
-    assert any(message.startswith("pipeline open at time 0") for message in logged)
-    assert [line["event"] for line in lines(result)][-1] == "stopped", "standard output holds its own lines only"
+    assert any(message.startswith("the pipeline is open at time 0") for message in logged)
+    assert [line["event"] for line in lines(result)][-1] == "stopped", "standard output has only its own lines"
     told = [json.loads(line) for line in result.stderr.splitlines() if line.startswith("{")]
     mine = [line for line in told if line["logger"].startswith("evertide.")]
     assert {line["pipeline"] for line in mine} == {str(tmp_path / "s")}
-    assert any(line["message"].startswith("checkpoint ") for line in mine)
+    assert any(line["message"].startswith("made checkpoint ") for line in mine)
 
 
-def test_traces_that_cannot_be_are_refused_before_spark_starts(
+def test_impossible_traces_are_refused_before_spark_starts(
     tmp_path: Path, script: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OTEL_TRACES_EXPORTER", "pigeon")

@@ -29,7 +29,7 @@ def spans(exporter: InMemorySpanExporter) -> dict[str, list[ReadableSpan]]:
     return found
 
 
-def opened(observer: Traces) -> Pipeline:
+def open_traced(observer: Traces) -> Pipeline:
     return Pipeline(
         engine(),
         storage(),
@@ -44,7 +44,7 @@ def opened(observer: Traces) -> Pipeline:
 def test_a_transaction_is_a_span_with_its_phases_below_it() -> None:
     exporter = InMemorySpanExporter()
     traces = open_traces(SystemRuntime(), exporter)
-    with opened(traces) as p:
+    with open_traced(traces) as p:
         exporter.clear()
         p.push("orders", [order(1), order(2)])
         p.commit()
@@ -67,10 +67,10 @@ def test_a_transaction_is_a_span_with_its_phases_below_it() -> None:
     assert whole.resource.attributes["service.name"] == "evertide"
 
 
-def test_what_is_delivered_later_belongs_to_its_transaction_and_a_request_to_its_trace() -> None:
+def test_a_later_delivery_belongs_to_its_transaction_and_a_request_to_its_trace() -> None:
     exporter = InMemorySpanExporter()
     traces = open_traces(SystemRuntime(), exporter)
-    with opened(traces) as p:
+    with open_traced(traces) as p:
         p.push("orders", [order(1)])
         t = p.commit()
         traces.on_delivery(DeliveryEvent("lake", t, 1, 1.0, 0.1))
@@ -92,7 +92,7 @@ def test_a_transaction_that_fails_is_a_span_with_its_error(monkeypatch: pytest.M
     def away(*_: Any, **__: Any) -> None:
         raise Unavailable(path="disk", why="away")
 
-    with opened(traces) as p:
+    with open_traced(traces) as p:
         exporter.clear()
         p.push("orders", [order(1)])
         with monkeypatch.context() as patch:
@@ -105,11 +105,11 @@ def test_a_transaction_that_fails_is_a_span_with_its_error(monkeypatch: pytest.M
         assert failed.attributes is not None
         assert failed.attributes["error.type"] == "unavailable"
         p.advance()
-        assert p.time == 1, "it waited, and is committed"
+        assert p.time == 1, "the transaction waited, and is committed"
         assert spans(exporter)["transaction"][-1].status.status_code is not StatusCode.ERROR
 
 
-def test_traces_that_are_wanted_and_not_installed_are_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_traces_without_opentelemetry_are_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     real = builtins.__import__
 
     def without(name: str, *args: Any, **kwargs: Any) -> Any:
@@ -122,7 +122,7 @@ def test_traces_that_are_wanted_and_not_installed_are_refused_with_the_remedy(mo
         open_traces(SystemRuntime())
 
 
-def test_an_exporter_that_is_not_known_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_exporter_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_TRACES_EXPORTER", "zipkin")
     with pytest.raises(InvalidInput, match="zipkin"):
         open_traces(SystemRuntime())
@@ -130,7 +130,7 @@ def test_an_exporter_that_is_not_known_is_refused(monkeypatch: pytest.MonkeyPatc
     open_traces(SystemRuntime()).close()
 
 
-def test_nothing_of_it_is_imported_without_being_asked_for() -> None:
+def test_opentelemetry_is_imported_only_for_traces() -> None:
     modules = "evertide.cli.main, evertide.metrics, evertide.server.http.app"
     program = f"import sys, {modules}; print('opentelemetry' in sys.modules)"
     told = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=120)

@@ -27,25 +27,28 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pytest
 
 from evertide.errors import OutcomeUnknown, TimeCompacted, Unavailable
+from evertide.flow import stage
 from evertide.pipeline.pipeline import Pipeline
 from evertide.pipeline.spark_engine import SparkEngine
 from evertide.plan.catalyst.session import open_session
+from evertide.plan.fragment import fragment
 from evertide.runtime import SystemRuntime
 from evertide.settings import Settings
 from evertide.sources.generated.seeded import RandomStream
-from evertide.store.faulty import Fault, Faults, FaultyBlob, FaultyMeta
 from evertide.store.memory import MemoryBlob, MemoryMeta
 from evertide.store.open import Storage
-from evertide.testing.compare import compare
-from evertide.testing.oracle import Reference
+from tests.kit.compare import compare
+from tests.kit.faulty import Fault, Faults, FaultyBlob, FaultyMeta
+from tests.kit.oracle import Reference
 from tests.pipeline.kit import crash
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["KEYS", "CombinedRun"]
+__all__ = ["KEYS", "CombinedRun", "count_few_rows_as_many"]
 
 LIMIT_S = 120.0
 LOADED = 1_000
@@ -94,6 +97,7 @@ VIEWS: dict[str, tuple[str, ...]] = {
     "pairs": (
         "SELECT t.k, t.g, u.v FROM t JOIN u ON t.g = u.g",
         "SELECT t.k, t.g, u.v FROM t LEFT JOIN u ON t.g = u.g AND u.v > 2",
+        "SELECT t.k, u.g, u.v FROM t FULL JOIN u ON t.g = u.g AND 10 DIV if(t.g IS NULL, 0, 1) > u.v",
     ),
     "ranked": (
         "SELECT k, g, row_number() OVER (PARTITION BY g ORDER BY x, k) AS place FROM t",
@@ -107,8 +111,15 @@ VIEWS: dict[str, tuple[str, ...]] = {
     "numbers": ("SELECT k, CAST(s AS INT) AS number FROM t WHERE s IS NOT NULL",),
     "above": ("SELECT n, count(*) AS groups FROM sums GROUP BY n",),
 }
-"""By view, its definitions. `shares` fails if a `v` is 0, `numbers` if an `s` is no number; `above` reads `sums`."""
+"""By view, its definitions. `shares` fails if a `v` is 0, `numbers` if an `s` is no number; `above` reads `sums`. The
+condition of the last `pairs` fails for a `g` that is NULL, which has no partner, so that the view does not fail."""
 OF_U = {"pairs", "shares"}
+
+
+def count_few_rows_as_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run joins by the linear rule, and joins of more than one portion on the executors."""
+    monkeypatch.setattr(stage, "ROWS_SURPLUS_MAX", 0)
+    monkeypatch.setattr(fragment, "ROWS_SMALL_MAX", 2 * SETTINGS.portion_rows_max)
 
 
 @dataclass
@@ -194,7 +205,7 @@ class CombinedRun:
         chosen()
 
     def fault(self) -> None:
-        """Until a transaction has got through."""
+        """Make storage calls fail until the next transaction commits."""
         self.rate = (0.02, 0.1, 0.3)[self.chance.below(3)]
 
     def transaction(self) -> None:
@@ -207,12 +218,12 @@ class CombinedRun:
 
     def maintain(self) -> None:
         with self._tolerating():
-            for shard in self.p._runner.members.all().values():
+            for shard in self.p._runner.members.open_all().values():
                 shard.compact(self.p._writer)
-                shard.collect_garbage(self.p._writer, self.p._context.checkpoints.pinned)
+                shard.collect_garbage(self.p._writer, self.p._context.checkpoints.find_pins)
 
     def change_script(self) -> None:
-        """Closed or crashed, with storage that fails or not; then another script."""
+        """Close or crash the pipeline, with or without storage faults, and open it with another script."""
         if self.chance.below(2):
             crash(self.p)
         else:
@@ -227,7 +238,7 @@ class CombinedRun:
         self.burst(4 + self.chance.below(6))
 
     def burst(self, count: int) -> None:
-        """Transactions beside the backfills that a script begins, without a pause; then all of them are compared."""
+        """Commit transactions without a pause while the backfills of a new script run, then compare every view."""
         models = {}
         for _ in range(count):
             self.commit(self._changes())
@@ -239,16 +250,16 @@ class CombinedRun:
         self.compare()
 
     def repair(self) -> None:
-        """No row makes a view fail any more: all of them come back, and are right."""
+        """Delete every row that makes a view fail, and check that all views recover and are correct."""
         self.rate = 0.0
         bad_t = [row for row in self.model["t"].values() if row["s"] == BAD]
         bad_u = [row for row in self.model["u"].values() if row["v"] == 0] if self.has_u else []
         self.commit({"t": ([], bad_t), "u": ([], bad_u)})
         deadline_s = self.runtime.monotonic_s() + LIMIT_S
         while away := [one for one in self.p.status().collections if one.kind == "view" and one.state != "running"]:
-            assert self.runtime.monotonic_s() < deadline_s, f"views do not come back: {away}"
+            assert self.runtime.monotonic_s() < deadline_s, f"views do not recover: {away}"
             self.p.hydrated(5.0)
-            self.p.advance()  # as the loop does: views that are due are tried again
+            self.p.advance()  # the pipeline's loop also retries failed views here
             self.runtime.sleep_s(0.02)
         assert self.compare() == set(self.views), "not all views were compared"
 
@@ -264,11 +275,11 @@ class CombinedRun:
 
     @contextmanager
     def _tolerating(self) -> Iterator[None]:
-        """What storage refuses may fail a step, and nothing else may."""
+        """Allow a step to fail only because of an injected storage fault."""
         try:
             yield
         except (Unavailable, OutcomeUnknown):
-            assert self.rate > 0, "storage was there"
+            assert self.rate > 0, "a step failed although storage was available"
             self.did["refused"] += 1
 
     def _row(self, number: int) -> dict[str, Any]:
@@ -289,7 +300,7 @@ class CombinedRun:
         }
 
     def _changes(self) -> dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]]]]:
-        """By table: rows to write, and rows to delete."""
+        """Return, by table, the rows to write and the rows to delete."""
         pick = self.chance.below
         written = [self._row(pick(16)) for _ in range((1, 3, 8, 40)[pick(4)])]
         held = [*self.model["t"].values()]
@@ -302,7 +313,7 @@ class CombinedRun:
         return changes
 
     def commit(self, changes: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]]]]) -> None:
-        """Once, however often it has to be given."""
+        """Push the changes until one push succeeds; repeats carry the same number."""
         self.number += 1
         deadline_s = self.runtime.monotonic_s() + LIMIT_S
         while True:
@@ -315,15 +326,15 @@ class CombinedRun:
                     self.p.take(pushed)
                 break
             except (Unavailable, OutcomeUnknown):
-                assert self.rate > 0, "storage was there"
-                assert self.runtime.monotonic_s() < deadline_s, "a transaction does not get through"
+                assert self.rate > 0, "a push failed although storage was available"
+                assert self.runtime.monotonic_s() < deadline_s, "the transaction does not commit"
                 self.did["given again"] += 1
                 self.rate *= 0.7 if self.rate > 0.01 else 0.0
         self.rate = 0.0
         self._apply(changes)
 
     def _apply(self, changes: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]]]]) -> None:
-        """Deletes come first; of equal rows without a key, one goes."""
+        """Apply deletes first; a delete removes one of several equal rows in a table without a key."""
         written, gone = changes.get("t", ([], []))
         for row in gone:
             self.model["t"].pop(_same(row["k"]), None)
@@ -356,7 +367,7 @@ class CombinedRun:
         self.views = {view: self.views[view] for view in order}
 
     def compare(self, time: int | None = None) -> set[str]:
-        """The tables, and all views that take part and can be read at the time: their names."""
+        """Compare the tables and every readable member view at the time; return the names of the views compared."""
         status = self.p.status()
         assert status.state in ("running", "stalled"), status
         states = {one.name: one.state for one in status.collections}
@@ -374,7 +385,7 @@ class CombinedRun:
         return compared
 
     def _read(self, collection: str, time: int | None) -> pa.Table | None:
-        """None if it cannot be read at that time any more, or not yet."""
+        """Return None if the collection is not readable at that time."""
         view = self.p.view(collection)
         try:
             return (view if time is None else view.as_of(time)).to_arrow()
@@ -393,5 +404,5 @@ class CombinedRun:
 
 
 def _same(key: Any) -> Any:
-    """0.0 and -0.0 are one key."""
+    """Treat 0.0 and -0.0 as one key."""
     return key + 0.0 if isinstance(key, float) else key

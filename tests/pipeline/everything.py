@@ -2,7 +2,7 @@
 
     python -m tests.pipeline.everything [small|spark] STORAGE DSN SLOT BROKERS TOPIC
 
-It runs until somebody kills it, and says the number of each transaction after its commit.
+It runs until it is killed, and prints the number of each transaction after its commit.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from evertide.plan.program.properties import SinkProperties
 from evertide.runtime import SystemRuntime
 from evertide.settings import Settings
 from evertide.store.open import open_storage
-from evertide.testing.small_engine import SmallEngine, SmallView
+from tests.kit.small_engine import SmallEngine, SmallView
 from tests.sources.postgres.worker import BENCH
 
 __all__ = ["QUERIES", "SETTINGS", "World", "open_world"]
@@ -46,12 +46,12 @@ QUERIES = {
     "rich": "SELECT aid, abalance FROM pgbench_accounts WHERE abalance > 0",
     "levels": "SELECT sign(abalance) AS level FROM pgbench_accounts WHERE abalance <> 0",
 }
-"""Each means the same to Spark and to PostgreSQL."""
+"""Each query has the same meaning in Spark and in PostgreSQL."""
 
 
 @dataclass(frozen=True)
 class World:
-    """What a pipeline is fed from, and writes to."""
+    """The servers that a pipeline reads from and writes to."""
 
     kind: str
     storage: str
@@ -70,7 +70,7 @@ class World:
 
     @property
     def sinks(self) -> dict[str, dict[str, dict[str, str]]]:
-        """Options, by view and name. `levels` has no key: its rows are a multiset."""
+        """Options by view and sink name. `levels` has no key: its rows are a multiset."""
         return {
             "tellers": {
                 "pg": {"connector": "postgres", "url": self.dsn, "table": "out.tellers", "key": "tid"},
@@ -132,7 +132,7 @@ def _rest(options: Mapping[str, str]) -> dict[str, str]:
 
 
 def _script(world: World) -> str:
-    """The same, as SQL."""
+    """Return the same views as an SQL script."""
     given = ", ".join(f"{name} '{value}'" for name, value in world.source.items())
     made = []
     for name, (schema, key) in BENCH.items():

@@ -1,4 +1,4 @@
-"""A small shop, on an engine without Spark: what the tests of pipelines share."""
+"""A small shop on an engine without Spark, shared by the tests of pipelines."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from evertide.errors import SourceFailed
 from evertide.journal.records import Fragment, Place
 from evertide.pipeline.engine import DeclaredTable
 from evertide.pipeline.pipeline import Pipeline
-from evertide.pipeline.recovery.opening import OnProgress
-from evertide.pipeline.replicas.ownership import Role
+from evertide.pipeline.process_context import OnProgress
+from evertide.pipeline.replicas.ownership import ProcessRole
 from evertide.problem import Problem
 from evertide.runtime import Runtime, SystemRuntime
 from evertide.settings import Settings
@@ -26,7 +26,7 @@ from evertide.store.blob import Blob
 from evertide.store.memory import MemoryBlob, MemoryMeta
 from evertide.store.meta import Meta
 from evertide.store.open import Storage
-from evertide.testing.small_engine import SmallEngine, SmallView
+from tests.kit.small_engine import SmallEngine, SmallView
 
 __all__ = [
     "NOTES",
@@ -40,12 +40,12 @@ __all__ = [
     "by_customer",
     "crash",
     "engine",
-    "kept_less",
     "open_pipeline",
     "rows_of",
     "shares",
     "storage",
     "with_sources",
+    "without_shard",
 ]
 
 Row = dict[str, Any]
@@ -101,7 +101,7 @@ def open_pipeline(
     settings: Settings = SETTINGS,
     base: Path = Path(),
     threads: bool = False,
-    role: Role = Role.ALONE,
+    role: ProcessRole = ProcessRole.ALONE,
     progress: OnProgress | None = None,
 ) -> Pipeline:
     return Pipeline(
@@ -121,12 +121,12 @@ def rows_of(pipeline: Pipeline, name: str) -> list[tuple[Any, ...]]:
     return sorted((tuple(row.values()) for row in found.to_pylist()), key=repr)
 
 
-def kept_less(table: DeclaredTable) -> DeclaredTable:
+def without_shard(table: DeclaredTable) -> DeclaredTable:
     return replace(table, is_kept=False)
 
 
 def crash(pipeline: Pipeline) -> None:
-    """The process is gone, and somebody noticed: nothing of it is left but what is durable."""
+    """End the process without an orderly close, and deregister its writer; only durable state is left."""
     for thread in pipeline._threads:
         thread.stop()
     pipeline._writer.unregister()
@@ -135,7 +135,7 @@ def crash(pipeline: Pipeline) -> None:
 
 @dataclass
 class ScriptedSource:
-    """Gives the batches that a test put into it, one per fragment, as often as it is asked."""
+    """Offers the batches that a test added, one per fragment, as often as the pipeline reads them."""
 
     name: str
     tables: tuple[str, ...]
@@ -165,7 +165,7 @@ class ScriptedSource:
 
 @dataclass
 class CandidSource(ScriptedSource):
-    """One that says how it fares, as a test has it."""
+    """A source that reports the status that a test sets."""
 
     lag: Lag = field(default_factory=Lag)
     problems: tuple[Problem, ...] = ()
@@ -179,7 +179,7 @@ def batch(table: DeclaredTable, rows: list[Row], faults: Sequence[Fault] = (), d
 
 @contextmanager
 def with_sources(*sources: ScriptedSource) -> Iterator[None]:
-    """Pipelines that are opened in the block have these sources."""
+    """Give pipelines that are opened in the block these sources."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("evertide.pipeline.input.open_sources.open_sources", lambda *_, **__: list(sources))
         yield

@@ -1,8 +1,8 @@
-"""A process that takes one large transaction, and tells by how much its memory grew.
+"""A process that commits one large transaction, and prints by how much its memory grew.
 
     python -m tests.pipeline.large STORAGE MIB PORTION_MIB
 
-Prints the rows that arrived, the portions that the transaction took, and MiB.
+Prints the number of rows in the table, the number of portions, and the growth in MiB.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from evertide.pipeline.pipeline import Pipeline
 from evertide.runtime import SystemRuntime
 from evertide.settings import Settings
 from evertide.store.open import open_storage
-from evertide.testing.small_engine import SmallEngine
+from tests.kit.small_engine import SmallEngine
 
 MIB = 1024 * 1024
 LOG = DeclaredTable("log", pa.schema([("line", pa.binary())]))
@@ -40,13 +40,13 @@ def main(path: str, mib: int, portion_mib: int) -> None:
             _push(p, number)
         p.commit()
         grown = _peak_mib() - before
-        outcome = p._context.journal.committed(p.time)
-        rows = sum(batch.rows for batch in p._runner.members.collection("log").log.read().state.batches)
+        outcome = p._context.journal.read_outcome(p.time)
+        rows = sum(batch.rows for batch in p._runner.members.open_collection("log").log.read().state.batches)
         print(rows, outcome.portions if outcome else 0, grown)
 
 
 def _push(p: Pipeline, number: int) -> None:
-    """One MiB."""
+    """Push rows of one MiB."""
     lines = np.random.default_rng(number).bytes(MIB)
     p.push("log", pa.table({"line": pa.array([lines[at : at + 1024] for at in range(0, MIB, 1024)])}))
 

@@ -1,10 +1,10 @@
-"""A process that runs a pipeline together with others, until somebody kills it.
+"""A process that runs a replica of a pipeline until it is killed.
 
     python -m tests.pipeline.replica STORAGE ROLE LOG [META] [FAULTS]
 
-LOG is the directory that its sink writes into, a file for each transaction.
-It says on its output, line by line, how far it is and whether it leads: `12 leads`. One that is fenced says so, and
-ends. FAULTS is the share of storage calls that fail, in one of the ways they can.
+LOG is the directory that its sink writes into, one file per transaction. It prints, line by line, its upper and whether
+it leads: `12 leads`. A replica that is fenced prints that and ends. FAULTS is the share of storage calls that fail,
+each in a random way.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from pathlib import Path
 
 from evertide.errors import EvertideError
 from evertide.pipeline.pipeline import Pipeline
-from evertide.pipeline.replicas.ownership import Role
+from evertide.pipeline.replicas.ownership import ProcessRole
 from evertide.plan.program.properties import SinkProperties
 from evertide.runtime import SystemRuntime
-from evertide.store.faulty import Faults, FaultyBlob, FaultyMeta
 from evertide.store.open import open_storage
-from evertide.testing.small_engine import SmallEngine
+from tests.kit.faulty import Faults, FaultyBlob, FaultyMeta
+from tests.kit.small_engine import SmallEngine
 from tests.pipeline.worker import SETTINGS, SMALL, small_engine
 
 QUICK = replace(
@@ -35,7 +35,7 @@ def engine(log: Path) -> SmallEngine:
     return made
 
 
-def open_replica(storage: str, role: Role, log: Path, meta: str | None = None, faults: float = 0.0) -> Pipeline:
+def open_replica(storage: str, role: ProcessRole, log: Path, meta: str | None = None, faults: float = 0.0) -> Pipeline:
     runtime = SystemRuntime()
     opened = open_storage(storage, meta, runtime=runtime, settings=QUICK)
     if faults:
@@ -46,7 +46,7 @@ def open_replica(storage: str, role: Role, log: Path, meta: str | None = None, f
 
 def main(storage: str, role: str, log: str, meta: str = "", faults: str = "0") -> None:
     runtime = SystemRuntime()
-    with open_replica(storage, Role(role), Path(log), meta or None, float(faults)) as p:
+    with open_replica(storage, ProcessRole(role), Path(log), meta or None, float(faults)) as p:
         print(f"{p.time} opened", flush=True)
         while True:
             t = p.advance()

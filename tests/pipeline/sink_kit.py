@@ -1,4 +1,4 @@
-"""A target in memory, and pipelines that write to it: what the tests of delivery share."""
+"""A target in memory, and pipelines that write to it, shared by the tests of delivery."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from evertide.rows.changes import DIFF
 from evertide.settings import Settings
 from evertide.sinks.contract import Changes, Prepared, SinkDeclaration
 from evertide.store.open import Storage
-from evertide.testing.small_engine import SmallEngine, SmallView
+from tests.kit.small_engine import SmallEngine, SmallView
 from tests.pipeline.kit import NOTES, ORDERS, SETTINGS, VIEWS, Row, open_pipeline, rows_of
 
 __all__ = [
@@ -32,27 +32,27 @@ __all__ = [
     "into",
     "is_right",
     "order",
+    "push_orders",
     "shop",
     "sink",
-    "told",
     "with_sink",
 ]
 
 
 def delivery_threads_of(pipeline: Pipeline) -> DeliveryThreads:
-    """Of a process that leads."""
+    """Return the delivery threads of a leader."""
     found = pipeline._leader_tasks.delivery_threads
     assert found is not None
     return found
 
 
 class Killed(BaseException):
-    """The process is gone at this point."""
+    """Raised at the point where the process is killed."""
 
 
 @dataclass
 class Points:
-    """The instants at which a process may die; it does at the chosen one."""
+    """Counts the points at which a process may be killed, and kills it at the chosen one."""
 
     chosen: int = -1
     passed: int = 0
@@ -64,7 +64,7 @@ class Points:
 
     @contextmanager
     def around(self, *methods: str) -> Iterator[None]:
-        """Before and after each call of these: `module.Class.method`."""
+        """Count a point before and after each call of these methods: `module.Class.method`."""
         with pytest.MonkeyPatch.context() as patch:
             for method in methods:
                 place, _, name = method.rpartition(".")
@@ -84,17 +84,17 @@ class Points:
 
 @dataclass
 class Bucket:
-    """A target that keeps what it got. Tests break it, and look inside."""
+    """A target that stores every write. Tests make it fail, and read its content."""
 
     is_failing: bool = False
     remembers: bool = True
-    numbers_requests: bool = False
+    request_rows: int = 0
     token: str = ""
     got: list[tuple[int, Counter[tuple[Any, ...]]]] = field(default_factory=list)
     skipped: list[int] = field(default_factory=list)
     opened: int = 0
     rows_max: int = 0
-    """Of the largest piece that it got."""
+    """The rows of the largest piece received."""
     declaration: SinkDeclaration | None = None
     before: Callable[[], None] = lambda: None
     after: Callable[[], None] = lambda: None
@@ -134,7 +134,7 @@ class _Opened:
         if bucket.is_failing:
             raise SinkFailed(sink="lake", where="bucket", why="it does not answer")
         bucket.before()
-        assert not changes.is_empty, "an empty transaction"
+        assert not changes.is_empty, "a write of an empty transaction"
         if time <= max(bucket.numbers, default=-1):
             bucket.skipped.append(time)
             return
@@ -154,13 +154,13 @@ class _Opened:
 
 @contextmanager
 def into(**buckets: Bucket) -> Iterator[None]:
-    """Pipelines that are opened in the block write to these, by the name of the sink."""
+    """Make pipelines that are opened in the block write to these buckets, by the name of the sink."""
 
     def prepare(declarations: Sequence[SinkDeclaration]) -> dict[str, Prepared]:
         for one in declarations:
             buckets[one.name].declaration = one
         return {
-            one.name: Prepared(buckets[one.name].open, numbers_requests=buckets[one.name].numbers_requests)
+            one.name: Prepared(buckets[one.name].open, request_rows=buckets[one.name].request_rows)
             for one in declarations
         }
 
@@ -193,8 +193,8 @@ def order(number: int, customer: str | None = "ann", amount: int | None = 10) ->
     return {"id": number, "customer": customer, "amount": amount}
 
 
-def told(pipeline: Pipeline, rows: list[Row] | None = None, deletes: list[Row] | None = None) -> int:
-    """One transaction of orders; without any, one that changes nothing for them."""
+def push_orders(pipeline: Pipeline, rows: list[Row] | None = None, deletes: list[Row] | None = None) -> int:
+    """Commit one transaction of orders; without rows, one that does not change the orders."""
     if rows or deletes:
         pipeline.push("orders", rows or [], deletes=deletes or [])
     else:
@@ -203,7 +203,7 @@ def told(pipeline: Pipeline, rows: list[Row] | None = None, deletes: list[Row] |
 
 
 def die(pipeline: Pipeline) -> None:
-    """As `kill -9` does, and somebody noticed: nothing more is recorded."""
+    """End the process as `kill -9` does, and deregister its writer; nothing more is recorded."""
     pipeline._writer.unregister()
     pipeline._is_closed = True
 

@@ -1,4 +1,4 @@
-"""X2, X3, X4, J12: views join, leave and come back while transactions wait for storage, and beside checkpoints."""
+"""X2, X3, X4, J12: views join, leave and recover while transactions wait for storage, and during checkpoints."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from evertide.shard.shard import Shard
 from evertide.store.memory import MemoryMeta
 from evertide.store.meta import Guard, Record, Stale, Write
 from evertide.store.paths import GENERATION, shard_key
-from evertide.testing.small_engine import SmallEngine, SmallView
+from tests.kit.small_engine import SmallEngine, SmallView
 from tests.pipeline.kit import ORDERS, SETTINGS, VIEWS, Row, crash, engine, open_pipeline, rows_of, storage
-from tests.pipeline.test_replicas import caught_up, pair, shared
+from tests.pipeline.replica_kit import caught_up, pair, shared
 
 SELDOM = replace(SETTINGS, retry_view_s=1e6, retry_limit_s=0.05)
-"""A view that failed is computed again when a test asks for it."""
+"""A failed view is retried only when a test requests it."""
 PORTIONS = replace(SELDOM, portion_rows_max=1)
 
 
@@ -37,7 +37,7 @@ def order(number: int, amount: int) -> Row:
 
 
 class Failing(MemoryMeta):
-    """Commits that write to a key with the prefix `down` fail: with nothing done, or done with the answer lost."""
+    """Commits that write to a key with the prefix `down` fail: before they are done, or done with the answer lost."""
 
     def __init__(self) -> None:
         super().__init__(SystemRuntime())
@@ -50,7 +50,7 @@ class Failing(MemoryMeta):
         if not self.down or not any(write.key.startswith(self.down) for write in writes):
             return super().commit(writes, guards)
         if self.is_done and not self.is_blind:
-            self.is_blind = True  # or it would be read back
+            self.is_blind = True  # otherwise the commit would be read back
             super().commit(writes, guards)
         raise self.error(path="meta", why="a test has it so")
 
@@ -72,7 +72,7 @@ class Failing(MemoryMeta):
 
 @contextmanager
 def once_computed(call: Callable[[], None]) -> Iterator[None]:
-    """`call` runs when the next backfill has computed its views, and has not caught up yet."""
+    """Run `call` when the next backfill has computed its views and has not caught up yet."""
     compute = Backfill._compute
 
     def computed(self: Backfill, members: Members, is_stopping: Callable[[], bool]) -> None:
@@ -88,7 +88,7 @@ def once_computed(call: Callable[[], None]) -> Iterator[None]:
 
 
 def check(p: Pipeline, *views: str) -> None:
-    """The views are what plain Python makes of the tables, at the same time."""
+    """Check that the views equal the result of plain Python over the tables at the same time."""
     tables = {name: p.view(name).to_pylist() for name in ("orders", "notes")}
     for view in views:
         assert p.view(view).time == p.time, view
@@ -97,13 +97,13 @@ def check(p: Pipeline, *views: str) -> None:
 
 
 def failed(p: Pipeline) -> None:
-    """`share` failed on a row that is corrected by now; it is computed again when it is asked for."""
+    """Return a pipeline whose view `share` failed on a row that is now corrected; a retry recomputes it."""
     p.push("orders", [order(1, 0)])
     p.commit()
     p._leader_tasks.backfills._tried_s["share"] = 1e18
     p.push("orders", [order(1, 4)])
     p.commit()
-    assert p.definition.away("failed") == ["share"]
+    assert p.definition.list_away("failed") == ["share"]
 
 
 @pytest.mark.parametrize("settings", [SELDOM, PORTIONS], ids=["whole", "portions"])
@@ -115,7 +115,7 @@ def failed(p: Pipeline) -> None:
 def test_x2_a_backfill_joins_while_a_transaction_waits_for_its_commit(
     error: type[Unavailable | OutcomeUnknown], is_done: bool, settings: Any
 ) -> None:
-    """Without `settle` before the join, the view would never get the transaction that waits."""
+    """Without `settle` before the join, the view would miss the waiting transaction."""
     meta = Failing()
     with open_pipeline(storage(meta=meta), engine("revenue", "counts", "share"), settings=settings) as p:
         failed(p)
@@ -140,7 +140,7 @@ def test_x2_a_backfill_joins_while_a_transaction_waits_for_its_commit(
 
 
 def test_x2_a_backfill_joins_between_two_portions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The portions before the join belong to the view as well."""
+    """The portions before the join must reach the view as well."""
     meta = Failing()
     with open_pipeline(storage(meta=meta), engine("revenue", "counts", "share"), settings=PORTIONS) as p:
         failed(p)
@@ -174,7 +174,7 @@ def test_x2_a_backfill_joins_between_two_portions(monkeypatch: pytest.MonkeyPatc
 
 
 def test_x2_a_follower_commits_while_the_leader_joins_a_view() -> None:
-    """Without the guard on what is committed, the view's shard would lack a transaction, and all would stop there."""
+    """Without the guard on the committed upper, the view's shard would lack a transaction and stop every replica."""
     with pair(shared(), "revenue", "share") as (first, second):
         failed(first)
         caught_up(first, second)
@@ -200,7 +200,7 @@ def test_x2_a_follower_commits_while_the_leader_joins_a_view() -> None:
 
 
 @pytest.mark.parametrize(("error", "is_done"), [(Unavailable, False), (OutcomeUnknown, False), (OutcomeUnknown, True)])
-def test_x2_the_join_itself_meets_storage_that_does_not_answer(
+def test_x2_a_join_is_retried_if_storage_does_not_answer(
     error: type[Unavailable | OutcomeUnknown], is_done: bool
 ) -> None:
     meta = Failing()
@@ -210,7 +210,7 @@ def test_x2_the_join_itself_meets_storage_that_does_not_answer(
             p.retry("share")
         p.push("orders", [order(2, 10)])
         p.commit()
-        if p.definition.away("failed"):
+        if p.definition.list_away("failed"):
             p.retry("share")
         p.push("orders", deletes=[2])
         p.commit()
@@ -219,10 +219,10 @@ def test_x2_the_join_itself_meets_storage_that_does_not_answer(
 
 @pytest.mark.parametrize(("error", "is_done"), [(Unavailable, False), (OutcomeUnknown, False), (OutcomeUnknown, True)])
 @pytest.mark.parametrize("portion", [0, 1, 2])
-def test_x3_a_view_fails_in_a_portion_while_storage_is_away(
+def test_x3_a_view_that_fails_in_a_portion_during_an_outage_leaves_the_others_right(
     portion: int, error: type[Unavailable | OutcomeUnknown], is_done: bool
 ) -> None:
-    """If the portion was not in the outcome before the generation moves, it would be taken twice."""
+    """If the portion were not in the outcome before the generation changes, it would be applied twice."""
     meta = Failing()
     made = engine("revenue", "counts", "share")
     with open_pipeline(storage(meta=meta), made, settings=PORTIONS) as p:
@@ -245,8 +245,8 @@ def test_x3_a_view_fails_in_a_portion_while_storage_is_away(
         check(p, "revenue", "counts", "share")
 
 
-def test_x3_the_last_portion_cannot_be_stored_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All portions are computed then, and the machine has moved on: the transaction is completed, not refused."""
+def test_x3_a_transaction_whose_last_portion_is_stored_late_is_completed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All portions are computed and the machine has moved on: the transaction must be completed, not refused."""
     with open_pipeline(storage(), settings=replace(PORTIONS, inline_bytes_max=1)) as p:
         for number in range(2):
             with p.transaction() as given:
@@ -267,10 +267,10 @@ def test_x3_the_last_portion_cannot_be_stored_at_first(monkeypatch: pytest.Monke
         check(p, "revenue", "counts")
 
 
-def test_x3_a_peer_moves_the_generation_while_a_view_fails_here() -> None:
-    """The leader joins a view while a follower computes portions, of which one makes another view fail.
+def test_x3_a_view_fails_while_a_peer_changes_the_generation() -> None:
+    """The leader joins a view while a follower computes portions, one of which makes another view fail.
 
-    The view that joins must get the portions that the follower computed before.
+    The joining view must receive the portions that the follower computed before.
     """
     views = ("revenue", "counts", "share")
     with pair(shared(), *views, settings=replace(PORTIONS, lead_interval_s=1e-6)) as (first, second):
@@ -297,7 +297,7 @@ def test_x3_a_peer_moves_the_generation_while_a_view_fails_here() -> None:
             second._advancer.step()
         caught_up(first, second)
         for p in (first, second):
-            assert p.definition.away("failed") == ["counts"]
+            assert p.definition.list_away("failed") == ["counts"]
             check(p, "revenue", "share")
         first.push("orders", deletes=[6, 7, 8])
         first.commit()
@@ -307,7 +307,7 @@ def test_x3_a_peer_moves_the_generation_while_a_view_fails_here() -> None:
 
 
 class Picky:
-    """A cohort of which `counts` fails in the next step."""
+    """A cohort whose view `counts` fails in the next step."""
 
     def __init__(self, cohort: Cohort) -> None:
         self._cohort = cohort
@@ -336,7 +336,7 @@ def long_backfill(p: Pipeline, transactions: int) -> Callable[[], None]:
 
 
 def test_x4_a_backfill_that_spans_several_checkpoints_joins() -> None:
-    """Without holds on all that it reads, the second checkpoint would let go of it (`TimeCompacted`)."""
+    """Without holds on all that the backfill reads, the second checkpoint would compact it (`TimeCompacted`)."""
     with open_pipeline(storage(), engine("revenue", "counts", "share"), settings=SELDOM) as p:
         failed(p)
         with once_computed(long_backfill(p, 5)):
@@ -347,11 +347,11 @@ def test_x4_a_backfill_that_spans_several_checkpoints_joins() -> None:
         p.push("orders", [order(1, 10)])
         p.commit()
         p.checkpoint()
-        assert all(shard.since >= p.time - 2 for shard in p._runner.members.all().values())
+        assert all(shard.since >= p.time - 2 for shard in p._runner.members.open_all().values())
 
 
 def holds(p: Pipeline) -> set[str]:
-    return {name for shard in p._runner.members.all().values() for name in shard.holds}
+    return {name for shard in p._runner.members.open_all().values() for name in shard.holds}
 
 
 def test_x4_a_view_is_added_beside_transactions_and_checkpoints() -> None:
@@ -382,8 +382,8 @@ def test_x4_a_view_is_added_beside_transactions_and_checkpoints() -> None:
         assert p.status().state == "running"
 
 
-def test_x4_a_backfill_whose_hold_comes_too_late_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It leaves no hold behind, and does not end the pipeline."""
+def test_x4_a_backfill_whose_hold_comes_too_late_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The backfill leaves no hold behind, and does not end the pipeline."""
     kept = shared()
     with open_pipeline(kept, engine("revenue")) as p:
         p.push("orders", [order(1, 4)])
@@ -408,8 +408,8 @@ def test_x4_a_backfill_whose_hold_comes_too_late_is_tried_again(monkeypatch: pyt
         check(p, "revenue", "counts")
 
 
-def test_x4_holds_of_a_process_that_is_gone_are_released() -> None:
-    """They never lapse: without the release, its tables would keep their history for ever."""
+def test_x4_holds_of_an_ended_process_are_released() -> None:
+    """Holds have no timeout: without the release, the tables would keep their history for ever."""
     kept = shared()
     p = open_pipeline(kept, engine("revenue", "share"), settings=SELDOM)
     failed(p)
@@ -427,8 +427,8 @@ def test_x4_holds_of_a_process_that_is_gone_are_released() -> None:
         assert not any(name.startswith("backfill-") for name in holds(p))
 
 
-def test_j12_a_row_that_is_repaired_during_the_backfill_brings_the_view_back() -> None:
-    """The view failed as of a time before the repair: no later change is needed."""
+def test_j12_a_row_corrected_during_the_backfill_makes_the_view_recover() -> None:
+    """The view failed at a time before the correction: no later change is needed for the retry."""
     with open_pipeline(storage(), engine("revenue", "share")) as p:
         p.push("orders", [order(1, 0)])
         p.commit()
@@ -440,6 +440,6 @@ def test_j12_a_row_that_is_repaired_during_the_backfill_brings_the_view_back() -
         with once_computed(repair):
             p.push("orders", [order(2, 5)])
             p.commit()
-        assert p.definition.away("failed") == ["share"]
+        assert p.definition.list_away("failed") == ["share"]
         p.advance()
         check(p, "revenue", "share")

@@ -1,4 +1,4 @@
-"""Jobs of backfills have a pool of their own in Spark: a transaction's job does not wait behind all their tasks."""
+"""Spark jobs of backfills run in a pool of their own: a transaction's job does not wait behind all their tasks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ PROPERTY = "spark.scheduler.pool"
 
 
 def gated(gate: Path) -> Any:
-    """A function of which the first row of each of two partitions takes a ticket, and waits until there is one."""
+    """Return a function that takes a ticket for the first row of each of two partitions, and waits until there
+    is one."""
 
     def take(a: int) -> int:
         runtime = SystemRuntime()
@@ -40,12 +41,9 @@ def gated(gate: Path) -> Any:
     return udf(take, "long", useArrow=False)
 
 
-def test_a_transaction_takes_the_next_core_that_a_task_of_a_backfill_leaves(
-    spark: SparkSession, tmp_path: Path
-) -> None:
-    """Two cores, six tasks of a backfill of which four come to their end. First in first out, the last two had both
-    cores, and the transaction waited for them."""
-    gate = tmp_path / "gate"
+def commit_during_backfill(spark: SparkSession, folder: Path) -> None:
+    """Commit a transaction after two of the six tasks of a backfill on two cores; only four of the tasks finish."""
+    gate = folder / "gate"
     gate.mkdir()
     held, plain = gated(gate), udf(lambda a: a + 1, "long", useArrow=False)
 
@@ -60,7 +58,7 @@ def test_a_transaction_takes_the_next_core_that_a_task_of_a_backfill_leaves(
             first = first.unionAll(other)
         return first
 
-    script, storage, tracker = "CREATE TABLE t (a BIGINT)", tmp_path / "s", spark.sparkContext.statusTracker()
+    script, storage, tracker = "CREATE TABLE t (a BIGINT)", folder / "s", spark.sparkContext.statusTracker()
     with et.Pipeline.open(script, storage, spark=spark, functions=[seen]) as p:
         p.push("t", [{"a": a} for a in range(ROWS)])
         p.commit()
@@ -73,7 +71,7 @@ def test_a_transaction_takes_the_next_core_that_a_task_of_a_backfill_leaves(
             for number in range(4):
                 (gate / f"ticket-{number}").touch()
             wait_until(commit.done)
-            assert p.definition.away("hydrating") == ["filled"]
+            assert p.definition.list_away("hydrating") == ["filled"]
             assert p.view("seen").to_arrow().num_rows == ROWS + 1
         finally:
             (gate / "open").touch()
@@ -81,7 +79,12 @@ def test_a_transaction_takes_the_next_core_that_a_task_of_a_backfill_leaves(
         assert p.view("filled").to_arrow().num_rows == 3 * (ROWS + 1)
 
 
-def test_the_pool_is_left_with_the_block_and_is_the_threads_own(spark: SparkSession) -> None:
+def test_a_transaction_gets_the_next_core_that_a_backfill_task_frees(spark: SparkSession, tmp_path: Path) -> None:
+    """With first-in-first-out scheduling, the last two tasks of the backfill would hold both cores."""
+    commit_during_backfill(spark, tmp_path)
+
+
+def test_the_pool_applies_to_one_thread_and_ends_with_the_block(spark: SparkSession) -> None:
     context = spark.sparkContext
     assert context.getLocalProperty(PROPERTY) is None
 

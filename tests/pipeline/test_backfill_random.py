@@ -1,8 +1,8 @@
-"""X1 to X4: random runs in which all of these meet, compared with plain Python after every transaction.
+"""X1 to X4: random runs that combine these features, compared with plain Python after every transaction.
 
-Backfills beside transactions that wait for their commit, checkpoints, storage that fails in each way it can, views that
-rows make fail, transactions in portions, views that are dropped and added, and restarts. A seed decides everything; it
-is in the name of the test, and the soak prints it.
+Backfills during transactions that wait for their commit, checkpoints, every kind of storage fault, views that rows make
+fail, transactions in portions, views that are dropped and added, and restarts. A seed determines the run; it is in the
+name of the test, and the soak test prints it.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from evertide.pipeline.backfill.backfill import Backfill
 from evertide.pipeline.pipeline import Pipeline
 from evertide.pipeline.transaction.members import Members
 from evertide.sources.generated.seeded import RandomStream
-from evertide.store.faulty import Fault, Faults, FaultyBlob, FaultyMeta
 from evertide.store.open import Storage
-from evertide.testing.small_engine import SmallEngine, SmallView
 from evertide.threads.stopping import IsStopping
+from tests.kit.faulty import Fault, Faults, FaultyBlob, FaultyMeta
+from tests.kit.small_engine import SmallEngine, SmallView
 from tests.pipeline.kit import NOTES, ORDERS, SETTINGS, VIEWS, Row, crash, open_pipeline, rows_of
-from tests.pipeline.test_replicas import shared
+from tests.pipeline.replica_kit import shared
 from tests.soak.rounds import Soak
 
 QUICK = replace(
@@ -42,7 +42,7 @@ STEPS = 25
 
 
 def picky(tables: Mapping[str, list[Row]]) -> list[Row]:
-    """Fails on other rows than `share` does."""
+    """Fail on other rows than `share` does."""
     return [{"n": sum(100 // (7 - row["amount"]) for row in tables["orders"]) + len(tables["notes"])}]
 
 
@@ -60,7 +60,7 @@ class Run:
     views: list[str] = field(default_factory=lambda: ["revenue", "share"])
     seen: Counter[str] = field(default_factory=Counter)
     owed: set[int] = field(default_factory=set)
-    """Rows that are pushed beside a backfill, until they are known to be taken."""
+    """Rows pushed during a backfill, until their push is acknowledged."""
     beside_last: int = 200
     p: Pipeline = field(init=False)
 
@@ -71,7 +71,7 @@ class Run:
         return kinds[self.chance.below(len(kinds))] if self.chance.below(100) < self.percent else Fault.DONE
 
     def open(self) -> None:
-        """As a supervisor does, until it succeeds."""
+        """Open the pipeline, and retry as a supervisor does."""
         while True:
             faults = Faults(lambda *_: self.fault(KINDS), lambda *_: self.fault((Fault.REFUSED,)))
             seen = type(self.below)(FaultyBlob(self.below.blob, faults), FaultyMeta(self.below.meta, faults), "memory")
@@ -84,7 +84,7 @@ class Run:
                 return
 
     def patiently(self, call: Callable[[], object]) -> None:
-        """What storage does not answer to is done again; a process that ends is started again."""
+        """Repeat a call that fails because of storage, and restart a process that ends."""
         while True:
             try:
                 call()
@@ -103,7 +103,7 @@ class Run:
         self.open()
 
     def push(self) -> None:
-        """One transaction, of several batches: of more than one portion, often."""
+        """Push one transaction of several batches, often of more than one portion."""
         given: list[tuple[Row, bool, str]] = []
         for _ in range(1 + self.chance.below(4)):
             number = self.chance.below(8)
@@ -126,7 +126,7 @@ class Run:
         self.p.take(one)
 
     def wait(self) -> None:
-        """A transaction is computed, or a part of it is, and storage goes away."""
+        """Make storage fail after a transaction, or a part of it, is computed."""
         self.percent = 20 + self.chance.below(80)
         self.push()
         self.percent = 0
@@ -162,7 +162,7 @@ class Run:
         self.check()
 
     def beside(self) -> None:
-        """What happens between the computation of a backfill and its join."""
+        """Act between the computation of a backfill and its join."""
         self.seen["backfills"] += 1
         for _ in range(self.chance.below(4)):
             if self.chance.below(2):
@@ -184,7 +184,7 @@ class Run:
             self.take_beside(number)
 
     def take_beside(self, number: int) -> None:
-        """A row that is pushed beside a backfill, by a producer of its own: a repeated one is taken once."""
+        """Push a row during a backfill, with a producer of its own: a repeat is applied once."""
         row = {"id": number, "customer": "beside", "amount": 2}
         with self.p.transaction(f"beside{number}", 1) as one:
             one.push("orders", [row])
@@ -193,7 +193,7 @@ class Run:
         self.owed.discard(number)
 
     def check(self) -> None:
-        """Tables and views are what plain Python says, all at the same time."""
+        """Check that tables and views equal plain Python, all at the same time."""
         self.patiently(self.pay)
         for _ in range(2):
             self.patiently(self.advance)
@@ -201,7 +201,7 @@ class Run:
         assert {row["id"]: row for row in p.view("orders").to_pylist()} == self.orders
         assert Counter(row["text"] for row in p.view("notes").to_pylist()) == self.notes
         tables = {name: p.view(name).to_pylist() for name in ("orders", "notes")}
-        for name in p.definition.live():
+        for name in p.definition.live_views():
             expected = sorted((tuple(row.values()) for row in ALL[name].function(tables)), key=repr)
             assert rows_of(p, name) == expected, name
             assert p.view(name).time == p.time, name
@@ -214,7 +214,7 @@ def survive(seed: int, steps: int) -> Run:
 
     def computed(self: Backfill, members: Members, is_stopping: IsStopping) -> None:
         compute(self, members, is_stopping)
-        if runs and self._runner is runs[0].p._runner:  # not one of a pipeline that is being opened
+        if runs and self._runner is runs[0].p._runner:  # skip backfills of a pipeline that is being opened
             runs[0].beside()
 
     with pytest.MonkeyPatch.context() as patched:
@@ -228,11 +228,11 @@ def survive(seed: int, steps: int) -> Run:
 
 
 @pytest.mark.parametrize("seed", range(1, 7))
-def test_x1_everything_meets_everything(seed: int) -> None:
+def test_x1_random_runs_equal_plain_python(seed: int) -> None:
     assert survive(seed, STEPS).seen["checks"] == STEPS
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(0)
-def test_x1_everything_meets_everything_for_long(soak: Soak) -> None:
+def test_x1_long_random_runs_equal_plain_python(soak: Soak) -> None:
     soak.rounds("backfills", lambda seed: str(dict(survive(seed, 200).seen)))

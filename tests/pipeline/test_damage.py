@@ -1,4 +1,4 @@
-"""Damage of every kind of file and record of a storage: what opening, `fsck` and `fsck --repair` make of it."""
+"""Damage to every kind of file and record of a storage: the result of opening, `fsck` and `fsck --repair`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from evertide.checkpoint.records import read_holds
 from evertide.checkpoint.repair import RepairReport, repair
 from evertide.errors import Damaged, EvertideError
 from evertide.pipeline.pipeline import Pipeline
-from evertide.pipeline.recovery.damaged_views import DeclaredCollections
+from evertide.pipeline.recovery.damaged_views import PipelineCollections
 from evertide.pipeline.sinks.sink_record import SinkRecord
 from evertide.pipeline.status.source_record import SourceRecords
 from evertide.runtime import SystemRuntime
@@ -57,7 +57,7 @@ from tests.pipeline.test_damaged_checkpoint import order, replace_blob
 ROLLED_UP = replace(SETTINGS, inline_bytes_max=1, rollup_every_diffs=3)
 
 
-def made_storage() -> Storage:
+def make_storage() -> Storage:
     kept = storage()
     kept.blob.put(FORMAT, b"1\n")
     for seqno in range(2):
@@ -69,7 +69,7 @@ def place(kept: Storage) -> StorageContext:
     return StorageContext(kept.blob, kept.meta, SystemRuntime(), SETTINGS)
 
 
-def filled(kept: Storage, transactions: int = 6) -> Pipeline:
+def open_filled(kept: Storage, transactions: int = 6) -> Pipeline:
     pipeline = open_pipeline(kept, settings=ROLLED_UP)
     for number in range(transactions):
         pipeline.push("orders", [order(number)])
@@ -79,7 +79,7 @@ def filled(kept: Storage, transactions: int = 6) -> Pipeline:
 
 
 def flip_record(kept: Storage, key: str) -> None:
-    """A byte in the middle of the newest record of a key."""
+    """Flip a byte in the middle of the newest record of a key."""
     assert isinstance(kept.meta, MemoryMeta)
     record = kept.meta._log[key][-1]
     at = len(record.data) // 2
@@ -88,10 +88,10 @@ def flip_record(kept: Storage, key: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["roll-up", "roll-up gone", "log", "address", "hold", "log gone"])
-def test_a_view_whose_shard_cannot_be_read_is_computed_again(kind: str) -> None:
-    """Seen to fail: one byte in one roll-up of one view refused the whole pipeline."""
-    kept = made_storage()
-    pipeline = filled(kept)
+def test_a_view_with_an_unreadable_shard_is_recomputed(kind: str) -> None:
+    """Seen to fail: one flipped byte in one view's roll-up kept the whole pipeline from opening."""
+    kept = make_storage()
+    pipeline = open_filled(kept)
     shard = pipeline.definition.views["revenue"].shard
     address = pipeline._context.shards.open(shard).log.newest_rollup()
     assert address is not None
@@ -113,17 +113,18 @@ def test_a_view_whose_shard_cannot_be_read_is_computed_again(kind: str) -> None:
     again.commit()
     assert rows_of(again, "revenue") == [("a", 70)]
     again.close()
-    assert checked(kept).problems == ()
+    assert run_fsck(kept).problems == ()
 
 
-def test_fsck_calls_no_file_missing_that_only_a_hold_names() -> None:
-    """Seen to fail: a checkpoint that a process restored, and that was dropped and collected, was `blob_missing`."""
-    kept = made_storage()
-    filled(kept).close()
+def test_fsck_does_not_report_a_missing_file_that_only_a_hold_names() -> None:
+    """Seen to fail: `fsck` reported a checkpoint that a process had restored, and that was dropped and collected, as
+    `blob_missing`."""
+    kept = make_storage()
+    open_filled(kept).close()
     pipeline = open_pipeline(kept, settings=replace(ROLLED_UP, compaction_fan_in=2))
     [(_, held)] = read_holds(kept.meta).values()
     [restored] = [pipeline._context.checkpoints.read(entry) for entry in held.entries]
-    maintenance = Maintenance(pipeline._context.shards, pipeline._writer, pipeline._context.checkpoints.pinned)
+    maintenance = Maintenance(pipeline._context.shards, pipeline._writer, pipeline._context.checkpoints.find_pins)
     for number in range(10, 14):
         pipeline.push("orders", [order(number)])
         pipeline.commit()
@@ -131,13 +132,13 @@ def test_fsck_calls_no_file_missing_that_only_a_hold_names() -> None:
         maintenance.run_once()
     maintenance.run_once()
     there = {entry.key for entry in kept.blob.list("")}
-    assert [file for file in restored.shard_files if file.key not in there], "merged, and deleted"
-    assert checked(kept).problems == ()
+    assert [file for file in restored.shard_files if file.key not in there], "the blob was not merged and deleted"
+    assert run_fsck(kept).problems == ()
     crash(pipeline)
-    assert checked(kept).problems == ()
+    assert run_fsck(kept).problems == ()
 
 
-# Every kind of file and record, damaged in every way
+# Every kind of file and record, with every kind of damage
 
 KEYS: dict[str, Callable[[Storage, Pipeline], str]] = {
     "FORMAT": lambda _kept, _pipeline: FORMAT,
@@ -187,13 +188,13 @@ WAYS: dict[str, Callable[[bytes], bytes | None]] = {
     "foreign": lambda _: b"\x01another record or file",
 }
 LOST = "old part of a table"
-"""Rows that are nowhere else: the damage stays, and is named with the table and the transactions."""
+"""The only copy of rows: the damage stays, and is reported with the table and the transactions."""
 REBUILT = ("roll-up of a table", "address of a table's roll-up", "holds of a table")
-"""The log of the table has all that came after the checkpoint."""
+"""The log of the table has all transactions after the checkpoint."""
 ROWS = {
     **{(kind, way): 3 if way == "gone" else 5 for kind in ("journal", "all of Meta") for way in WAYS},
 }
-"""Of 6, where the repair says that the transactions after those are lost: nothing says any more what they held."""
+"""Transactions left of 6, where the repair reports the later ones as lost: no record has their input any more."""
 
 
 def table_shard(pipeline: Pipeline) -> str:
@@ -220,9 +221,9 @@ def last_blob(kept: Storage, prefix: str, name: str = "") -> str:
 
 @pytest.fixture(scope="module")
 def template() -> tuple[Storage, Pipeline]:
-    """Checkpoints at several times, and transactions after the newest of them. Its process is gone."""
-    kept = made_storage()
-    first = filled(kept, 2)
+    """Return a storage with checkpoints at several times, transactions after the newest, and no process."""
+    kept = make_storage()
+    first = open_filled(kept, 2)
     first.checkpoint()
     first.push("orders", [order(2)])
     first.push("notes", [{"text": "note 2"}])
@@ -243,7 +244,7 @@ def template() -> tuple[Storage, Pipeline]:
     writer = Writer.register(kept.meta, runtime=SystemRuntime(), settings=SETTINGS)
     crash(pipeline)
     assert isinstance(kept.meta, MemoryMeta)
-    for key in (writer_key, beat_key):  # of a process that was killed
+    for key in (writer_key, beat_key):  # of a killed process
         kept.meta._log[key("0123456789abcdef")] = kept.meta._log.pop(key(writer.id))
     kept.meta._log[beat_key("0123456789abcdef")] = [
         Record(SequenceNumber(1), seal(Beat("0123456789abcdef", 1, 0.0, 1)))
@@ -251,7 +252,7 @@ def template() -> tuple[Storage, Pipeline]:
     return kept, pipeline
 
 
-def damaged(template: tuple[Storage, Pipeline], kind: str, way: str) -> Storage:
+def make_damaged(template: tuple[Storage, Pipeline], kind: str, way: str) -> Storage:
     source, pipeline = template
     kept = storage()
     assert isinstance(kept.meta, MemoryMeta)
@@ -275,30 +276,34 @@ def damaged(template: tuple[Storage, Pipeline], kind: str, way: str) -> Storage:
     return kept
 
 
-def checked(kept: Storage) -> Report:
-    return check(place(kept), None, DeclaredCollections(kept.meta, SystemRuntime(), SETTINGS).collections())
+def run_fsck(kept: Storage) -> Report:
+    return check(place(kept), None, PipelineCollections(kept.meta, SystemRuntime(), SETTINGS).collections())
 
 
-def mended(kept: Storage) -> RepairReport:
-    return repair(place(kept), None, DeclaredCollections(kept.meta, SystemRuntime(), SETTINGS))
+def run_repair(kept: Storage) -> RepairReport:
+    done = repair(place(kept), None, PipelineCollections(kept.meta, SystemRuntime(), SETTINGS))
+    assert not [sentence for sentence in done.done if "fsck" in sentence], "a repair must not advise a repair"
+    return done
 
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", [*KEYS, *RECORDS])
 def test_every_kind_of_damage_is_repaired_or_named(kind: str, way: str, template: tuple[Storage, Pipeline]) -> None:
-    check_repaired(damaged(template, kind, way), kind, way)
+    check_repaired(make_damaged(template, kind, way), kind, way)
 
 
 def check_repaired(kept: Storage, kind: str, way: str) -> None:
-    """After the repair `fsck` is clean, the pipeline opens, and its collections hold what they held."""
-    done = mended(kept)
+    """Check that after the repair `fsck` is clean, the pipeline opens, and its collections hold what they held."""
+    done = run_repair(kept)
     if kind == LOST:
         problem = next(one for one in done.report.problems if "table 'orders', transactions" in one.why)
-        assert "bring the file back from a backup" in problem.remedy
+        assert "restore the file from a backup" in problem.remedy
         return
     assert done.report.problems == (), done.done
-    if kind in REBUILT and done.done:  # without an address the log has all, from its first record on
-        assert any("was made again from checkpoint" in sentence for sentence in done.done), "not by going back"
+    if kind in REBUILT and done.done:  # without an address the log holds every record from the first on
+        assert any(sentence.startswith("restored table") and "from checkpoint" in sentence for sentence in done.done), (
+            "the repair went back in time"
+        )
     again = open_pipeline(kept, settings=ROLLED_UP)
     try:
         expected = ROWS.get((kind, way), 6)
@@ -308,7 +313,7 @@ def check_repaired(kept: Storage, kind: str, way: str) -> None:
         assert rows_of(again, "revenue") == [("a", 10 * expected)]
         assert rows_of(again, "counts") == [(expected, expected)]
         if expected > 3:
-            with again.transaction("till", expected - 1) as repeated:  # the last one that is not lost is taken once
+            with again.transaction("till", expected - 1) as repeated:  # applied once
                 repeated.push("orders", [order(10)])
             again.take(repeated)
         again.push("orders", [order(9)])
@@ -316,15 +321,15 @@ def check_repaired(kept: Storage, kind: str, way: str) -> None:
         assert rows_of(again, "revenue") == [("a", 10 * expected + 10)]
     finally:
         again.close()
-    assert checked(kept).problems == ()
+    assert run_fsck(kept).problems == ()
 
 
 @pytest.mark.parametrize("way", ["gone", "empty", "header", "pages", "short"])
-def test_a_damaged_meta_db_is_put_aside_and_brought_back(way: str, tmp_path: Path) -> None:
-    """Seen to fail: `fsck --repair` gave up, although removing `meta.db` by hand and repairing helped."""
+def test_a_damaged_meta_db_is_put_aside_and_rebuilt(way: str, tmp_path: Path) -> None:
+    """Seen to fail: `fsck --repair` gave up, although removing `meta.db` by hand and repairing worked."""
     runtime = SystemRuntime()
     open_real = partial(open_storage, tmp_path, runtime=runtime, settings=SETTINGS)
-    filled(open_real()).close()
+    open_filled(open_real()).close()
     path = tmp_path / "meta.db"
     content = path.read_bytes()
     assert len(content) > 8192
@@ -341,7 +346,7 @@ def test_a_damaged_meta_db_is_put_aside_and_brought_back(way: str, tmp_path: Pat
         open_pipeline(open_real(), settings=ROLLED_UP)
     assert isinstance(refused.value, Damaged)
     kept = open_for_repair(tmp_path, runtime=runtime, settings=SETTINGS, change=True)
-    done = mended(kept)
+    done = run_repair(kept)
     kept.close()
     assert done.report.problems == ()
     if way not in {"gone", "empty"}:

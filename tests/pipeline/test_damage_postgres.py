@@ -1,4 +1,4 @@
-"""The damage matrix of `test_damage` with PostgreSQL as Meta: some cases in each run, all of them in the soak form."""
+"""The damage matrix of `test_damage` with PostgreSQL as Meta: a sample in each run, all cases in the soak form."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from evertide.store.memory import MemoryMeta
 from evertide.store.metas.postgres import PostgresMeta
 from evertide.store.open import Storage
 from tests.pipeline.kit import SETTINGS
-from tests.pipeline.test_damage import KEYS, RECORDS, WAYS, check_repaired, damaged, template
+from tests.pipeline.test_damage import KEYS, RECORDS, WAYS, check_repaired, make_damaged, template
 from tests.servers.postgres import PostgresServer
 from tests.soak.rounds import Soak
 
@@ -35,7 +35,7 @@ SOME = [
 
 
 class KeptMeta(PostgresMeta):
-    """Outlives the pipelines on it, as a `MemoryMeta` does."""
+    """Outlives the pipelines that use it, as a `MemoryMeta` does."""
 
     def close(self) -> None:
         pass
@@ -46,7 +46,7 @@ class KeptMeta(PostgresMeta):
 
 @contextmanager
 def on_postgres(kept: Storage, server: PostgresServer) -> Iterator[Storage]:
-    """The same storage with its records in PostgreSQL."""
+    """Return the same storage with its records in PostgreSQL."""
     assert isinstance(kept.meta, MemoryMeta)
     schema = f"test_{SystemRuntime().new_id()}"
     meta = KeptMeta(server.dsn, SystemRuntime(), SETTINGS, schema)
@@ -65,7 +65,7 @@ def on_postgres(kept: Storage, server: PostgresServer) -> Iterator[Storage]:
 def test_damage_with_postgresql_is_repaired_or_named(
     kind: str, way: str, template: tuple[Storage, Pipeline], postgres_server: PostgresServer
 ) -> None:
-    with on_postgres(damaged(template, kind, way), postgres_server) as kept:
+    with on_postgres(make_damaged(template, kind, way), postgres_server) as kept:
         check_repaired(kept, kind, way)
 
 
@@ -78,7 +78,7 @@ def test_all_damage_with_postgresql(
 
     def run_round(seed: int) -> str:
         kind, way = cases[seed % len(cases)]
-        with on_postgres(damaged(template, kind, way), postgres_server) as kept:
+        with on_postgres(make_damaged(template, kind, way), postgres_server) as kept:
             check_repaired(kept, kind, way)
         return f"{kind}: {way}"
 

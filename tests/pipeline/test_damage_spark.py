@@ -1,4 +1,4 @@
-"""Some cases of the damage matrix on Spark and on a disk: state of joins, sums and top-k, and real files."""
+"""Cases of the damage matrix on Spark and on a disk: state of joins, sums and top-k, and real files."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def push(p: et.Pipeline, number: int) -> None:
 
 
 def expected(numbers: range) -> dict[str, Rows]:
-    """What the views hold after the orders with these numbers."""
+    """Return the content of the views after the orders with these numbers."""
     cities = {0: "Rome", 1: "Oslo"}
     by_city: dict[str | None, list[int]] = {}
     for number in numbers:
@@ -63,7 +63,7 @@ def content(p: et.Pipeline) -> dict[str, Rows]:
 
 @pytest.fixture(scope="module")
 def template(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
-    """A checkpoint, and transactions after it; the process is gone. With the shards of the views."""
+    """Return a storage with a checkpoint, transactions after it and no process, and the shards of the views."""
     root = tmp_path_factory.mktemp("damage") / "shop.evertide"
     p = open_shop(spark, root)
     for number in range(1, 5):
@@ -94,7 +94,7 @@ def damage_files(root: Path, below: str, way: str) -> None:
 
 
 def damage_record(root: Path, key: str, way: str) -> None:
-    """The newest record of a key."""
+    """Damage the newest record of a key."""
     with closing(sqlite3.connect(root / "meta.db")) as meta, meta:
         seqno, data = meta.execute("SELECT seqno, data FROM log WHERE key = ? ORDER BY seqno DESC", (key,)).fetchone()
         changed = WAYS[way](bytes(data))
@@ -102,8 +102,8 @@ def damage_record(root: Path, key: str, way: str) -> None:
         meta.execute("UPDATE log SET data = ? WHERE key = ? AND seqno = ?", (changed, key, seqno))
 
 
-def check_goes_on(spark: SparkSession, root: Path) -> None:
-    """The views hold what they held, and follow their tables."""
+def check_continues(spark: SparkSession, root: Path) -> None:
+    """Check that the views hold what they held, and follow their tables."""
     with open_shop(spark, root) as p:
         assert p.hydrated(60)
         assert content(p) == expected(range(1, 7))
@@ -113,23 +113,23 @@ def check_goes_on(spark: SparkSession, root: Path) -> None:
 
 
 @pytest.mark.parametrize("way", ["gone", "flipped"])
-def test_damaged_state_is_computed_from_the_tables(spark: SparkSession, root: Path, way: str) -> None:
+def test_damaged_state_is_recomputed_from_the_tables(spark: SparkSession, root: Path, way: str) -> None:
     damage_files(root, state_prefix(), way)
-    check_goes_on(spark, root)
+    check_continues(spark, root)
 
 
-def test_a_view_whose_log_is_damaged_is_computed_again(
+def test_a_view_with_a_damaged_log_is_recomputed(
     spark: SparkSession, template: tuple[Path, dict[str, str]], root: Path
 ) -> None:
     damage_record(root, shard_key(template[1]["revenue"]), "flipped")
-    check_goes_on(spark, root)
+    check_continues(spark, root)
 
 
 @pytest.mark.parametrize(("way", "error"), [("gone", BlobMissing), ("flipped", BlobDamaged)])
 def test_damaged_parts_of_a_view_are_repaired(
     spark: SparkSession, template: tuple[Path, dict[str, str]], root: Path, way: str, error: type[Damaged]
 ) -> None:
-    """It opens, as its state is intact; who reads it is told; after the repair it is computed again."""
+    """The pipeline opens, as its state is intact; a reader gets the error; the repair makes it recompute the view."""
     damage_files(root, f"parts/{template[1]['revenue']}", way)
     p = open_shop(spark, root)
     with pytest.raises(error):
@@ -138,7 +138,7 @@ def test_damaged_parts_of_a_view_are_repaired(
     p.storage.close()
     assert evertide("fsck", "--storage", root).exit_code == Damaged.exit_code
     assert evertide("fsck", "--repair", "--storage", root).exit_code == 0
-    check_goes_on(spark, root)
+    check_continues(spark, root)
 
 
 def damage_definition(root: Path) -> None:
@@ -160,5 +160,5 @@ def test_a_damaged_record_is_refused_and_repaired(
     with open_shop(spark, root) as p:
         assert p.hydrated(60)
         numbers = range(1, p.time + 1)
-        assert numbers[-1] in {5, 6}, "the record of the newest transaction may be lost, and then the repair says so"
+        assert numbers[-1] in {5, 6}, "the repair may lose the record of the newest transaction, and must report that"
         assert content(p) == expected(numbers)

@@ -1,4 +1,4 @@
-"""X8: the newest checkpoint is damaged in any file. The older one is used, status says so, and a new one is due."""
+"""X8: a file of the newest checkpoint is damaged. The older one is used, status reports it, and a new one is due."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def numbers(pipeline: Pipeline) -> list[int]:
 
 
 def state_part(pipeline: Pipeline) -> str:
-    """One that only the newest checkpoint needs."""
+    """Return a state part that only the newest checkpoint needs."""
     new, old = pipeline._context.checkpoints.entries()
     mine, before = (
         {file.key for file in pipeline._context.checkpoints.read(entry).state_parts} for entry in (new, old)
@@ -64,7 +64,8 @@ WAYS: dict[str, Callable[[bytes], bytes | None]] = {
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("file", ["manifest.json", "state.bin", "pipeline.bin", "state part"])
 def test_x8_an_older_checkpoint_is_used_and_a_new_one_is_due_at_once(file: str, way: str) -> None:
-    """Seen to fail: a damaged manifest refused to open, any other file let the next checkpoint drop the intact one."""
+    """Seen to fail: a damaged manifest kept the pipeline from opening; with any other damaged file, the next checkpoint
+    dropped the intact one."""
     kept = storage()
     first = with_two_checkpoints(kept)
     new, old = numbers(first)
@@ -73,10 +74,11 @@ def test_x8_an_older_checkpoint_is_used_and_a_new_one_is_due_at_once(file: str, 
     replace_blob(kept, damaged, WAYS[way])
     second = open_pipeline(kept)
     assert rows_of(second, "revenue") == [("a", 30)]
-    assert numbers(second) == [new + 1, old], "the intact one stays, and the damaged one is replaced"
+    assert numbers(second) == [new + 1, old], "the intact checkpoint must stay, and the damaged one must be replaced"
     [problem] = second.status().problems
     assert (problem.state, problem.error_code) == ("warning", "checkpoint_damaged")
     assert f"checkpoint {new} at time" in problem.why
+    assert "fsck" not in problem.why, "the remedy of the error must not contradict that of the problem"
     assert second.status().state == "running"
     assert second._leader_tasks.checkpointer.collect().refused is None
     second.push("orders", [order(9)])
@@ -85,7 +87,7 @@ def test_x8_an_older_checkpoint_is_used_and_a_new_one_is_due_at_once(file: str, 
     assert numbers(second) == [new + 2, new + 1]
 
 
-def test_x8_without_an_intact_one_state_is_computed_from_the_tables() -> None:
+def test_x8_without_an_intact_checkpoint_state_is_computed_from_the_tables() -> None:
     kept = storage()
     first = with_two_checkpoints(kept)
     new, old = numbers(first)
@@ -100,8 +102,9 @@ def test_x8_without_an_intact_one_state_is_computed_from_the_tables() -> None:
     assert rows_of(open_pipeline(kept), "revenue") == [("a", 30)]
 
 
-def test_x8_damage_that_garbage_collection_finds_is_told_and_healed() -> None:
-    """C3 while it runs: nothing is deleted, status says so, and the next checkpoint replaces the damaged one."""
+def test_x8_damage_that_garbage_collection_finds_is_reported_and_repaired() -> None:
+    """C3 in a running pipeline: nothing is deleted, status reports the damage, the next checkpoint replaces the damaged
+    one."""
     kept = storage()
     pipeline = with_two_checkpoints(kept)
     new, old = numbers(pipeline)
@@ -113,30 +116,30 @@ def test_x8_damage_that_garbage_collection_finds_is_told_and_healed() -> None:
     assert [problem.error_code for problem in told] == ["checkpoint_damaged", "record_damaged"]
     assert "garbage collection" in told[1].why
     assert all(problem.state == "warning" and problem.since_s > 0 for problem in told)
-    pipeline._leader_tasks._reporter.once()
+    pipeline._leader_tasks._reporter.write_if_changed()
     assert [problem.why for problem in seen_by_others(kept).problems] == [problem.why for problem in told]
     assert pipeline._leader_tasks.checkpointer.is_due()
     pipeline.run(until_idle=True)
-    assert numbers(pipeline) == [new + 1, new], "at once, and not after the interval"
+    assert numbers(pipeline) == [new + 1, new], "a new checkpoint is due at once, not after the interval"
     assert pipeline._leader_tasks.checkpointer.collect().refused is None
     assert [problem.error_code for problem in pipeline.status().problems] == ["checkpoint_damaged"]
     assert "a newer one has replaced it" in pipeline.status().problems[0].why
-    pipeline._leader_tasks._reporter.once()
+    pipeline._leader_tasks._reporter.write_if_changed()
     assert [problem.error_code for problem in seen_by_others(kept).problems] == ["checkpoint_damaged"]
     crash(pipeline)
-    assert seen_by_others(kept).problems == (), "what a process that ended said is over"
+    assert seen_by_others(kept).problems == (), "the report of an ended process is still shown"
 
 
 def seen_by_others(kept: Storage) -> Status:
-    """As `evertide status --storage` tells it."""
+    """Return the status as `evertide status --storage` reads it."""
     runtime = SystemRuntime()
     shards = Shards(kept.blob, kept.meta, runtime=runtime, settings=SETTINGS)
     journal = Journal(kept.blob, kept.meta, runtime=runtime, settings=SETTINGS)
     return read_status(kept, shards, journal, Checkpoints(kept.blob, kept.meta, runtime=runtime, settings=SETTINGS))
 
 
-def test_x8_the_older_checkpoint_is_from_before_a_table_was_added_and_another_got_a_column() -> None:
-    """The shards of both begin after the checkpoint that is used: a replay does not ask them for earlier times."""
+def test_x8_the_older_checkpoint_is_usable_if_a_table_and_a_column_were_added_after_it() -> None:
+    """The shards of both begin after the checkpoint that is used: a replay must not read earlier times from them."""
     kept = storage()
     first = open_pipeline(kept, engine("revenue", tables=(ORDERS,)))
     first.push("orders", [order(1)])

@@ -1,8 +1,9 @@
-"""I9: the process dies at every point of delivery, and each target ends with each transaction once.
+"""I9: the process is killed at every point of delivery, and each target ends with each transaction once.
 
-Points are before and after every write to a target, every record of ours, and every change to a hold or a shard. After
-the death a new process opens the same storage and the same target, and goes on. A target in memory sees all points of a
-long history, in which the view is changed as well; real files and Delta tables see those of a short one.
+Points are before and after every write to a target, every record of a sink, and every change to a hold or a shard.
+After the kill a new process opens the same storage and the same target, and continues. A target in memory is tested
+with all points of a long history, in which the view also changes; real files and Delta tables with those of a short
+one.
 """
 
 from __future__ import annotations
@@ -18,9 +19,21 @@ from deltalake import DeltaTable
 
 from evertide.pipeline.pipeline import Pipeline
 from evertide.store.open import Storage
-from evertide.testing.small_engine import SmallView
+from tests.kit.small_engine import SmallView
 from tests.pipeline.kit import SETTINGS, VIEWS, Row, rows_of, storage
-from tests.pipeline.sink_kit import Bucket, Killed, Points, die, into, is_right, order, shop, sink, told, with_sink
+from tests.pipeline.sink_kit import (
+    Bucket,
+    Killed,
+    Points,
+    die,
+    into,
+    is_right,
+    order,
+    push_orders,
+    shop,
+    sink,
+    with_sink,
+)
 
 OURS = (
     "evertide.pipeline.sinks.sink_record.SinkRecords.write",
@@ -42,7 +55,7 @@ LONG: list[Step] = [
 
 
 def doubled(view: SmallView) -> SmallView:
-    """The same columns, another content."""
+    """Return a view with the same columns and other content."""
     return replace(
         view,
         function=lambda tables: [{**one, "amount": one["amount"] * 2} for one in view.function(tables)],
@@ -51,7 +64,7 @@ def doubled(view: SmallView) -> SmallView:
 
 
 class Life:
-    """A pipeline that is opened again whenever it was killed."""
+    """A pipeline that is reopened after each kill."""
 
     def __init__(self, kept: Storage, view: SmallView, base: Path = Path()) -> None:
         self.kept, self.view, self.base = kept, view, base
@@ -76,12 +89,12 @@ class Life:
         self.p = self.opened()
 
     def step(self, step: Step) -> None:
-        told(self.p, *step)
+        push_orders(self.p, *step)
         self.survives(Pipeline.deliver_once)
 
 
 def history(points: Points, bucket: Bucket) -> int:
-    """How often it died: once, until all points were tried."""
+    """Run the history with a kill at each chosen point; return the number of kills."""
     view = with_sink(VIEWS["revenue"])
     bucket.before = bucket.after = points.tick
     life = Life(storage(), view)
@@ -95,7 +108,7 @@ def history(points: Points, bucket: Bucket) -> int:
         for step in (NOTHING, LONG[0], LONG[2]):
             life.step(step)
             assert is_right(life.p, bucket)
-            for shard in life.p._runner.members.all().values():
+            for shard in life.p._runner.members.open_all().values():
                 shard.compact(life.p._writer)
         life.survives(Pipeline.checkpoint)
         life.step(LONG[0])
@@ -108,9 +121,9 @@ def history(points: Points, bucket: Bucket) -> int:
     return life.deaths
 
 
-def test_i9_a_process_that_dies_at_any_point_delivers_each_transaction_once() -> None:
-    """Without `last`, what was written before the record would come twice; without the record of the move, it would not
-    be known which content a number stands for."""
+def test_i9_a_process_killed_at_any_point_delivers_each_transaction_once() -> None:
+    """Without `last`, a write before the record would be repeated; without the record of the move, the new process
+    would not know which content a number stands for."""
     points = Points()
     with into(lake=(bucket := Bucket())):
         assert history(points, bucket) == 0
@@ -150,8 +163,8 @@ def real(points: Points, base: Path, connector: str) -> int:
 
 
 @pytest.mark.parametrize("connector", sorted(WRITES))
-def test_i9_real_targets_hold_the_view_after_a_death_at_any_point(tmp_path: Path, connector: str) -> None:
-    """In particular between the write to the target and our own record of it: a second write would double rows."""
+def test_i9_real_targets_hold_the_view_after_a_kill_at_any_point(tmp_path: Path, connector: str) -> None:
+    """In particular between the write to the target and the sink's record of it: a second write would double rows."""
     points = Points()
     assert real(points, tmp_path / "0", connector) == 0
     assert points.passed >= 12

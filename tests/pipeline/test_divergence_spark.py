@@ -1,4 +1,4 @@
-"""X7 with circuits of Spark: state in a checkpoint that lacks a row is found out by the replay, and computed again."""
+"""X7 with circuits on Spark: a replay detects a checkpoint whose state lacks a row, and the state is recomputed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CREATE MATERIALIZED VIEW large AS SELECT id FROM orders WHERE amount > 10;
 
 
 def change_state(p: et.Pipeline, sign: int) -> None:
-    """Take the customer ann from the state of the join, as a bug or damaged memory would; or put her back."""
+    """Remove the customer ann from the state of the join, as a bug or damaged memory would; or add her again."""
     [cohort] = p._runner.machine.cohorts
     assert isinstance(cohort, SparkCohort)
     [kept] = [one for name, one in cohort.circuit.arrangements.items() if name.startswith("customers.")]
@@ -46,7 +46,7 @@ def order(number: int, customer: str = "ann") -> dict[str, Any]:
 
 
 def check(p: et.Pipeline) -> None:
-    """Against what Spark itself says of the tables."""
+    """Compare the views with Spark's result over the tables."""
     expected = p.query(f"{REVENUE} ORDER BY city").to_pylist()
     found = p.view("revenue").to_arrow().sort_by("city").to_pylist()
     assert found == expected
@@ -55,7 +55,7 @@ def check(p: et.Pipeline) -> None:
     )
 
 
-def test_x7_a_circuit_whose_checkpoints_lack_a_row_is_discarded_and_computed_again(
+def test_x7_a_circuit_whose_checkpoints_lack_a_row_is_discarded_and_recomputed(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     kept = tmp_path / "s"

@@ -1,7 +1,7 @@
-"""From a PostgreSQL under load, through views, into a PostgreSQL, a Delta table and a Kafka topic: killed all the time.
+"""From a PostgreSQL under load, through views, into a PostgreSQL, a Delta table and a Kafka topic, with repeated kills.
 
-In the end each of them, and each view, equals a query on the source. At every kill the slot stands at or before what is
-durable in the journal, and from kill to kill it moves on (I9, I10, J1).
+In the end each target and each view equals a query on the source. At every kill the slot is at or before the durable
+position in the journal, and it advances from kill to kill (I9, I10, J1).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.pipeline.everything import QUERIES, SETTINGS, World, open_world
 from tests.pipeline.kit import rows_of
 from tests.processes import running
 from tests.servers.kafka import KafkaBroker
-from tests.sinks.kafka.kit import folded, read_committed
+from tests.sinks.kafka.kit import fold_records, read_committed
 from tests.sinks.kafka.test_pipelines import check_numbers
 from tests.sources.kafka.kit import new_topic
 from tests.sources.postgres.server import Database, running_logical
@@ -33,12 +33,12 @@ from tests.sources.postgres.test_kill import check_bound
 ACCOUNTS = 100
 SINKS = 4
 LIMIT_S = 120.0
-"""So long nothing may happen."""
+"""The longest time without progress."""
 
 
 @contextmanager
 def database(name: str) -> Iterator[Database]:
-    """With pgbench's tables, few accounts, and room for what the pipeline writes."""
+    """Create a database with pgbench's tables, few accounts, and a schema that the pipeline writes to."""
     with running_logical() as server:
         db = Database(server, name)
         assert server.pgbench(name, "-i", "-s", "1", "-q").wait(60) == 0
@@ -50,7 +50,7 @@ def database(name: str) -> Iterator[Database]:
 
 @contextmanager
 def load(db: Database, directory: Path, rate: int) -> Iterator[None]:
-    """pgbench's own transactions, on the accounts that there are."""
+    """Run pgbench's own transactions on the accounts."""
     script = directory / "tpcb.sql"
     script.write_text(
         f"\\set aid random(1, {ACCOUNTS})\n\\set tid random(1, 10)\n\\set delta random(-5000, 5000)\n"
@@ -64,14 +64,14 @@ def load(db: Database, directory: Path, rate: int) -> Iterator[None]:
     process = db.server.pgbench(db.name, "-n", "-c", "2", "-T", "3600", "-R", str(rate), "-f", str(script))
     try:
         yield
-        assert process.poll() is None, "pgbench ended by itself"
+        assert process.poll() is None, "pgbench ended before it was stopped"
     finally:
         process.kill()
         process.wait(10)
 
 
-def delivered(world: World, runtime: SystemRuntime) -> int:
-    """Up to which transaction all four sinks have everything; -1 before they do."""
+def read_delivered(world: World, runtime: SystemRuntime) -> int:
+    """Return the last transaction that all four sinks have received, or -1 before they are complete."""
     opened = open_storage(Path(world.storage), runtime=runtime, settings=SETTINGS)
     try:
         found = read_sinks(opened.meta, runtime, SETTINGS)
@@ -81,39 +81,39 @@ def delivered(world: World, runtime: SystemRuntime) -> int:
 
 
 def until_beyond(world: World, db: Database, stood: int, runtime: SystemRuntime) -> None:
-    """Until the slot and all sinks have moved on. At no moment the slot stands where nothing is durable."""
-    deadline_s, before = runtime.monotonic_s() + LIMIT_S, delivered(world, runtime)
-    while check_bound(Path(world.storage), db, runtime) <= stood or delivered(world, runtime) <= before:
-        assert runtime.monotonic_s() < deadline_s, "it does not advance"
+    """Wait until the slot and all sinks have advanced; check that the slot is never ahead of the durable position."""
+    deadline_s, before = runtime.monotonic_s() + LIMIT_S, read_delivered(world, runtime)
+    while check_bound(Path(world.storage), db, runtime) <= stood or read_delivered(world, runtime) <= before:
+        assert runtime.monotonic_s() < deadline_s, "the slot or a sink does not advance"
         runtime.sleep_s(0.1)
 
 
-def written(db: Database, world: World, broker: KafkaBroker) -> dict[str, list[tuple[Any, ...]]]:
-    """What the targets hold."""
+def read_targets(db: Database, world: World, broker: KafkaBroker) -> dict[str, list[tuple[Any, ...]]]:
+    """Return the content of the targets."""
     found = read_committed(broker, world.topic)
     check_numbers(found)
     return {
         "pg": db.rows("SELECT tid, tbalance, moves, total FROM out.tellers"),
         "bag": db.rows("SELECT level FROM out.levels"),
         "lake": [tuple(row.values()) for row in DeltaTable(world.lake).to_pyarrow_table().to_pylist()],
-        "topic": [tuple(row.values()) for row in folded(found).values()],
+        "topic": [tuple(row.values()) for row in fold_records(found).values()],
     }
 
 
-def ordered(rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+def sort_rows(rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
     return sorted((tuple(map(_plain, row)) for row in rows), key=repr)
 
 
 def _plain(value: Any) -> Any:
-    """A number is a number: what PostgreSQL calls numeric is a float or an integer elsewhere."""
+    """Convert a numeric of PostgreSQL to the float or integer that the other targets have."""
     return float(value)
 
 
 def settle(p: Pipeline, db: Database, runtime: SystemRuntime) -> dict[str, list[tuple[Any, ...]]]:
-    """Until the views are what the source says, and the sinks have them. What the source says."""
-    wanted = {view: ordered(db.rows(query)) for view, query in QUERIES.items()}
+    """Wait until the views equal the source and the sinks have them; return the rows of the source."""
+    wanted = {view: sort_rows(db.rows(query)) for view, query in QUERIES.items()}
     deadline_s = runtime.monotonic_s() + LIMIT_S
-    while any(ordered(rows_of(p, view)) != rows for view, rows in wanted.items()):
+    while any(sort_rows(rows_of(p, view)) != rows for view, rows in wanted.items()):
         assert runtime.monotonic_s() < deadline_s, p.status()
         if p.advance() is None:
             runtime.sleep_s(0.02)
@@ -133,7 +133,7 @@ def survive(
             with running("tests.pipeline.everything", *astuple(world)) as worker:
                 until_beyond(world, db, stood[-1], runtime)
                 runtime.sleep_s(chance.below(1200) / 1000)
-                worker.killed()
+                worker.kill()
             stood.append(check_bound(Path(world.storage), db, runtime))
     assert stood == sorted(set(stood)), "the slot does not advance"
     with open_world(world, threads=False) as p:
@@ -141,18 +141,18 @@ def survive(
         status = p.status()
         assert (status.state, [sink.behind for sink in status.sinks]) == ("running", [0] * SINKS), status
         time = p.time
-    for sink, rows in written(db, world, broker).items():
+    for sink, rows in read_targets(db, world, broker).items():
         view = next(view for view, sinks in world.sinks.items() if sink in sinks)
-        assert ordered(rows) == wanted[view], sink
+        assert sort_rows(rows) == wanted[view], sink
     check_bound(Path(world.storage), db, runtime)
     moves = db.value("SELECT count(*) FROM pgbench_history")
     assert moves > kills
-    assert wanted["levels"], "nothing happened"
+    assert wanted["levels"], "no kill made the pipeline advance"
     return f"{world.kind}, {kills} kills, {time} transactions, {moves} of pgbench"
 
 
 @pytest.mark.timeout(240)
-def test_pgbench_and_all_sinks_while_the_pipeline_is_killed_again_and_again(
+def test_all_sinks_equal_the_source_after_repeated_kills_under_pgbench(
     tmp_path: Path, kafka_broker: KafkaBroker
 ) -> None:
     with database("everything") as db:

@@ -1,4 +1,4 @@
-"""Scripts change: what is new is computed from the tables, what stays goes on, what cannot be is refused."""
+"""Scripts change: new views are computed from the tables, unchanged ones continue, impossible changes are refused."""
 
 from __future__ import annotations
 
@@ -14,22 +14,24 @@ from evertide.errors import InvalidInput, NotAllowedNow, TimeCompacted
 from evertide.pipeline.definition import Away
 from evertide.pipeline.engine import DeclaredTable
 from evertide.pipeline.pipeline import Pipeline
-from evertide.pipeline.recovery.hydration import view_record
+from evertide.pipeline.recovery.hydration import make_view_record
 from evertide.pipeline.transaction.table_deltas import ERRORS
+from evertide.settings import Settings
 from evertide.store.open import Storage
-from evertide.testing.small_engine import SmallEngine, SmallView
+from tests.kit.small_engine import SmallEngine, SmallView
 from tests.pipeline.kit import (
     NOTES,
     ORDERS,
+    SETTINGS,
     VIEWS,
     Row,
     by_customer,
     crash,
     engine,
-    kept_less,
     open_pipeline,
     rows_of,
     storage,
+    without_shard,
 )
 
 SCHEMA = ORDERS.schema
@@ -39,9 +41,9 @@ def order(number: int, amount: int = 10) -> Row:
     return {"id": number, "customer": "ann", "amount": amount}
 
 
-def filled(made: SmallEngine | None = None) -> Storage:
+def fill_storage(made: SmallEngine | None = None, settings: Settings = SETTINGS) -> Storage:
     kept = storage()
-    with open_pipeline(kept, made) as p:
+    with open_pipeline(kept, made, settings=settings) as p:
         for number in range(1, 5):
             p.push("orders", [order(number, number)])
             p.push("notes", [{"text": "x"}])
@@ -54,11 +56,15 @@ def cohorts(p: Pipeline) -> list[set[str]]:
 
 
 def test_x18_a_collection_is_not_read_as_empty_before_it_was_computed() -> None:
-    """An added view and a table that got a column have a new shard. It would say that there was nothing before."""
-    kept = filled()
+    """An added view and a table with a new column have a new shard, which would say that there was nothing before.
+    Checkpoints keep the history of the other collections, which stays readable."""
+    settings = replace(SETTINGS, checkpoints_kept=9)
+    kept = fill_storage(settings=settings)
     wider = replace(ORDERS, schema=SCHEMA.append(pa.field("note", pa.string())))
-    with open_pipeline(kept, engine("revenue", "counts", "share", tables=(wider, NOTES))) as p:
+    made = engine("revenue", "counts", "share", tables=(wider, NOTES))
+    with open_pipeline(kept, made, settings=settings) as p:
         computed = p.time
+        assert [len(p.view("notes").as_of(time).to_pylist()) for time in (computed - 1, computed)] == [3, 4]
         p.push("orders", [{**order(9, 9), "note": "n"}])
         p.commit()
         for name, rows in (("share", 4), ("orders", 4), ("revenue", 1)):
@@ -72,9 +78,9 @@ def test_x18_a_collection_is_not_read_as_empty_before_it_was_computed() -> None:
 
 
 @pytest.mark.parametrize("is_clean", [True, False])
-def test_c8_a_view_that_is_added_is_computed_and_the_others_go_on(is_clean: bool) -> None:
-    """The others keep their shards and their state: taken for new, all would be computed again."""
-    kept = filled()
+def test_c8_an_added_view_is_computed_and_the_others_continue(is_clean: bool) -> None:
+    """The other views keep their shards and their state; if they counted as new, all would be recomputed."""
+    kept = fill_storage()
     with open_pipeline(kept) as p:
         shards = {name: view.shard for name, view in p.definition.views.items()}
         if not is_clean:
@@ -95,8 +101,8 @@ def test_c8_a_view_that_is_added_is_computed_and_the_others_go_on(is_clean: bool
         assert rows_of(p, "counts")[0][0] == len(rows_of(p, "share"))
 
 
-def test_c8_a_view_that_changed_is_computed_anew_and_its_old_shard_ends() -> None:
-    kept = filled()
+def test_c8_a_changed_view_is_recomputed_and_its_old_shard_ends() -> None:
+    kept = fill_storage()
     with open_pipeline(kept) as p:
         old = p.definition.views["revenue"].shard
     changed = replace(VIEWS["revenue"], version=2, function=lambda _: [{"customer": "all", "amount": 1}])
@@ -106,8 +112,8 @@ def test_c8_a_view_that_changed_is_computed_anew_and_its_old_shard_ends() -> Non
         assert p._runner.members.shard(old).log.read().state.finalized
 
 
-def test_c8_a_view_that_is_dropped_is_gone_and_comes_back_right() -> None:
-    kept = filled()
+def test_c8_a_dropped_view_that_is_declared_again_is_right() -> None:
+    kept = fill_storage()
     with open_pipeline(kept, engine("counts")) as p:
         with pytest.raises(InvalidInput, match="no such collection"):
             p.view("revenue")
@@ -117,8 +123,8 @@ def test_c8_a_view_that_is_dropped_is_gone_and_comes_back_right() -> None:
         assert rows_of(p, "revenue") == [("ann", 109)]
 
 
-def test_a_new_table_starts_empty_and_one_that_was_away_is_there_again() -> None:
-    kept = filled()
+def test_a_new_table_starts_empty_and_an_undeclared_table_keeps_its_rows() -> None:
+    kept = fill_storage()
     extra = DeclaredTable("extra", pa.schema([("x", pa.int64())]))
     with open_pipeline(kept, engine("revenue", tables=(ORDERS, extra))) as p:
         p.push("extra", [{"x": 1}])
@@ -134,9 +140,9 @@ def test_a_new_table_starts_empty_and_one_that_was_away_is_there_again() -> None
         assert rows_of(p, "counts") == [(4, 5)]
 
 
-def test_a_table_may_get_further_columns() -> None:
-    """Rows that are there have NULL in them; keys are found as before."""
-    kept = filled()
+def test_a_table_may_get_new_columns() -> None:
+    """Existing rows have NULL in the new columns; rows are found by key as before."""
+    kept = fill_storage()
     wide = replace(ORDERS, schema=pa.schema([*SCHEMA, ("note", pa.string())]))
     with open_pipeline(kept, engine(tables=(wide, NOTES))) as p:
         p.push("orders", [{**order(1, 7), "note": "new"}], deletes=[2])
@@ -151,7 +157,7 @@ def test_a_table_may_get_further_columns() -> None:
 
 
 def test_x17_names_that_change_only_in_case_are_the_same_collections(tmp_path: Path) -> None:
-    """Rows, dead letters, the files that were read, views and their shards: the storage's spelling stays in use."""
+    """Rows, dead letters, the list of files read, views and their shards: the storage's spelling stays in use."""
     options = {"path": str(tmp_path), "settle_ms": "0"}
     fed = replace(ORDERS, name="Orders", connector="csv", options=options)
 
@@ -189,11 +195,11 @@ def test_x17_names_that_change_only_in_case_are_the_same_collections(tmp_path: P
         (replace(ORDERS, schema=pa.schema([*SCHEMA, pa.field("n", pa.int64(), nullable=False)])), "NOT NULL"),
         (replace(ORDERS, schema=pa.schema([*SCHEMA][:2])), "column 3 was amount"),
         (replace(ORDERS, schema=SCHEMA.set(2, pa.field("amount", pa.int32()))), "column 3 was amount"),
-        (kept_less(ORDERS), "evertide.keep cannot change"),
+        (without_shard(ORDERS), "evertide.keep cannot change"),
     ],
 )
-def test_anything_else_is_refused_with_the_reason_and_nothing_changes(table: DeclaredTable, why: str) -> None:
-    kept = filled()
+def test_other_changes_are_refused_with_the_reason_and_change_nothing(table: DeclaredTable, why: str) -> None:
+    kept = fill_storage()
     with pytest.raises(InvalidInput, match=why):
         open_pipeline(kept, engine(tables=(table, NOTES)))
     with open_pipeline(kept) as p:
@@ -202,7 +208,7 @@ def test_anything_else_is_refused_with_the_reason_and_nothing_changes(table: Dec
 
 
 def test_a_view_over_a_table_that_is_not_kept_cannot_be_added_later() -> None:
-    unkept = (kept_less(ORDERS), NOTES)
+    unkept = (without_shard(ORDERS), NOTES)
     kept = storage()
     with open_pipeline(kept, engine("revenue", tables=unkept)) as p:
         p.push("orders", [order(1)])
@@ -213,9 +219,9 @@ def test_a_view_over_a_table_that_is_not_kept_cannot_be_added_later() -> None:
         assert rows_of(p, "revenue") == [("ann", 10)]
 
 
-def test_a_view_is_computed_while_the_others_go_on() -> None:
-    """It catches up with what is committed meanwhile, and joins without a gap."""
-    kept = filled()
+def test_a_view_is_computed_while_the_others_continue() -> None:
+    """The view catches up with transactions that commit meanwhile, and joins without a gap."""
+    kept = fill_storage()
     may_go_on, has_begun = threading.Event(), threading.Event()
 
     def slowly(tables: Mapping[str, list[Row]]) -> list[Row]:
@@ -245,13 +251,13 @@ def test_a_view_is_computed_while_the_others_go_on() -> None:
         assert sorted(set(found)) == [5, 6, 7, 8, 9, 10, 11, 12]
 
 
-def test_a_backfill_that_a_crash_cut_short_is_begun_again() -> None:
-    kept = filled()
+def test_a_backfill_that_a_crash_interrupted_restarts() -> None:
+    kept = fill_storage()
     p = open_pipeline(kept, engine("revenue", "counts"))
     p._runner.change(
         views={
             **p.definition.views,
-            "share": view_record(engine("share"), "share", "", Away("hydrating", 3, "it is computed", 0.0)),
+            "share": make_view_record(engine("share"), "share", "", Away("hydrating", 3, "it is computed", 0.0)),
         }
     )
     crash(p)

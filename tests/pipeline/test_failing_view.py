@@ -1,4 +1,4 @@
-"""J12: a row makes a view fail. The others go on, its last good content stays, and it comes back by itself."""
+"""J12: a row makes a view fail. The other views continue, its last good content stays readable, and it recovers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def order(number: int, amount: int) -> Row:
 
 
 def test_j12_one_view_fails_and_recovers_when_the_row_is_corrected() -> None:
-    """Without leaving its cohort, the view would stop everybody; without the retry it would stay behind for ever."""
+    """If the view did not leave its cohort, it would stop all others; without the retry it would never recover."""
     with open_pipeline(storage(), engine(*VIEWS)) as p:
         p.push("orders", [order(1, 50)])
         p.commit()
@@ -29,9 +29,11 @@ def test_j12_one_view_fails_and_recovers_when_the_row_is_corrected() -> None:
         failed = p.commit()
         assert rows_of(p, "revenue") == [("ann", 54)]
         assert rows_of(p, "share") == [(1, 2)]
-        assert p.collections.tables_at(["orders", "share"], None)["orders"].num_rows == 1, "both as of one time"
+        assert p.collections.read_tables_at(["orders", "share"], None)["orders"].num_rows == 1, (
+            "both are read at one time"
+        )
         with pytest.raises(InvalidInput, match="is not committed yet"):
-            p.collections.tables_at(["orders", "share"], failed)  # one of then beside one of before
+            p.collections.read_tables_at(["orders", "share"], failed)  # the view has no content there
         [status] = [one for one in p.status().collections if one.name == "share"]
         assert (status.state, status.upper) == ("failed", failed)
         assert "ZeroDivisionError" in status.why
@@ -45,7 +47,7 @@ def test_j12_one_view_fails_and_recovers_when_the_row_is_corrected() -> None:
         assert all(one.state == "running" for one in p.status().collections)
 
 
-def test_j12_it_stays_failed_across_restarts_and_is_not_taken_for_new() -> None:
+def test_j12_a_failed_view_stays_failed_across_restarts() -> None:
     kept = storage()
     with open_pipeline(kept, engine(*VIEWS)) as p:
         p.push("orders", [order(1, 50)])
@@ -67,7 +69,7 @@ def test_j12_it_stays_failed_across_restarts_and_is_not_taken_for_new() -> None:
         assert rows_of(p, "share") == [(1, 2), (3, 1)]
 
 
-def test_j12_a_view_that_fails_when_it_is_added_does_not_keep_the_others_from_starting() -> None:
+def test_j12_a_view_that_fails_when_it_is_added_does_not_stop_the_others() -> None:
     kept = storage()
     with open_pipeline(kept, engine("revenue")) as p:
         p.push("orders", [order(1, 0)])
@@ -81,12 +83,12 @@ def test_j12_a_view_that_fails_when_it_is_added_does_not_keep_the_others_from_st
         assert rows_of(p, "share") == [(1, 5)]
 
 
-def test_a_view_is_tried_again_on_request_and_not_more_often_than_asked() -> None:
+def test_a_failed_view_is_retried_once_per_request() -> None:
     with open_pipeline(storage(), engine(*VIEWS), settings=Settings(retry_view_s=1e9)) as p:
         p.push("orders", [order(1, 0)])
         p.commit()
         p.push("orders", [order(2, 0)])
-        p.commit()  # the first try, which fails
+        p.commit()  # the first attempt, which fails
         p.push("orders", [order(1, 1), order(2, 2)])
         p.commit()
         assert rows_of(p, "share") == []
@@ -98,8 +100,8 @@ def test_a_view_is_tried_again_on_request_and_not_more_often_than_asked() -> Non
             p.retry("shares")
 
 
-def test_a_view_that_is_tried_again_holds_up_nobody() -> None:
-    """If it were computed in line, the second commit would wait for it, and this test for ever."""
+def test_a_retry_of_a_view_does_not_delay_commits() -> None:
+    """If the view were recomputed in the transaction's thread, the second commit and this test would wait for ever."""
     begun, go_on = threading.Event(), threading.Event()
     here = threading.get_ident()
 
@@ -126,8 +128,8 @@ def test_a_view_that_is_tried_again_holds_up_nobody() -> None:
         assert rows_of(p, "share") == [(1, 20), (2, 10)]
 
 
-def test_j12_a_view_that_fails_again_and_again_leaves_no_shards_open() -> None:
-    """Each time that it comes back it has another shard. The process kept all of them in memory until it ended."""
+def test_j12_a_view_that_fails_repeatedly_leaves_no_shards_open() -> None:
+    """The view has a new shard each time that it recovers. Seen to fail: the process kept all of them in memory."""
     with open_pipeline(storage(), engine(*VIEWS)) as p:
         p.push("orders", [order(1, 50)])
         p.commit()
@@ -142,8 +144,8 @@ def test_j12_a_view_that_fails_again_and_again_leaves_no_shards_open() -> None:
         assert set(p._runner.members._open) == set(p._runner.members.collections.values())
 
 
-def test_j12_a_backfill_that_fails_again_and_again_leaves_no_shards_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it made is finalized, and forgotten, although no generation changes."""
+def test_j12_a_backfill_that_fails_repeatedly_leaves_no_shards_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The shards of the backfill are finalized and released, although no generation changes."""
     with open_pipeline(storage(), engine(*VIEWS)) as p:
         p.push("orders", [order(1, 50), order(2, 0)])
         p.commit()

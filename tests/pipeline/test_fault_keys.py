@@ -19,7 +19,7 @@ from evertide.pipeline.pipeline import Pipeline
 from evertide.pipeline.transaction.table_deltas import ERRORS
 from evertide.sources.contract import DELETE, OP, SAME, UPSERT, Fault, Rows
 from evertide.sources.staged import FAULT
-from evertide.testing.small_engine import SmallEngine, SmallView
+from tests.kit.small_engine import SmallEngine, SmallView
 from tests.pipeline.kit import ScriptedSource, crash, open_pipeline, storage, with_sources
 
 LATE = 5_000_000
@@ -60,7 +60,7 @@ CHANGES = ("good", "good", "misfit", "null", "nameless", "delete", "same")
 
 
 class Model:
-    """What the table and its dead letters hold: by key, a value, or None if the last change did not fit."""
+    """The expected table and dead letters: by key, a value, or None if the last change did not fit."""
 
     def __init__(self) -> None:
         self.keys: dict[int, int | None] = {}
@@ -87,7 +87,8 @@ class Model:
 
 
 def batch_of(keys: Any, changes: list[tuple[str, int, int]]) -> Rows:
-    """As a source would give these changes: `null` is left for the pipeline to find, others are faults already."""
+    """Return these changes as a source would offer them: the pipeline detects `null` itself, others are faults
+    already."""
     rows: list[tuple[int, int | None, int | None, str | None]] = []
     faults: list[Fault] = []
     for line, (kind, key, value) in enumerate(changes, 1):
@@ -110,8 +111,8 @@ def batch_of(keys: Any, changes: list[tuple[str, int, int]]) -> Rows:
     return Rows("m", pa.table(columns), faults)
 
 
-def held(p: Pipeline, keys: Any) -> dict[int, int]:
-    """By the number of the key."""
+def read_content(p: Pipeline, keys: Any) -> dict[int, int]:
+    """Return the content by the number of the key."""
     found = p.view("m").to_arrow()
     all_keys = pa.chunked_array([keys, *found["k"].chunks], keys.type)
     numbers = group_rows(pa.table({"k": all_keys}))[0].tolist()
@@ -128,25 +129,26 @@ def held(p: Pipeline, keys: Any) -> dict[int, int]:
         (["null", "misfit", "delete"], None, []),
     ],
 )
-def test_x14_a_row_with_a_null_does_not_move_the_faults_behind_it(
+def test_x25_a_row_with_a_null_does_not_change_the_order_of_later_faults(
     changes: list[str], value: int | None, reasons: list[str]
 ) -> None:
-    """All of one key, in one transaction: the last counts. A fault that moved behind the good row deleted it."""
+    """All changes are of one key, in one transaction: the last one counts. Seen to fail: a fault that moved behind the
+    good row deleted it."""
     keys, source = pa.array([7], pa.int64()), ScriptedSource("s", ("m",))
     source.batches.append(batch_of(keys, [(kind, 0, at) for at, kind in enumerate(changes, 1)]))
     with with_sources(source), open_pipeline(storage(), engine_of(table_of(pa.int64()))) as p:
         p.commit()
-        assert held(p, keys) == ({} if value is None else {0: value})
+        assert read_content(p, keys) == ({} if value is None else {0: value})
         assert p.view(ERRORS).to_arrow()["reason"].to_pylist() == reasons
 
 
 @pytest.mark.parametrize("name", KEYS)
-def test_x14_random_rows_that_do_not_fit_equal_a_model_whatever_the_type_of_the_key(name: str) -> None:
+def test_x14_random_rows_that_do_not_fit_equal_a_model_for_every_type_of_key(name: str) -> None:
     compare_with_model(name, len(name), 24)
 
 
 def compare_with_model(name: str, seed: int, steps: int) -> None:
-    """Every kind of change in one transaction or several, with checkpoints and crashes between them."""
+    """Apply every kind of change, in one transaction or several, with checkpoints and crashes between them."""
     kind, values = KEYS[name]
     spellings = [pa.array(values, kind), pa.array([-0.0 if str(each) == "0.0" else each for each in values], kind)]
     keys, table, chance = spellings[0], table_of(kind), np.random.default_rng(seed)
@@ -162,7 +164,7 @@ def compare_with_model(name: str, seed: int, steps: int) -> None:
             for change in several:
                 model.change(*change)
             p.commit()
-            assert held(p, keys) == model.values, several
+            assert read_content(p, keys) == model.values, several
             assert p.view(ERRORS).to_arrow().num_rows == model.letters, several
             if step % 12 == 7:
                 p.checkpoint()
@@ -184,11 +186,11 @@ FILES = {
     "double": ("NaN", "one"),
     "tiny": ("7", "128"),
 }
-"""The text of a key, and one that is none."""
+"""A valid and an invalid text of a key."""
 
 
-def test_x14_a_bad_row_of_a_file_takes_away_the_old_row_whatever_the_type_of_the_key(tmp_path: Path) -> None:
-    """A value that does not fit, a key that does not, and no key; then a good row takes the key's dead letter back."""
+def test_x14_a_bad_row_of_a_file_deletes_the_old_row_for_every_type_of_key(tmp_path: Path) -> None:
+    """A value that does not fit, a key that does not, and no key; then a good row removes the key's dead letter."""
     tables = []
     for name in FILES:
         options = {"path": str(tmp_path / name), "header": "true", "settle_ms": "0"}
@@ -217,7 +219,7 @@ def test_x14_a_bad_row_of_a_file_takes_away_the_old_row_whatever_the_type_of_the
 @pytest.mark.parametrize(
     ("name", "told"), [("day", "2024-02-29"), ("price", "1.50"), ("bytes", "YWJj"), ("span", "-P2DT86399.999999S")]
 )
-def test_x14_a_storage_that_an_earlier_version_could_not_open_for_a_staged_fault_opens(name: str, told: str) -> None:
+def test_x14_a_storage_with_a_fault_staged_by_an_earlier_version_opens(name: str, told: str) -> None:
     """The earlier version wrote the key as JSON, bound the transaction, and failed on it at every start."""
     kind, values = KEYS[name]
     key = next(each for each in values if each not in (b"", date(1, 1, 1)))

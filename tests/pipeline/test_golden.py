@@ -1,4 +1,4 @@
-"""What pipelines store is read as it was written, by every later version; `EVERTIDE_GOLDEN=write` writes it anew."""
+"""Every later version reads what a pipeline stored; `EVERTIDE_GOLDEN=write` rewrites the golden files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from evertide.flow.state.manifest import Manifest
+from evertide.flow.state.manifest import ArrangementManifest
 from evertide.flow.state.state_part import PartEntry
 from evertide.pipeline.definition import Away, Definition, LastPosition, TableRecord, ViewRecord
 from evertide.pipeline.replicas.ownership import Leader
@@ -19,7 +19,7 @@ from evertide.pipeline.transaction.machine import CohortState, MachineState
 from evertide.problem import Problem
 from evertide.sources.contract import Lag
 from evertide.store.sealed import seal, unseal
-from evertide.types import Generation
+from evertide.types import Generation, Time
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 PART = PartEntry(
@@ -129,16 +129,16 @@ RECORDS: dict[str, msgspec.Struct] = {
         warnings=(Problem("warning", "record_damaged", "why", "what to do", 1.25),),
     ),
     "machine-state": MachineState(
-        time=2**40,
+        time=Time(2**40),
         cohorts=(CohortState({"revenue": "revenue.89abcdef"}, b"state"),),
-        tables={"orders.keyed3": Manifest("orders.keyed3", b"schema", ("id",), ((PART,), ()))},
+        tables={"orders.keyed3": ArrangementManifest("orders.keyed3", b"schema", ("id",), ((PART,), ()))},
         shards={"orders": "orders.01234567", "zß€": ""},
     ),
 }
 
 
 @pytest.mark.parametrize("name", RECORDS)
-def test_records(name: str) -> None:
+def test_records_equal_the_golden_files(name: str) -> None:
     value = RECORDS[name]
     path = GOLDEN / f"record-{name}-v1.bin"
     if os.environ.get("EVERTIDE_GOLDEN") == "write":

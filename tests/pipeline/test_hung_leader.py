@@ -1,4 +1,4 @@
-"""X10: the thread of the leader that makes transactions hangs, and the one of its heartbeat lives."""
+"""X10: the leader's transaction thread hangs while its heartbeat thread runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from evertide.errors import EvertideError, Fenced
 from evertide.pipeline.pipeline import Pipeline
-from evertide.pipeline.replicas.ownership import Role
+from evertide.pipeline.replicas.ownership import ProcessRole
 from evertide.sources.contract import Limit, Offer, Rows
 from evertide.store.open import Storage
 from tests.metrics.kit import wait_for
@@ -24,7 +24,7 @@ from tests.pipeline.kit import (
     rows_of,
     with_sources,
 )
-from tests.pipeline.test_replicas import leaders, order, shared
+from tests.pipeline.replica_kit import leaders, order, shared
 
 QUICK = replace(
     SETTINGS,
@@ -38,7 +38,7 @@ QUICK = replace(
 
 
 class Hanging(ScriptedSource):
-    """Does not return, once it is asked to hang, until it is released."""
+    """A source that hangs when the test asks for it, until the test releases it."""
 
     def __init__(self, batches: list[Rows]) -> None:
         super().__init__("shop", ("orders",), batches)
@@ -53,7 +53,7 @@ class Hanging(ScriptedSource):
 
 @contextmanager
 def running(p: Pipeline) -> Iterator[list[EvertideError]]:
-    """In a thread; what ended it."""
+    """Run the pipeline in a thread; yield the error that ended it."""
     errors: list[EvertideError] = []
 
     def run() -> None:
@@ -74,11 +74,11 @@ def running(p: Pipeline) -> Iterator[list[EvertideError]]:
 def replica(kept: Storage, source: Hanging) -> Pipeline:
     made = engine(tables=(replace(ORDERS, connector="shop"), NOTES))
     with with_sources(source):
-        return open_pipeline(kept, made, settings=QUICK, threads=True, role=Role.REPLICA)
+        return open_pipeline(kept, made, settings=QUICK, threads=True, role=ProcessRole.REPLICA)
 
 
-def test_x10_a_leader_that_hangs_loses_the_lead_and_nothing_else() -> None:
-    """Its heartbeat is a thread of its own: without the look at its steps it would lead for ever."""
+def test_x10_a_hung_leader_loses_the_lead_and_nothing_else() -> None:
+    """The heartbeat has a thread of its own: without the check of its steps, the hung process would lead for ever."""
     kept, batches = shared(), [batch(ORDERS, [order(number)]) for number in range(3)]
     sources = [Hanging(batches), Hanging(batches)]
     several = [replica(kept, source) for source in sources]
@@ -89,7 +89,7 @@ def test_x10_a_leader_that_hangs_loses_the_lead_and_nothing_else() -> None:
         sources[0].hangs.set()
         assert sources[0].is_asked.wait(60)
         wait_for(lambda: first.status().state == "stalled")
-        assert "does not get on while its sources are read" in first.status().why
+        assert "makes no progress while its sources are read" in first.status().why
         batches.append(batch(ORDERS, [order(7)]))
         wait_for(lambda: second.time >= 4 and second.leads)
         sources[0].released.set()

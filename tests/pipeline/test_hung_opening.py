@@ -15,22 +15,22 @@ from evertide.checkpoint.catalog import Checkpoints
 from evertide.errors import EvertideError, Fenced
 from evertide.journal.journal import Journal
 from evertide.pipeline.replicas.liveness import find_opening_hang, watch_for_hang
-from evertide.pipeline.replicas.ownership import Role
+from evertide.pipeline.replicas.ownership import ProcessRole
 from evertide.pipeline.status.status import Status, read_status
 from evertide.runtime import SystemRuntime
 from evertide.shard.shard import Shards
 from evertide.store.open import Storage
-from evertide.testing import ManualRuntime
 from evertide.threads.steps import note_step
+from tests.kit.runtime import ManualRuntime
 from tests.metrics.kit import wait_for
 from tests.pipeline.kit import SETTINGS, open_pipeline, rows_of
+from tests.pipeline.replica_kit import order, shared
 from tests.pipeline.test_hung_leader import QUICK
-from tests.pipeline.test_replicas import order, shared
 
 
 @contextmanager
 def hanging_restore(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Event, threading.Event]]:
-    """The first process that restores a checkpoint does not get an answer until it is released."""
+    """Make the first process that restores a checkpoint wait until the test releases it."""
     entered, released, restore = threading.Event(), threading.Event(), Checkpoints.restore
 
     def hang(*given: Any) -> Any:
@@ -48,17 +48,18 @@ def hanging_restore(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading
 
 
 def status_of(kept: Storage) -> Status:
-    """As another process reads it."""
+    """Return the status as another process reads it."""
     blob, meta, runtime = kept.blob, kept.meta, SystemRuntime()
     shards = Shards(blob, meta, runtime=runtime, settings=QUICK)
     journal = Journal(blob, meta, runtime=runtime, settings=QUICK)
     return read_status(kept, shards, journal, Checkpoints(blob, meta, runtime=runtime, settings=QUICK))
 
 
-def test_x10_a_leader_that_hangs_while_it_opens_says_so_and_loses_the_lead(
+def test_x10_a_leader_that_hangs_while_it_opens_is_reported_and_loses_the_lead(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Fails if opening has no pulse: the status was `replaying`, the log empty, and it would have led for ever."""
+    """Seen to fail without liveness in opening: the status was `replaying`, the log was empty, and the process kept the
+    lead."""
     kept, ended = shared(), []
     with open_pipeline(kept) as p:
         p.push("orders", [order(1)])
@@ -66,7 +67,7 @@ def test_x10_a_leader_that_hangs_while_it_opens_says_so_and_loses_the_lead(
 
     def open_first() -> None:
         try:
-            open_pipeline(kept, settings=QUICK, threads=True, role=Role.REPLICA).close()
+            open_pipeline(kept, settings=QUICK, threads=True, role=ProcessRole.REPLICA).close()
         except EvertideError as error:
             ended.append(error)
 
@@ -78,7 +79,7 @@ def test_x10_a_leader_that_hangs_while_it_opens_says_so_and_loses_the_lead(
         assert "opening the pipeline has made no step" in status_of(kept).why
         assert "opening the pipeline has made no step" in find_opening_hang()
         wait_for(lambda: "this process hangs: opening the pipeline" in caplog.text)
-        second = open_pipeline(kept, settings=QUICK, threads=True, role=Role.REPLICA)
+        second = open_pipeline(kept, settings=QUICK, threads=True, role=ProcessRole.REPLICA)
         wait_for(lambda: second.advance() is None and second.leads)
         second.push("orders", [order(2)])
         assert second.commit() == 2
@@ -90,8 +91,8 @@ def test_x10_a_leader_that_hangs_while_it_opens_says_so_and_loses_the_lead(
     second.close()
 
 
-def test_x10_long_steps_of_opening_are_no_hang() -> None:
-    """Fails if the time since the beginning counts, and not that since the last step."""
+def test_x10_many_steps_of_opening_do_not_count_as_a_hang() -> None:
+    """Fails if the time since the start of opening counts instead of the time since the last step."""
     runtime = ManualRuntime()
     with watch_for_hang("starting Spark", runtime, SETTINGS):
         for _ in range(5):
@@ -100,13 +101,13 @@ def test_x10_long_steps_of_opening_are_no_hang() -> None:
             note_step()
         runtime.advance_s(SETTINGS.hang_after_s * 1.1)
         assert "starting Spark has made no step for 660 s" in find_opening_hang()
-    assert not find_opening_hang(), "it is over"
+    assert not find_opening_hang(), "the hang is still reported"
 
 
 def test_x10_a_hang_before_the_registration_is_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Storage that does not answer the registration: no record can tell of it."""
+    """Storage does not answer the registration: no record can report the hang."""
     quick, released = replace(QUICK, hang_after_s=0.2), threading.Event()
 
     def hang(*_: Any, **__: Any) -> None:

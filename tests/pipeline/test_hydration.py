@@ -1,4 +1,4 @@
-"""Views from scratch when the tables do not fit into memory: in portions, and to the same result."""
+"""Views are hydrated in portions when the tables do not fit into memory, with the same result."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from evertide.checkpoint.verification import read_manifest
 from evertide.errors import NotAllowedNow, Recomputing, Unavailable
 from evertide.pipeline.pipeline import Pipeline
 from evertide.pipeline.recovery import hydration
-from evertide.pipeline.replicas.ownership import Role
+from evertide.pipeline.replicas.ownership import ProcessRole
 from evertide.pipeline.transaction.members import Members
 from evertide.store.memory import MemoryBlob
 from evertide.store.open import Storage
-from evertide.testing.small_engine import SmallCohort, SmallEngine, SmallView
+from tests.kit.small_engine import SmallCohort, SmallEngine, SmallView
 from tests.pipeline.kit import NOTES, ORDERS, SETTINGS, VIEWS, Row, crash, engine, open_pipeline, rows_of, storage
 
 SMALL = replace(SETTINGS, inline_bytes_max=64, portion_rows_max=3)
@@ -29,8 +29,8 @@ def order(number: int, amount: int) -> Row:
     return {"id": number, "customer": f"c{number % 3}", "amount": amount}
 
 
-def filled(seed: int, *views: str) -> Storage:
-    """Of some rows that came, changed and went."""
+def open_filled(seed: int, *views: str) -> Storage:
+    """Return a pipeline with rows that were added, changed and deleted."""
     kept, chance = storage(), np.random.default_rng(seed)
     with open_pipeline(kept, engine(*views)) as p:
         for _ in range(8):
@@ -47,7 +47,7 @@ def contents(p: Pipeline) -> dict[str, list[tuple[object, ...]]]:
 
 
 def steps_with(view: str, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The rows of each step from now on of a cohort that has the view."""
+    """Record the rows of each later step of a cohort that has the view."""
     seen: list[int] = []
     step = SmallCohort.step
 
@@ -60,8 +60,8 @@ def steps_with(view: str, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return seen
 
 
-def parts_are_named(p: Pipeline) -> None:
-    """Nothing is left lying about: neither parts of shards, nor, after a collection, of state."""
+def check_no_orphan_parts(p: Pipeline) -> None:
+    """Check that no orphan is left: neither a part of a shard nor, after garbage collection, of state."""
     blob = p.storage.blob
     assert isinstance(blob, MemoryBlob)
     shards = p._runner.members.shards
@@ -75,15 +75,15 @@ def parts_are_named(p: Pipeline) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_view_that_is_added_is_computed_in_portions(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fails if a portion's delta is not stored before the next one takes its place: rows would be missing."""
-    with open_pipeline(filled(seed, "revenue"), engine(*ALL)) as p:
+def test_an_added_view_is_computed_in_portions(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if a portion's delta is not stored before the next one replaces it: rows would be missing."""
+    with open_pipeline(open_filled(seed, "revenue"), engine(*ALL)) as p:
         whole = contents(p)
     seen = steps_with("share", monkeypatch)
-    kept = filled(seed, "revenue")
+    kept = open_filled(seed, "revenue")
     with open_pipeline(kept, engine(*ALL), settings=SMALL) as p:
         assert len(seen) > 4
-        assert max(seen) <= 2 * SMALL.portion_rows_max  # what lies under one hash goes in at once
+        assert max(seen) <= 2 * SMALL.portion_rows_max  # rows with one hash are in one portion
         assert contents(p) == whole
         p.push("orders", [order(1, 5)])
         p.commit()
@@ -95,8 +95,8 @@ def test_a_view_that_is_added_is_computed_in_portions(seed: int, monkeypatch: py
         assert len(rows_of(p, "share")) == len(rows_of(p, "orders"))
 
 
-def test_state_that_no_checkpoint_has_is_computed_in_portions_and_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    """I8. Fails if what portions come to is not added up, or not compared."""
+def test_state_without_a_checkpoint_is_computed_in_portions_and_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """I8. Fails if the digests of portions are not added up, or not compared."""
     kept = storage()
     with open_pipeline(kept, engine(*ALL)) as p:
         for number in range(1, 20):
@@ -108,7 +108,7 @@ def test_state_that_no_checkpoint_has_is_computed_in_portions_and_compared(monke
             kept.blob.delete(entry.key)
     other = replace(VIEWS["revenue"], function=lambda tables: [{"customer": "x", "amount": len(tables["orders"])}])
     replica = SmallEngine([ORDERS, NOTES], [other, VIEWS["counts"], VIEWS["share"]])
-    follower = open_pipeline(kept, replica, settings=SMALL, role=Role.READ_ONLY)
+    follower = open_pipeline(kept, replica, settings=SMALL, role=ProcessRole.READ_ONLY)
     with pytest.raises(Recomputing, match="revenue"):
         follower.advance()
     follower.close()
@@ -122,7 +122,7 @@ def test_state_that_no_checkpoint_has_is_computed_in_portions_and_compared(monke
 
 
 def inverse(tables: Mapping[str, list[Row]]) -> list[Row]:
-    """Fails over exactly fifteen rows."""
+    """Fail over exactly fifteen rows."""
     return [{"n": 100 // (len(tables["notes"]) - 15)}]
 
 
@@ -138,27 +138,32 @@ def noted(count: int) -> Storage:
     return kept
 
 
-def test_a_view_that_fails_in_a_portion_only_is_computed_of_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No transaction ever left it there. Fails if a portion is taken for one."""
+@pytest.mark.parametrize("limit", ["rows", "bytes"])
+def test_a_view_that_fails_only_in_a_portion_is_computed_from_all_rows(
+    monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    """No transaction ever left the view in that state. Fails if a portion counts as a transaction."""
     made = SmallEngine([ORDERS, NOTES], [VIEWS["revenue"], PICKY])
-    five = replace(SETTINGS, portion_rows_max=5, inline_bytes_max=1)
+    most = {"portion_rows_max": 5} if limit == "rows" else {"portion_bytes_max": 1}
+    five = replace(SETTINGS, inline_bytes_max=1, **most)
+    monkeypatch.setattr(hydration, "_WHOLE_PORTIONS", 20)
     with open_pipeline(noted(20), made, settings=five) as p:
         assert rows_of(p, "picky") == [(20,)]
-        parts_are_named(p)
+        check_no_orphan_parts(p)
     monkeypatch.setattr(hydration, "_WHOLE_PORTIONS", 2)
     with open_pipeline(noted(20), made, settings=five) as p:
-        with pytest.raises(NotAllowedNow, match=r"ZeroDivisionError.*portion of 5.*portion_rows_max"):
+        with pytest.raises(NotAllowedNow, match=rf"ZeroDivisionError.*portion of .*portion_{limit}_max"):
             p.view("picky").to_arrow()
         assert rows_of(p, "revenue") == []
         p.push("notes", [{"text": "one more"}])
         p.commit()
-        parts_are_named(p)
+        check_no_orphan_parts(p)
 
 
-def test_storage_that_is_away_in_between_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hydration_that_storage_interrupts_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     made = SmallEngine([ORDERS, NOTES], [VIEWS["revenue"], VIEWS["counts"]])
     kept = noted(9)
-    pieces = Members.table_pieces
+    pieces = Members.read_table_pieces
 
     def broken(self: Members, table: str, upper: int) -> object:
         for number, piece in enumerate(pieces(self, table, upper)):
@@ -166,19 +171,19 @@ def test_storage_that_is_away_in_between_leaves_nothing(monkeypatch: pytest.Monk
                 raise Unavailable(path="there", why="it does not answer")
             yield piece
 
-    monkeypatch.setattr(Members, "table_pieces", broken)
+    monkeypatch.setattr(Members, "read_table_pieces", broken)
     p = open_pipeline(kept, made, settings=SMALL)
-    assert p.definition.away("hydrating") == ["counts"]
+    assert p.definition.list_away("hydrating") == ["counts"]
     crash(p)
     monkeypatch.undo()
     with open_pipeline(kept, made, settings=SMALL) as p:
         assert rows_of(p, "counts") == [(0, 9)]
-        parts_are_named(p)
+        check_no_orphan_parts(p)
 
 
 def test_a_table_that_gets_a_column_is_rewritten_in_portions() -> None:
-    """Fails if only the last portion is there in the end."""
-    kept = filled(7, "revenue")
+    """Fails if only the last portion is stored."""
+    kept = open_filled(7, "revenue")
     with open_pipeline(kept, engine("revenue")) as p:
         before, notes = rows_of(p, "orders"), rows_of(p, "notes")
     wider = replace(ORDERS, schema=pa.schema([*ORDERS.schema, ("city", pa.string())]))
@@ -194,7 +199,7 @@ def test_a_table_that_gets_a_column_is_rewritten_in_portions() -> None:
         assert (number, f"c{int(str(number)) % 3}", 3, "x") in rows_of(p, "orders")
 
 
-def test_whoever_stops_the_pipeline_does_not_wait_for_a_backfill(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stopping_a_pipeline_does_not_wait_for_a_backfill(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = noted(9)
     made = SmallEngine([ORDERS, NOTES], [VIEWS["revenue"], VIEWS["counts"]])
     step = SmallCohort.step

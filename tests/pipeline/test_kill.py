@@ -1,4 +1,4 @@
-"""J1: a process is killed again and again while data flows. It comes back each time, and in the end all is right."""
+"""J1: a process is killed repeatedly while data flows. It recovers each time, and the views end correct."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from evertide.sources.generated.seeded import RandomStream
-from evertide.testing.small_engine import SmallEngine
+from tests.kit.small_engine import SmallEngine
 from tests.pipeline.kit import rows_of
 from tests.pipeline.worker import DEFAULT, SMALL, open_worker
 from tests.processes import running
@@ -16,15 +16,15 @@ from tests.processes import running
 def run_and_kill(
     storage: Path, kind: str, lines: int, views: str = DEFAULT, faults: float = 0.0
 ) -> tuple[int, list[int]]:
-    """Where it began, and what it acknowledged until it was killed."""
+    """Return the time at which the process began, and what it acknowledged until it was killed."""
     with running("tests.pipeline.worker", storage, kind, views, faults) as worker:
-        told = worker.lines(lines) + worker.killed()
+        told = worker.lines(lines) + worker.kill()
     assert not any(line.startswith("error") for line in told), told
     return int(worker.began), [int(line) for line in told if line not in ("", "-")]
 
 
 def check(storage: Path, kind: str, at_least: int, views: str = DEFAULT) -> None:
-    """All views equal what plain Python makes of the tables."""
+    """Check that all views equal plain Python over the tables."""
     with open_worker(storage, kind, views) as p:
         assert p.hydrated(120)
         assert p.time >= at_least
@@ -42,18 +42,20 @@ def cycles(storage: Path, kind: str, count: int, seed: int) -> None:
     for _ in range(count):
         began, acknowledged = run_and_kill(storage, kind, chance.below(12))
         if used:
-            assert began >= used[-1], "what was acknowledged is gone"
-        assert acknowledged == list(range(began + 1, began + 1 + len(acknowledged))), "a number was used twice"
+            assert began >= used[-1], "an acknowledged transaction is gone"
+        assert acknowledged == list(range(began + 1, began + 1 + len(acknowledged))), (
+            "a transaction number was used twice"
+        )
         used += acknowledged
     check(storage, kind, used[-1] if used else 0)
 
 
-def test_j1_eight_times_killed_and_restarted(tmp_path: Path) -> None:
-    """More of them, with faults and other views, are in `tests/soak`."""
+def test_j1_views_are_right_after_eight_kills_and_restarts(tmp_path: Path) -> None:
+    """`tests/soak` has more rounds, with faults and other views."""
     cycles(tmp_path / "s", "small", 8, 1)
 
 
 @pytest.mark.timeout(300)
-def test_j1_killed_and_restarted_with_spark(tmp_path: Path, spark: object) -> None:
-    """Few, as each start costs seconds; the check at the end is by the session that all tests share."""
+def test_j1_views_on_spark_are_right_after_kills_and_restarts(tmp_path: Path, spark: object) -> None:
+    """Few rounds, as each start takes seconds; the check at the end uses the session that all tests share."""
     cycles(tmp_path / "s", "spark", 2, 2)

@@ -1,4 +1,4 @@
-"""X22: a table is declared or comes back, and the process ends before a checkpoint knows of it."""
+"""X22: a table is declared, or declared again, and the process ends before a checkpoint contains it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import pytest
 
 from evertide.pipeline.pipeline import Pipeline
 from evertide.pipeline.replicas.leader_tasks import LeaderTasks
-from evertide.testing.small_engine import SmallEngine
+from tests.kit.small_engine import SmallEngine
 from tests.pipeline.kit import NOTES, ORDERS, crash, engine, open_pipeline, rows_of
+from tests.pipeline.replica_kit import shared
 from tests.pipeline.test_backfill import check
 from tests.pipeline.test_repeated_steps import EXTRA, order
-from tests.pipeline.test_replicas import shared
 
 
 def larger() -> SmallEngine:
@@ -21,7 +21,7 @@ def larger() -> SmallEngine:
 
 @pytest.fixture(params=["closed", "crashed"])
 def ended(request: pytest.FixtureRequest) -> str:
-    """How the process ends that has the older script."""
+    """How the process with the older script ends."""
     return str(request.param)
 
 
@@ -40,15 +40,15 @@ def end(p: Pipeline, ended: str) -> None:
         crash(p)
 
 
-def updated(p: Pipeline) -> None:
+def check_update(p: Pipeline) -> None:
     p.push("extra", [{"id": 7, "v": 8}])
     p.commit()
     assert rows_of(p, "extra") == [(7, 8)]
     check(p, "revenue", "counts")
 
 
-def test_x22_a_table_that_is_new(ended: str, without_checkpoints: pytest.MonkeyPatch) -> None:
-    """After a crash the pipeline did not open any more: `time_compacted`."""
+def test_x22_a_new_table_is_right_after_a_restart(ended: str, without_checkpoints: pytest.MonkeyPatch) -> None:
+    """Seen to fail: after a crash the pipeline did not open any more (`time_compacted`)."""
     kept = shared()
     p = open_pipeline(kept)
     p.push("orders", [order(1)])
@@ -61,11 +61,13 @@ def test_x22_a_table_that_is_new(ended: str, without_checkpoints: pytest.MonkeyP
     p.commit()
     crash(p)
     with open_pipeline(kept, larger()) as p:
-        updated(p)
+        check_update(p)
 
 
-def test_x22_a_table_that_is_back(ended: str, without_checkpoints: pytest.MonkeyPatch) -> None:
-    """Its rows by key were missing in the state: after an update it had two rows under one key."""
+def test_x22_a_table_declared_again_is_right_after_a_restart(
+    ended: str, without_checkpoints: pytest.MonkeyPatch
+) -> None:
+    """Seen to fail: its rows by key were missing in the state, and an update left two rows under one key."""
     kept = shared()
     with open_pipeline(kept, larger()) as p:
         p.push("extra", [{"id": 7, "v": 7}])
@@ -82,4 +84,4 @@ def test_x22_a_table_that_is_back(ended: str, without_checkpoints: pytest.Monkey
     p.commit()
     crash(p)
     with open_pipeline(kept, larger()) as p:
-        updated(p)
+        check_update(p)

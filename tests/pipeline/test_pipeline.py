@@ -1,4 +1,4 @@
-"""A pipeline as its user sees it: push, commit, read; and what is refused."""
+"""The public API of a pipeline: push, commit, read; and refused calls."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 
 from evertide.errors import Closed, Conflict, InvalidInput, NotAllowedNow, Unavailable
 from evertide.pipeline.transaction.table_deltas import ERRORS
-from evertide.store.faulty import Fault, Faults, FaultyBlob, FaultyMeta
 from evertide.store.open import Storage
 from evertide.store.writers import read_registrations
+from tests.kit.faulty import Fault, Faults, FaultyBlob, FaultyMeta
 from tests.pipeline.kit import ORDERS, Row, engine, open_pipeline, rows_of, storage
 
 
@@ -19,7 +19,7 @@ def order(number: int, customer: str | None = "ann", amount: int | None = 10) ->
     return {"id": number, "customer": customer, "amount": amount}
 
 
-def test_views_hold_what_they_hold_without_input_from_the_first_moment_on() -> None:
+def test_a_new_pipeline_has_the_views_of_empty_tables() -> None:
     with open_pipeline(storage()) as p:
         assert p.time == 0
         assert rows_of(p, "counts") == [(0, 0)]
@@ -44,7 +44,7 @@ def test_a_transaction_shows_in_all_views_at_once_and_at_its_time() -> None:
         assert p.view("counts").as_of(first).to_pylist() == [{"orders": 2, "notes": 1}]
 
 
-def test_changes_are_told_transaction_by_transaction() -> None:
+def test_changes_are_read_transaction_by_transaction() -> None:
     with open_pipeline(storage()) as p:
         p.push("orders", [order(1)])
         first = p.commit()
@@ -55,15 +55,15 @@ def test_changes_are_told_transaction_by_transaction() -> None:
         assert p.view("revenue").changes(p.time).num_rows == 0
 
 
-def test_nothing_pushed_is_no_transaction() -> None:
+def test_a_commit_without_pushes_makes_no_transaction() -> None:
     with open_pipeline(storage()) as p:
         assert p.commit() == 0
         p.push("orders", [])
         assert p.commit() == 0
 
 
-def test_u5_the_last_change_of_a_key_wins_and_unknown_deletes_are_nothing() -> None:
-    """Without choosing the last row of each key, the table holds two rows for key 1."""
+def test_u5_the_last_change_of_a_key_wins_and_deletes_of_unknown_keys_are_ignored() -> None:
+    """Without choosing the last row of each key, the table would hold two rows for key 1."""
     with open_pipeline(storage()) as p:
         p.push("orders", [order(1), order(2)])
         p.push("orders", [order(1, "bob", 7)], deletes=[2, 99])
@@ -78,7 +78,7 @@ def test_u5_the_last_change_of_a_key_wins_and_unknown_deletes_are_nothing() -> N
         assert rows_of(p, "orders") == [(1, "eve", 1), (3, None, None)]
 
 
-def test_a_table_without_a_key_takes_rows_as_they_come() -> None:
+def test_a_table_without_a_key_is_a_multiset() -> None:
     with open_pipeline(storage()) as p:
         p.push("notes", [{"text": "a"}, {"text": "a"}, {"text": None}])
         p.commit()
@@ -87,10 +87,10 @@ def test_a_table_without_a_key_takes_rows_as_they_come() -> None:
         assert rows_of(p, "notes") == [("a",), (None,)]
         p.push("notes", [{"text": "b"}], deletes=[{"text": "b"}, {"text": "b"}, {"text": "a"}, {"text": "a"}])
         p.commit()
-        assert rows_of(p, "notes") == [("b",), (None,)]  # in one push, deletes count first
+        assert rows_of(p, "notes") == [("b",), (None,)]  # deletes of a push apply before its rows
 
 
-def test_a_transaction_over_several_tables_is_whole_or_nothing() -> None:
+def test_a_transaction_over_several_tables_is_all_or_nothing() -> None:
     with open_pipeline(storage()) as p:
         with suppress(ZeroDivisionError), p.transaction() as failing:
             failing.push("orders", [order(1)])
@@ -105,8 +105,9 @@ def test_a_transaction_over_several_tables_is_whole_or_nothing() -> None:
         assert p.commit() == 1
 
 
-def test_j10_a_producer_that_repeats_itself_is_heard_once() -> None:
-    """Also across a restart: who said what is part of the position. Without it, the order is there twice in `notes`."""
+def test_j10_a_repeated_push_of_a_producer_is_applied_once() -> None:
+    """Also after a restart: the producers' sequence numbers are part of the position. Otherwise `notes` would hold the
+    order twice."""
     kept = storage()
     with open_pipeline(kept) as p:
         for _ in range(2):
@@ -131,7 +132,7 @@ def test_j10_a_producer_that_repeats_itself_is_heard_once() -> None:
         ("orders", [{"id": 1, "customer": "x", "amount": 2**63}], "amount"),
     ],
 )
-def test_what_does_not_fit_is_refused_and_changes_nothing(table: str, rows: list[Row], why: str) -> None:
+def test_rows_that_do_not_fit_are_refused_and_change_nothing(table: str, rows: list[Row], why: str) -> None:
     with open_pipeline(storage()) as p:
         with pytest.raises(InvalidInput, match=why):
             p.push(table, rows)
@@ -148,14 +149,14 @@ def test_unknown_collections_and_times_are_refused() -> None:
         assert rows_of(p, ERRORS) == []
 
 
-def test_a_second_pipeline_on_the_same_storage_is_refused_with_who_holds_it() -> None:
+def test_a_second_pipeline_on_the_same_storage_is_refused_and_the_owner_named() -> None:
     kept = storage()
-    with open_pipeline(kept), pytest.raises(Conflict, match="runs it"):
+    with open_pipeline(kept), pytest.raises(Conflict, match="runs the pipeline"):
         open_pipeline(kept)
     open_pipeline(kept).close()
 
 
-def test_a_paused_pipeline_takes_no_transaction() -> None:
+def test_a_paused_pipeline_refuses_transactions() -> None:
     with open_pipeline(storage()) as p:
         p.pause()
         p.push("orders", [order(1)])
@@ -166,7 +167,7 @@ def test_a_paused_pipeline_takes_no_transaction() -> None:
         assert p.commit() == 1
 
 
-def test_a_closed_pipeline_says_so() -> None:
+def test_calls_on_a_closed_pipeline_are_refused() -> None:
     p = open_pipeline(storage())
     p.close()
     p.close()
@@ -186,8 +187,8 @@ def test_large_pushes_are_staged_in_fragments() -> None:
         assert ORDERS.name in p.definition.tables
 
 
-def test_a_pipeline_that_storage_did_not_let_end_is_opened_again_at_once() -> None:
-    """Its registration stays, under a process that lives: this one. Taken out once: `Conflict`."""
+def test_a_pipeline_whose_close_failed_can_be_opened_again_at_once() -> None:
+    """The registration stays, and its process is alive: this one. Seen to fail: `Conflict`."""
     below, outcome = storage(), [Fault.DONE]
     faults = Faults(lambda *_: outcome[0], lambda *_: outcome[0])
     seen = Storage(FaultyBlob(below.blob, faults), FaultyMeta(below.meta, faults), "memory")
@@ -203,9 +204,9 @@ def test_a_pipeline_that_storage_did_not_let_end_is_opened_again_at_once() -> No
         assert rows_of(second, "orders") == [(1, "ann", 5)]
 
 
-def test_a_registration_of_unknown_outcome_does_not_keep_its_process_out() -> None:
-    """The first try registers and its answer is lost; the second registers under another id. The first id stays in
-    storage, under a process that lives: this one. Without the safeguard: `Conflict`."""
+def test_x26_a_registration_of_unknown_outcome_does_not_block_its_own_process() -> None:
+    """The first attempt registers and its answer is lost; the second registers under another id. The first id stays in
+    storage, with a process that is alive: this one. Without the safeguard: `Conflict`."""
     below = storage()
     lost = [Fault.DONE_LOST]
 

@@ -1,4 +1,4 @@
-"""T7: a transaction that does not fit into memory goes through in portions, and comes to the same as one that does."""
+"""T7: a transaction that does not fit into memory is computed in portions, with the same result."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ from tests.pipeline.kit import SETTINGS, Row, crash, engine, open_pipeline, rows
 
 WHOLE = replace(SETTINGS, inline_bytes_max=256)
 SMALL = replace(WHOLE, push_buffer_bytes=1, portion_rows_max=3)
-"""Every push is a fragment of its own, and a portion holds few of them."""
+"""Every push is a separate fragment, and a portion holds few of them."""
 AHEAD = replace(SMALL, store_ahead_rows=1)
-"""What tables get is stored while views are computed."""
+"""Parts of tables are stored while views are computed."""
 
 
 def order(number: int, amount: int | None = None) -> Row:
     return {"id": number, "customer": f"c{number % 3}", "amount": number if amount is None else amount}
 
 
-def pushed(p: Pipeline, chance: np.random.Generator) -> None:
-    """A transaction that changes the same keys again and again, and deletes rows that it added itself."""
+def push_random(p: Pipeline, chance: np.random.Generator) -> None:
+    """Push a transaction that changes the same keys several times, and deletes rows that it added."""
     for _ in range(chance.integers(2, 12)):
         numbers, amounts = chance.integers(8, size=(2, chance.integers(4)))
         p.push("orders", [order(int(number), int(amount)) for number, amount in zip(numbers, amounts, strict=True)])
@@ -50,17 +50,17 @@ def pushed(p: Pipeline, chance: np.random.Generator) -> None:
     p.commit()
 
 
-def committed(p: Pipeline) -> Committed:
-    found = p._context.journal.committed(p.time)
+def read_outcome(p: Pipeline) -> Committed:
+    found = p._context.journal.read_outcome(p.time)
     assert found is not None
     return found
 
 
 def digests(p: Pipeline) -> dict[str, str]:
-    """Of the last transaction, by collection."""
+    """Return the digests of the last transaction, by collection."""
     names = {table.shard: name for name, table in p.definition.tables.items()}
     names |= {view.shard: name for name, view in p.definition.views.items()}
-    return {names.get(shard, shard): content.digest for shard, content in committed(p).shards.items()}
+    return {names.get(shard, shard): content.digest for shard, content in read_outcome(p).shards.items()}
 
 
 def contents(p: Pipeline) -> dict[str, Any]:
@@ -68,42 +68,42 @@ def contents(p: Pipeline) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_t7_portions_come_to_the_same_as_the_whole(seed: int) -> None:
-    """Without what the portions before it left, what the second says would count against the old rows."""
+def test_t7_portions_have_the_same_result_as_the_whole(seed: int) -> None:
+    """If the second portion did not see the result of the first, its changes would apply to the old rows."""
     one, many = np.random.default_rng(seed), np.random.default_rng(seed)
     kept, small = storage(), (SMALL, AHEAD)[seed % 2]
     whole, parted = open_pipeline(storage(), settings=WHOLE), open_pipeline(kept, settings=small)
     for number in range(6):
-        pushed(whole, one)
-        pushed(parted, many)
+        push_random(whole, one)
+        push_random(parted, many)
         assert contents(whole) == contents(parted)
-        assert committed(whole).portions == 1 < committed(parted).portions
+        assert read_outcome(whole).portions == 1 < read_outcome(parted).portions
         assert digests(whole) == digests(parted)
         if number == 3:
             parted.checkpoint()
     crash(parted)
     parted = open_pipeline(kept, settings=replace(small, portion_rows_max=5))  # replays what the checkpoint lacks
     assert contents(whole) == contents(parted)
-    pushed(whole, one)
-    pushed(parted, many)
+    push_random(whole, one)
+    push_random(parted, many)
     assert contents(whole) == contents(parted)
-    orphans_gone(parted)
+    check_no_orphans(parted)
 
 
-def orphans_gone(p: Pipeline) -> None:
-    """Each part that is there is named by a shard: nothing of the portions was left lying about."""
+def check_no_orphans(p: Pipeline) -> None:
+    """Check that a shard names each stored part: no portion left an orphan."""
     blob = p.storage.blob
     assert isinstance(blob, MemoryBlob)
-    named = {part.key for shard in p._runner.members.all().values() for part in shard.log.read().state.parts}
+    named = {part.key for shard in p._runner.members.open_all().values() for part in shard.log.read().state.parts}
     there = {entry.key for entry in blob.list("parts/")}
     assert there == {key for key in named if key}
 
 
 @pytest.mark.parametrize("settings", [SMALL, AHEAD])
-def test_t7_storage_that_is_away_between_two_portions_is_waited_for(
+def test_t7_an_outage_between_two_portions_applies_each_portion_once(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If portions that were taken were taken again, rows would be there twice; if they were skipped, not at all."""
+    """If committed portions were applied again, rows would be there twice; if they were skipped, not at all."""
     with open_pipeline(storage(), settings=settings) as p:
         for number in range(12):
             p.push("notes", [{"text": f"n{number}"}])
@@ -117,17 +117,17 @@ def test_t7_storage_that_is_away_between_two_portions_is_waited_for(
         while p.advance() is not None:
             pass
         assert rows_of(p, "counts") == [(12, 12)]
-        assert committed(p).portions > 1
-        orphans_gone(p)
+        assert read_outcome(p).portions > 1
+        check_no_orphans(p)
 
 
-def test_what_a_table_gets_is_stored_while_views_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fails if it is stored after them: then it never comes."""
+def test_parts_of_tables_are_stored_while_views_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if the table's part is stored after the views: then this test never ends."""
     with open_pipeline(storage(), settings=replace(WHOLE, inline_bytes_max=1, store_ahead_rows=5)) as p:
         put, step = p.storage.blob.put, Machine.step
         is_there = threading.Event()
 
-        def told(key: str, data: bytes) -> None:
+        def note_put(key: str, data: bytes) -> None:
             put(key, data)
             if key.startswith("parts/orders"):
                 is_there.set()
@@ -136,16 +136,16 @@ def test_what_a_table_gets_is_stored_while_views_are_computed(monkeypatch: pytes
             assert is_there.wait(60)
             return step(self, *args, **options)
 
-        monkeypatch.setattr(p.storage.blob, "put", told)
+        monkeypatch.setattr(p.storage.blob, "put", note_put)
         monkeypatch.setattr(Machine, "step", waiting)
         p.push("orders", [order(number) for number in range(9)])
         p.commit()
         assert rows_of(p, "counts") == [(9, 0)]
-        orphans_gone(p)
+        check_no_orphans(p)
 
 
-def test_what_could_not_be_stored_ahead_is_stored_with_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Storage was full for a moment, which nobody waits for. Fails if the error stays, or what came of it does."""
+def test_a_part_that_could_not_be_stored_ahead_is_stored_with_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Storage was full for a moment. Fails if the error is kept, or if parts of the failed attempt are."""
     with open_pipeline(storage(), settings=replace(WHOLE, inline_bytes_max=1, store_ahead_rows=1)) as p:
         put = p.storage.blob.put
 
@@ -158,11 +158,11 @@ def test_what_could_not_be_stored_ahead_is_stored_with_the_rest(monkeypatch: pyt
         p.push("orders", [order(number) for number in range(9)])
         p.commit()
         assert rows_of(p, "orders") == [tuple(order(number).values()) for number in range(9)]
-        orphans_gone(p)
+        check_no_orphans(p)
 
 
-def test_a_step_that_is_made_again_does_not_store_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fails if what the first try stored ahead counts as well, or is left lying about."""
+def test_a_repeated_step_does_not_store_parts_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if parts that the first attempt stored ahead are counted as well, or are left as orphans."""
     with open_pipeline(storage(), settings=replace(WHOLE, inline_bytes_max=1, store_ahead_rows=1)) as p:
         step, tries = Machine.step, 0
 
@@ -182,11 +182,11 @@ def test_a_step_that_is_made_again_does_not_store_twice(monkeypatch: pytest.Monk
         assert tries > 1
         assert rows_of(p, "counts") == [(9, 0)]
         assert len(rows_of(p, "orders")) == 9
-        orphans_gone(p)
+        check_no_orphans(p)
 
 
-def test_t7_no_checkpoint_of_a_transaction_that_is_taken_by_half(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The state holds some of its portions: it is brought to its end first, or the checkpoint waits."""
+def test_t7_a_checkpoint_never_contains_half_a_transaction(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The state holds some of its portions: the transaction is completed first, or the checkpoint waits."""
     kept = storage()
     p = open_pipeline(kept, settings=SMALL)
     for number in range(12):
@@ -204,7 +204,7 @@ def test_t7_no_checkpoint_of_a_transaction_that_is_taken_by_half(monkeypatch: py
 
 
 class Away:
-    """A blob that does not answer, after some calls."""
+    """A blob store that stops answering after some calls."""
 
     def __init__(self, blob: Any, call: str, *, after: int) -> None:
         self._blob, self._call, self._left = blob, call, after
@@ -225,7 +225,9 @@ class Away:
 
 
 @pytest.mark.parametrize("at", range(1, 6))
-def test_t7_killed_between_two_portions(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_t7_a_kill_between_two_portions_leaves_no_part_of_the_transaction(
+    at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kept = storage()
     p = open_pipeline(kept, settings=(SMALL, AHEAD)[at % 2])
     steps = 0
@@ -245,7 +247,7 @@ def test_t7_killed_between_two_portions(at: int, monkeypatch: pytest.MonkeyPatch
         patched.setattr(Machine, "step", step)
         with pytest.raises(KeyboardInterrupt):
             p.commit()
-    assert committed_upper(kept) == 1  # nothing of it is to be seen
+    assert committed_upper(kept) == 1  # no part of the transaction is visible
     crash(p)
     with open_pipeline(kept, settings=SMALL) as p:
         assert rows_of(p, "counts") == [(14, 14)]
@@ -253,7 +255,7 @@ def test_t7_killed_between_two_portions(at: int, monkeypatch: pytest.MonkeyPatch
 
 
 def committed_upper(kept: Storage) -> int:
-    """As anybody sees it."""
+    """Return the committed upper as any process reads it."""
     return Journal(kept.blob, kept.meta, runtime=SystemRuntime(), settings=SETTINGS).committed_upper
 
 
@@ -264,7 +266,7 @@ def test_t7_a_view_that_fails_in_the_second_portion_leaves_nothing_of_the_first(
         for number in range(1, 9):
             p.push("orders", [order(number, 0 if number == 7 else 5)])
         p.commit()
-        assert committed(p).portions > 2
+        assert read_outcome(p).portions > 2
         assert rows_of(p, "share") == [(100, 50)]
         assert len(rows_of(p, "revenue")) == 3
         p.push("orders", [order(7, 50)])
@@ -287,7 +289,7 @@ def test_a_portion_is_read_again_if_reading_it_fails() -> None:
     found, fails = [], 0
     while True:
         try:
-            found += portions.current()
+            found += portions.read_current()
         except Unavailable:
             fails += 1
             continue
@@ -300,7 +302,7 @@ def test_a_portion_is_read_again_if_reading_it_fails() -> None:
 
 
 def large_transaction(path: Path, mib: int, portion_mib: int) -> tuple[int, int, int]:
-    """Rows that arrived, portions, and by how many MiB the memory of the process grew."""
+    """Return the rows in the table, the number of portions, and the growth of the process's memory in MiB."""
     command = [sys.executable, "-m", "tests.pipeline.large", str(path / "s"), str(mib), str(portion_mib)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

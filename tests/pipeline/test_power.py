@@ -1,10 +1,10 @@
-"""The power goes at every storage operation of a pipeline: transactions, checkpoints, compaction, collection.
+"""A power cut at every storage operation of a pipeline: transactions, checkpoints, compaction, garbage collection.
 
-After each cut: the machine boots, a new process opens the pipeline, and finds what was acknowledged, or that and the
-one transaction under way. Then it does what is left of the same work, whose repeats it recognises, and ends with what
-a run that was never disturbed ends with, exactly. An engine without Spark stands in for the real one, with real state.
+After each cut the machine boots, a new process opens the pipeline, and finds the acknowledged transactions, or these
+and the one that was in flight. The process then repeats the same work; it recognises repeated pushes, and ends with
+exactly the content of an undisturbed run. An engine without Spark stands in for the real one, with real state.
 
-A sample of the operations in `make test`, as each costs two pipelines; `EVERTIDE_POWER=full` tries all.
+`make test` tries a sample of the operations, as each costs two pipelines; `EVERTIDE_POWER=full` tries all.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from evertide.pipeline.spark_engine import SparkEngine
 from evertide.plan.catalyst.session import Session
 from evertide.store import LocalBlob
 from evertide.store.open import Storage
-from evertide.testing import CutsFailed, ManualRuntime, SimulatedDisk, Survivors, every_cut
-from evertide.testing.cuts import SURVIVORS
+from tests.kit.cuts import SURVIVORS, CutsFailed, every_cut
+from tests.kit.disk import SimulatedDisk, Survivors
+from tests.kit.runtime import ManualRuntime
 from tests.pipeline.kit import SETTINGS, Row, engine, open_pipeline, rows_of
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ PUSHES: list[dict[str, tuple[list[Row], list[int]]]] = [
 ]
 
 
-def opened(disk: SimulatedDisk) -> Pipeline:
+def open_on(disk: SimulatedDisk) -> Pipeline:
     storage = Storage(LocalBlob(disk.root, disk.files), disk.meta, "disk")
     return open_pipeline(storage, engine(*VIEWS), runtime=disk.runtime, settings=SMALL)
 
@@ -62,16 +63,16 @@ def push(p: Pipeline, number: int) -> None:
 
 
 def work(p: Pipeline, acknowledge: Callable[[int], None] = lambda _: None) -> None:
-    """All of it, whatever was done before."""
+    """Do all of the work, including what was done before a cut."""
     for number in range(1, len(PUSHES) + 1):
         push(p, number)
         acknowledge(number)
         if number in (2, 4, 5):
             p.checkpoint()
         if number in (3, 5):
-            for shard in p._runner.members.all().values():
+            for shard in p._runner.members.open_all().values():
                 shard.compact(p._writer)
-                shard.collect_garbage(p._writer, p._context.checkpoints.pinned)
+                shard.collect_garbage(p._writer, p._context.checkpoints.find_pins)
             while p._runner.machine.maintain():
                 pass
             p._leader_tasks.checkpointer.collect()
@@ -82,8 +83,8 @@ def content(p: Pipeline) -> dict[str, list[tuple[object, ...]]]:
 
 
 def expected() -> list[dict[str, list[tuple[object, ...]]]]:
-    """After each number of pushes, on a disk that never fails."""
-    p = opened(SimulatedDisk(ManualRuntime(seed=5)))
+    """Return the content after each number of pushes, on a disk that never fails."""
+    p = open_on(SimulatedDisk(ManualRuntime(seed=5)))
     found = [content(p)]
     for number in range(1, len(PUSHES) + 1):
         push(p, number)
@@ -92,15 +93,15 @@ def expected() -> list[dict[str, list[tuple[object, ...]]]]:
 
 
 def workload(disk: SimulatedDisk, acknowledge: Callable[[int], None]) -> None:
-    work(opened(disk), acknowledge)
+    work(open_on(disk), acknowledge)
 
 
-def checked(ends: list[dict[str, list[tuple[object, ...]]]]) -> Callable[[SimulatedDisk, list[int]], None]:
+def make_check(ends: list[dict[str, list[tuple[object, ...]]]]) -> Callable[[SimulatedDisk, list[int]], None]:
     def check(disk: SimulatedDisk, acknowledged: list[int]) -> None:
         disk.runtime.advance_s(TTL_S + 1)
-        p = opened(disk)
+        p = open_on(disk)
         done = acknowledged[-1] if acknowledged else 0
-        assert content(p) in ends[done : done + 2], f"after {done} pushes that were acknowledged"
+        assert content(p) in ends[done : done + 2], f"after {done} acknowledged pushes"
         work(p)
         assert content(p) == ends[-1]
         numbers = [bound.time for bound in p._context.journal.records(p._context.checkpoints.entries()[-1].time)]
@@ -119,21 +120,21 @@ SAMPLES: list[tuple[Survivors, int]] = [("none", 29), ("all", 191), ("names", 17
 
 @pytest.mark.parametrize(("survivors", "every"), [(kind, 1) for kind in SURVIVORS] if FULL else SAMPLES, ids=str)
 def test_power_cut_at_every_operation(survivors: Survivors, every: int) -> None:
-    cases = every_cut(build, workload, checked(expected()), survivors=[survivors], every=every, repeatable=False)
+    cases = every_cut(build, workload, make_check(expected()), survivors=[survivors], every=every, repeatable=False)
     assert cases > 9
 
 
-def test_rows_that_are_told_before_they_are_bound_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_check_detects_rows_acknowledged_before_they_are_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """An acknowledgement that comes before the transaction is durable is lost with the power (I7)."""
 
     def hasty(disk: SimulatedDisk, acknowledge: Callable[[int], None]) -> None:
-        p = opened(disk)
+        p = open_on(disk)
         for number in range(1, 4):
             acknowledge(number)
             push(p, number)
 
-    with pytest.raises(CutsFailed, match="that were acknowledged"):
-        every_cut(build, hasty, checked(expected()), survivors=["none"], every=29, repeatable=False)
+    with pytest.raises(CutsFailed, match="acknowledged pushes"):
+        every_cut(build, hasty, make_check(expected()), survivors=["none"], every=29, repeatable=False)
 
 
 SPARK_SHOP = """
@@ -147,9 +148,9 @@ CREATE MATERIALIZED VIEW share AS SELECT id, 100 DIV amount AS share FROM orders
 
 
 def test_power_cuts_with_spark_itself(spark: SparkSession) -> None:
-    """The same work on the real engine, cut at a few points: what it ends with is what the small engine ends with."""
+    """The same work on the real engine, cut at a few points, ends with the content of the small engine."""
 
-    def made(disk: SimulatedDisk) -> Pipeline:
+    def open_on_spark(disk: SimulatedDisk) -> Pipeline:
         kept = Storage(LocalBlob(disk.root, disk.files), disk.meta, "disk")
         shop = SparkEngine(Session(spark, is_own=False), SPARK_SHOP)
         return Pipeline(shop, kept, base=Path(), runtime=disk.runtime, settings=SMALL, threads=False)
@@ -158,7 +159,7 @@ def test_power_cuts_with_spark_itself(spark: SparkSession) -> None:
 
     def check(disk: SimulatedDisk, acknowledged: list[int]) -> None:
         disk.runtime.advance_s(TTL_S + 1)
-        p = made(disk)
+        p = open_on_spark(disk)
         done = acknowledged[-1] if acknowledged else 0
         assert content(p) in ends[done : done + 2]
         work(p)
@@ -167,7 +168,7 @@ def test_power_cuts_with_spark_itself(spark: SparkSession) -> None:
 
     cases = every_cut(
         build,
-        lambda disk, acknowledge: work(made(disk), acknowledge),
+        lambda disk, acknowledge: work(open_on_spark(disk), acknowledge),
         check,
         survivors=["none"],
         every=600 if not FULL else 50,

@@ -1,4 +1,5 @@
-"""Who has pushed what (J10): remembered outside of the transactions, so that these do not grow with the producers."""
+"""Sequence numbers of producers (J10) are stored apart from the transactions, so that these do not grow with
+producers."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from tests.pipeline.kit import SETTINGS, crash, open_pipeline, rows_of, storage
 
 
 def give(p: Pipeline, producer: str, number: int) -> bool:
-    """Whether it was taken for a repeat."""
+    """Push, and return whether the pipeline treated it as a repeat."""
     with p.transaction(producer, number) as pushed:
         pushed.push("notes", [{"text": f"{producer}-{number}"}])
     p.commit()
@@ -37,14 +38,14 @@ def record_bytes(kept: Storage) -> int:
     return len(head.data)
 
 
-def test_j10_a_record_does_not_grow_with_the_producers_that_ever_were() -> None:
+def test_j10_a_record_does_not_grow_with_the_number_of_producers() -> None:
     kept = storage()
     with open_pipeline(kept) as p:
         give(p, "worker-000", 1)
         first = record_bytes(kept)
         for number in range(1, 40):
             assert not give(p, f"worker-{number:03}", 1)
-        assert record_bytes(kept) <= first + 8, "a longer time and count"
+        assert record_bytes(kept) <= first + 8, "the record of a later transaction has a longer time and count"
         p.checkpoint()
         p.push("notes", [{"text": "nobody's"}])
         p.commit()
@@ -54,7 +55,7 @@ def test_j10_a_record_does_not_grow_with_the_producers_that_ever_were() -> None:
 
 
 @pytest.mark.parametrize("name", ["till", "tîll/7 =%", "x" * 200])
-def test_j10_a_producer_is_known_after_checkpoints_crashes_and_by_other_replicas(name: str) -> None:
+def test_j10_producers_are_known_after_checkpoints_and_crashes_and_in_other_replicas(name: str) -> None:
     kept = storage()
     p = open_pipeline(kept)
     for number in (1, 2, 5):
@@ -74,8 +75,8 @@ def test_j10_a_producer_is_known_after_checkpoints_crashes_and_by_other_replicas
         assert texts(p).count("seven") == 1
 
 
-def test_j10_positions_of_an_earlier_version_are_taken_over() -> None:
-    """It had all producers in each record; the next bind gives them to the journal, all at once."""
+def test_j10_positions_of_an_earlier_version_are_converted() -> None:
+    """The earlier version had all producers in each record; the next bind moves them to the journal, all at once."""
     kept = storage()
     p = open_pipeline(kept)
     runner = p._runner
@@ -92,7 +93,7 @@ def test_j10_positions_of_an_earlier_version_are_taken_over() -> None:
 
 
 def test_j10_a_repair_from_a_checkpoint_knows_the_producers_of_its_time() -> None:
-    """What is lost with Meta is taken again; what the checkpoint holds is not, and neither is what is pushed since."""
+    """Pushes that are lost with Meta are accepted again; those in the checkpoint and later ones are not."""
     kept = storage()
     p = open_pipeline(kept)
     for number in (1, 2):
@@ -109,8 +110,8 @@ def test_j10_a_repair_from_a_checkpoint_knows_the_producers_of_its_time() -> Non
         assert [give(p, "bob", 1) for _ in range(2)] == [False, True]
 
 
-def test_j10_producers_as_of_an_earlier_time_are_those_of_then() -> None:
-    """A peer may bind pushes while a checkpoint is made: what the checkpoint says must not be of its future."""
+def test_j10_producers_can_be_read_as_of_an_earlier_time() -> None:
+    """A peer may bind pushes while a checkpoint is made: the checkpoint must not contain later pushes."""
     with open_pipeline(storage()) as p:
         give(p, "ann", 1)
         time = p._runner.time
@@ -122,7 +123,7 @@ def test_j10_producers_as_of_an_earlier_time_are_those_of_then() -> None:
         assert journal.producers_before(time + 3) == {"ann": (3, time + 2), "bob": (1, time + 1)}
 
 
-def test_producers_that_are_silent_for_long_are_forgotten_but_for_the_newest() -> None:
+def test_idle_producers_are_forgotten_except_the_newest() -> None:
     short = replace(SETTINGS, producers_kept_days=1e-9, producers_kept_min=2)
     with open_pipeline(storage(), settings=short) as p:
         for number in range(5):
@@ -135,19 +136,19 @@ def test_producers_that_are_silent_for_long_are_forgotten_but_for_the_newest() -
         assert [give(p, f"worker-{number}", 1) for number in range(5)] == [False] * 3 + [True] * 2
 
 
-def test_a_bind_goes_on_if_its_producer_is_forgotten_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bind_succeeds_if_its_producer_is_forgotten_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
     short = replace(SETTINGS, producers_kept_days=1e-9, producers_kept_min=1)
     with open_pipeline(storage(), settings=short) as p:
         give(p, "ann", 1)
         give(p, "bob", 1)
-        known, forgot = Producers.known, []
+        known, forgot = Producers.read_known, []
 
         def read_then_forget(self: Producers, inputs: dict[str, Input]) -> dict[str, Known]:
             found = known(self, inputs)
             forgot.append(self.forget(p._runner.writer))
             return found
 
-        monkeypatch.setattr(Producers, "known", read_then_forget)
+        monkeypatch.setattr(Producers, "read_known", read_then_forget)
         assert not give(p, "ann", 2)
         assert forgot == [1, 0]
         last = p._runner.journal.producers.last("ann")

@@ -1,4 +1,5 @@
-"""Projects of Spark Declarative Pipelines: run as they are, right after every transaction, or refused by name."""
+"""Projects of Spark Declarative Pipelines run unchanged, are correct after every transaction, or are refused
+by name."""
 
 from __future__ import annotations
 
@@ -133,7 +134,7 @@ def leading():
 }
 
 
-def written(root: Path, files: dict[str, str], spec: str = SPEC) -> Path:
+def write_project(root: Path, files: dict[str, str], spec: str = SPEC) -> Path:
     for name, text in {"spark-pipeline.yml": spec, **files}.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)
@@ -144,18 +145,16 @@ def rows(found: list[dict[str, Any]]) -> Counter[tuple[Any, ...]]:
     return Counter(tuple(row.values()) for row in found)
 
 
-def recomputed(
-    spark: SparkSession, query: str, **tables: tuple[str, list[tuple[Any, ...]]]
-) -> Counter[tuple[Any, ...]]:
-    """By Spark, from scratch, in a session that knows nothing of the pipeline."""
+def recompute(spark: SparkSession, query: str, **tables: tuple[str, list[tuple[Any, ...]]]) -> Counter[tuple[Any, ...]]:
+    """Compute the query from scratch with Spark, in a session that does not know the pipeline."""
     session = spark.newSession()
     for name, (schema, content) in tables.items():
         session.createDataFrame(content, schema).createOrReplaceTempView(name)
     return Counter(tuple(row) for row in session.sql(query).collect())
 
 
-def test_a_project_of_sql_in_any_order(spark: SparkSession, tmp_path: Path) -> None:
-    root = written(tmp_path / "shop", SQL_ONLY)
+def test_a_project_of_sql_files_runs_in_any_order(spark: SparkSession, tmp_path: Path) -> None:
+    root = write_project(tmp_path / "shop", SQL_ONLY)
     schema, moves = "id BIGINT, customer STRING, amount INT", "name STRING, city STRING, at INT"
     given: dict[str, list[tuple[Any, ...]]] = {"north_orders": [], "south_orders": [], "moves_raw": []}
     steps: list[dict[str, list[tuple[Any, ...]]]] = [
@@ -175,24 +174,24 @@ def test_a_project_of_sql_in_any_order(spark: SparkSession, tmp_path: Path) -> N
                 given[table] += content
             p.commit()
             tables = {name: (names[name], content) for name, content in given.items()}
-            assert rows(p.view("per_city").to_pylist()) == recomputed(spark, f"{spent} GROUP BY city", **tables)
+            assert rows(p.view("per_city").to_pylist()) == recompute(spark, f"{spent} GROUP BY city", **tables)
             big = f"SELECT id, amount FROM ({orders}) WHERE amount >= 10"
-            assert rows(p.view("big_orders").to_pylist()) == recomputed(spark, big, **tables)
+            assert rows(p.view("big_orders").to_pylist()) == recompute(spark, big, **tables)
         assert rows(p.view("customers").to_pylist()) == Counter([("ann", "Rome"), ("bob", "Oslo")])
         settings = p.engine.program.catalog.session.conf  # type: ignore[attr-defined]
-        assert settings.get("spark.sql.session.timeZone") == "Asia/Tokyo", "the spec's configuration counts"
+        assert settings.get("spark.sql.session.timeZone") == "Asia/Tokyo", "the spec's configuration applies"
     with et.Pipeline.open(root / "spark-pipeline.yml", tmp_path / "storage", spark=spark) as p:
-        assert p.time == len(steps), "nothing differs in the next process"
+        assert p.time == len(steps), "opening again makes no transaction"
 
 
-def test_a_project_of_python_with_files(spark: SparkSession, tmp_path: Path) -> None:
-    root = written(tmp_path / "shop", PYTHON)
+def test_a_project_of_python_files_reads_files(spark: SparkSession, tmp_path: Path) -> None:
+    root = write_project(tmp_path / "shop", PYTHON)
     for name in ("incoming", "people"):
         (root / name).mkdir()
     (root / "people" / "a.csv").write_text("name\nzoe\n")
     given: list[tuple[Any, ...]] = []
     with et.Pipeline.open(root, tmp_path / "storage", spark=spark) as p:
-        assert set(p.engine.tables) == {"orders", "names_seen_input"}, "what is loaded as it is, is the table itself"
+        assert set(p.engine.tables) == {"orders", "names_seen_input"}, "a flow that only loads rows is the table itself"
         for number, content in enumerate(
             [[(1, "ann", 20), (2, "bob", 0)], [(3, "Ann", 5), (4, "bob", 8)], [(5, "ann", -1)]]
         ):
@@ -202,18 +201,18 @@ def test_a_project_of_python_with_files(spark: SparkSession, tmp_path: Path) -> 
             given += content
             tables = {"orders": ("id BIGINT, customer STRING, amount INT", given)}
             query = "SELECT upper(customer), sum(amount) FROM orders WHERE amount > 0 GROUP BY upper(customer)"
-            assert rows(p.view("spent").to_pylist()) == recomputed(spark, query, **tables)
+            assert rows(p.view("spent").to_pylist()) == recompute(spark, query, **tables)
             query = "SELECT customer FROM orders UNION ALL SELECT 'ZOE'"
-            assert rows(p.view("people").to_pylist()) == recomputed(spark, query, **tables)
+            assert rows(p.view("people").to_pylist()) == recompute(spark, query, **tables)
             query = "SELECT customer, max_by(amount, id) AS a FROM orders GROUP BY customer HAVING a >= 0"
-            assert rows(p.view("last_orders").to_pylist()) == recomputed(spark, query, **tables)
+            assert rows(p.view("last_orders").to_pylist()) == recompute(spark, query, **tables)
         assert rows(p.view("ten").to_pylist()) == Counter([(0,), (2,), (4,), (6,), (8,)])
 
 
-def test_a_project_of_both_that_read_each_other(
+def test_sql_and_python_of_a_project_read_each_other(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(written(tmp_path / "shop", MIXED).parent)
+    monkeypatch.chdir(write_project(tmp_path / "shop", MIXED).parent)
     root = Path("shop")  # relative, as on a command line
     with et.Pipeline.open(root, tmp_path / "storage", spark=spark) as p:
         p.push("orders", [{"id": 1, "customer": "ann", "amount": 12}, {"id": 2, "customer": "bob", "amount": 9}])
@@ -234,7 +233,7 @@ def test_a_script_may_declare_a_view_before_what_it_reads(spark: SparkSession) -
         Program(spark, views.replace("FROM t", "FROM b").replace("SELECT a FROM", "SELECT b AS a FROM"))
 
 
-def test_kafka_is_a_table_of_records(spark: SparkSession, tmp_path: Path) -> None:
+def test_kafka_as_a_source_is_a_table_of_records(spark: SparkSession, tmp_path: Path) -> None:
     text = """
 from pyspark import pipelines as dp
 @dp.table
@@ -242,7 +241,7 @@ def records():
     return (spark.readStream.format("kafka").option("kafka.bootstrap.servers", "k:9092").option("subscribe", "orders")
             .option("kafka.security.protocol", "SSL").load())
 """
-    project = read_project(written(tmp_path, {"transformations/a.py": text}))
+    project = read_project(write_project(tmp_path, {"transformations/a.py": text}))
     [table] = Circuit(spark, project).program.table_statements
     assert (table.name, table.connector) == ("records", "kafka")
     options = {"brokers": "k:9092", "topic": "orders", "format": "raw", "start": "latest"}
@@ -312,9 +311,9 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_has_no_counterpart_is_refused_by_name(spark: SparkSession, tmp_path: Path, case: str) -> None:
+def test_unsupported_features_are_refused_by_name(spark: SparkSession, tmp_path: Path, case: str) -> None:
     text, where, why = REFUSED[case]
-    project = read_project(written(tmp_path, {"transformations/a.py": text, "transformations/t.sql": TABLE}))
+    project = read_project(write_project(tmp_path, {"transformations/a.py": text, "transformations/t.sql": TABLE}))
     with pytest.raises(InvalidInput, match=why) as refused:
         Circuit(spark, project)
     assert where in refused.value.where
@@ -338,32 +337,32 @@ SPECS = {
 
 
 @pytest.mark.parametrize("case", SPECS)
-def test_a_spec_that_is_wrong_is_told_before_spark_starts(tmp_path: Path, case: str) -> None:
+def test_a_wrong_spec_is_refused_before_spark_starts(tmp_path: Path, case: str) -> None:
     spec, why = SPECS[case]
-    root = written(tmp_path, {"t/a.sql": TABLE, "notes/x.txt": ""}, spec)
+    root = write_project(tmp_path, {"t/a.sql": TABLE, "notes/x.txt": ""}, spec)
     with pytest.raises(InvalidInput, match=why) as refused:
         read_script(root)
     assert "spark-pipeline.yml" in refused.value.where
 
 
-def test_a_directory_without_a_spec_and_one_with_two(tmp_path: Path) -> None:
+def test_a_directory_without_a_spec_or_with_two_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"the directory has no spark-pipeline\.yml"):
         read_script(tmp_path)
-    written(tmp_path, {"spark-pipeline.yaml": SPEC})
+    write_project(tmp_path, {"spark-pipeline.yaml": SPEC})
     with pytest.raises(InvalidInput, match="both"):
         read_script(tmp_path)
 
 
-def test_a_setting_that_counts_only_at_start_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_setting_that_applies_only_at_start_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     spec = SPEC.replace("spark.sql.session.timeZone: Asia/Tokyo", "spark.executor.memory: 4g")
-    project = read_project(written(tmp_path, {"transformations/t.sql": TABLE}, spec))
+    project = read_project(write_project(tmp_path, {"transformations/t.sql": TABLE}, spec))
     with pytest.raises(InvalidInput, match=r"'spark\.executor\.memory' has an effect only when Spark starts"):
         Circuit(spark, project)
 
 
-def test_flows_that_do_not_fit_together(spark: SparkSession, tmp_path: Path) -> None:
+def test_flows_that_do_not_fit_together_are_refused(spark: SparkSession, tmp_path: Path) -> None:
     files = {"transformations/t.sql": SQL_ONLY["transformations/deep/c.sql"].replace("SELECT 7,", "SELECT 'seven',")}
-    project = read_project(written(tmp_path, files))
+    project = read_project(write_project(tmp_path, files))
     with pytest.raises(InvalidInput, match="amount") as refused:
         Circuit(spark, project)
     why = refused.value.why

@@ -1,4 +1,4 @@
-"""After a crash, or with a damaged checkpoint: the pipeline comes back where it was, or says why it cannot."""
+"""After a crash, or with a damaged checkpoint, the pipeline recovers to where it was, or reports why it cannot."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ from evertide.errors import (
     UnsupportedFormat,
 )
 from evertide.pipeline.pipeline import Pipeline
-from evertide.pipeline.recovery.opening import _fitting
-from evertide.store.faulty import Fault, Faults, FaultyBlob, FaultyMeta
+from evertide.pipeline.recovery.opening import _select_state
 from evertide.store.memory import MemoryBlob, MemoryMeta
 from evertide.store.meta import Guard, Stale, Write
 from evertide.store.open import Storage
 from evertide.store.paths import PIPELINE, state_prefix
-from evertide.testing.small_engine import SmallEngine
+from tests.kit.checkpoint_files import checkpoint_files
+from tests.kit.faulty import Fault, Faults, FaultyBlob, FaultyMeta
+from tests.kit.small_engine import SmallEngine
 from tests.pipeline.kit import (
     NOTES,
     ORDERS,
@@ -36,10 +37,10 @@ from tests.pipeline.kit import (
     Row,
     crash,
     engine,
-    kept_less,
     open_pipeline,
     rows_of,
     storage,
+    without_shard,
 )
 from tests.pipeline.test_threads import wait_until
 
@@ -55,7 +56,7 @@ def fill(p: Pipeline, first: int, count: int) -> None:
 
 
 def check(p: Pipeline) -> None:
-    """All views equal what their functions make of the tables."""
+    """Check that all views equal the result of their functions over the tables."""
     tables = {name: p.view(name).to_pylist() for name in ("orders", "notes")}
     made = p.engine
     assert isinstance(made, SmallEngine)
@@ -65,7 +66,7 @@ def check(p: Pipeline) -> None:
 
 
 @pytest.mark.parametrize("with_checkpoint", [False, True])
-def test_j6_numbers_go_on_after_a_restart(with_checkpoint: bool) -> None:
+def test_j6_transaction_numbers_continue_after_a_restart(with_checkpoint: bool) -> None:
     kept = storage()
     with open_pipeline(kept) as p:
         fill(p, 1, 4)
@@ -80,7 +81,7 @@ def test_j6_numbers_go_on_after_a_restart(with_checkpoint: bool) -> None:
         check(p)
 
 
-def test_a_crash_after_every_transaction_and_checkpoint() -> None:
+def test_views_are_right_after_a_crash_after_every_transaction_and_checkpoint() -> None:
     kept = storage()
     for number in range(8):
         p = open_pipeline(kept)
@@ -94,7 +95,7 @@ def test_a_crash_after_every_transaction_and_checkpoint() -> None:
 
 
 class FullMeta(MemoryMeta):
-    """No room, as long as it says so; else the one behind it."""
+    """A Meta that has no room while `is_full` is set, and otherwise passes calls on."""
 
     def __init__(self, behind: MemoryMeta) -> None:
         super().__init__()
@@ -108,7 +109,7 @@ class FullMeta(MemoryMeta):
 
 
 def bound_only(kept: Storage, rows: list[Row]) -> None:
-    """A process that dies between bind and commit."""
+    """Bind a transaction in a process that dies before the commit."""
     p = open_pipeline(kept)
     p.push("orders", rows)
     p._pushes.offer_pushed(p._pushed)
@@ -117,7 +118,7 @@ def bound_only(kept: Storage, rows: list[Row]) -> None:
     crash(p)
 
 
-def test_what_was_bound_is_completed(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_bound_transaction_is_completed_after_a_crash(caplog: pytest.LogCaptureFixture) -> None:
     kept = storage()
     with open_pipeline(kept) as p:
         fill(p, 1, 2)
@@ -128,7 +129,7 @@ def test_what_was_bound_is_completed(caplog: pytest.LogCaptureFixture) -> None:
         check(p)
 
 
-def test_j3_what_was_staged_and_not_bound_is_dropped_and_said(caplog: pytest.LogCaptureFixture) -> None:
+def test_j3_staged_input_that_was_not_bound_is_dropped_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     """Without `drop_unbound` the fragment stays for ever."""
     kept = storage()
     p = open_pipeline(kept)
@@ -142,7 +143,7 @@ def test_j3_what_was_staged_and_not_bound_is_dropped_and_said(caplog: pytest.Log
         assert "push" in caplog.text
 
 
-def test_j9_a_bound_fragment_that_is_gone_is_an_error_that_names_it() -> None:
+def test_j9_a_missing_bound_fragment_is_an_error_that_names_it() -> None:
     kept = storage()
     bound_only(kept, [order(1, 1)])
     [entry] = list(kept.blob.list("journal"))
@@ -151,8 +152,9 @@ def test_j9_a_bound_fragment_that_is_gone_is_an_error_that_names_it() -> None:
         open_pipeline(kept)
 
 
-def test_u4_an_append_that_happened_and_was_not_heard_of_is_not_made_again() -> None:
-    """The commit arrives, its answer does not, and the process dies: the next one finds the transaction done."""
+def test_u4_an_append_whose_answer_was_lost_is_not_repeated() -> None:
+    """The commit succeeds, its answer is lost, and the process dies: the next process finds the transaction
+    committed."""
     blob, meta = MemoryBlob(), MemoryMeta()
     with open_pipeline(Storage(blob, meta, "m")) as p:
         fill(p, 1, 1)
@@ -170,7 +172,7 @@ def test_u4_an_append_that_happened_and_was_not_heard_of_is_not_made_again() -> 
         assert rows_of(p, "notes") == [("once",)]
 
 
-def test_the_answer_of_a_commit_is_lost_and_it_is_read_back() -> None:
+def test_a_commit_whose_answer_was_lost_is_read_back() -> None:
     blob, meta = MemoryBlob(), MemoryMeta()
     with open_pipeline(Storage(blob, meta, "m")) as p:
         fill(p, 1, 1)
@@ -182,8 +184,8 @@ def test_the_answer_of_a_commit_is_lost_and_it_is_read_back() -> None:
         assert p.time == 11
 
 
-def test_c5_missing_state_is_damage_and_an_older_checkpoint_is_used_loudly(caplog: pytest.LogCaptureFixture) -> None:
-    """Taken for a new view, it would be computed without a word."""
+def test_c5_missing_state_is_damage_and_using_an_older_checkpoint_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """If missing state counted as a new view, it would be computed without a warning."""
     kept = storage()
     with open_pipeline(kept) as p:
         fill(p, 1, 10)
@@ -202,7 +204,7 @@ def test_c5_missing_state_is_damage_and_an_older_checkpoint_is_used_loudly(caplo
     assert gone in caplog.text
 
 
-def test_no_checkpoint_left_all_state_is_rebuilt_from_the_tables_loudly(caplog: pytest.LogCaptureFixture) -> None:
+def test_without_a_checkpoint_state_is_rebuilt_from_the_tables_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     kept = storage()
     with open_pipeline(kept) as p:
         fill(p, 1, 10)
@@ -216,7 +218,7 @@ def test_no_checkpoint_left_all_state_is_rebuilt_from_the_tables_loudly(caplog: 
     assert "no checkpoint is intact" in caplog.text
 
 
-def test_x7_rebuilt_state_that_comes_to_something_else_than_the_shard_is_computed_into_a_new_one() -> None:
+def test_x7_a_view_whose_rebuilt_state_differs_from_its_shard_gets_a_new_shard() -> None:
     kept = storage()
     with open_pipeline(kept) as p:
         fill(p, 1, 4)
@@ -231,10 +233,10 @@ def test_x7_rebuilt_state_that_comes_to_something_else_than_the_shard_is_compute
         fill(p, 5, 1)
 
 
-def test_j11_a_replay_that_comes_to_something_else_is_told_and_the_view_is_computed_again(
+def test_j11_a_replay_with_other_digests_is_reported_and_the_view_recomputed(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Without comparing digests the view goes on from a state that its shard does not have."""
+    """Without the comparison of digests the view would continue from a state that its shard does not have."""
     kept = storage()
     p = open_pipeline(kept)
     fill(p, 1, 3)
@@ -247,7 +249,7 @@ def test_j11_a_replay_that_comes_to_something_else_is_told_and_the_view_is_compu
     assert "view 'revenue' has" in caplog.text
 
 
-def test_the_record_of_what_is_declared_is_gone() -> None:
+def test_a_missing_definition_is_damage_that_names_fsck() -> None:
     kept = storage()
     with open_pipeline(kept) as p:
         fill(p, 1, 1)
@@ -259,9 +261,9 @@ def test_the_record_of_what_is_declared_is_gone() -> None:
 
 
 def test_tables_that_are_not_kept_are_replayed_from_their_input() -> None:
-    """Pushed rows of a table without a shard are in the journal; it is kept as long as a checkpoint may need it."""
+    """Pushed rows of a table without a shard are in the journal, which is kept as long as a checkpoint may need it."""
     kept = storage()
-    made = engine("revenue", tables=(kept_less(ORDERS), NOTES))
+    made = engine("revenue", tables=(without_shard(ORDERS), NOTES))
     p = open_pipeline(kept, made)
     for number in range(1, 6):
         p.push("orders", [order(number % 3, number)])
@@ -279,14 +281,15 @@ def test_tables_that_are_not_kept_are_replayed_from_their_input() -> None:
         assert rows_of(p, "revenue") == [("c1", 100), ("c2", 5)]
 
 
-def test_c10_a_full_disk_stops_the_transaction_and_loses_nothing() -> None:
-    """What was computed is committed once there is room; without keeping it, the state would take it twice."""
+def test_c10_a_full_disk_delays_the_transaction_and_loses_nothing() -> None:
+    """The computed result is committed once there is room; if it were dropped, the state would apply the transaction
+    twice."""
     blob, meta = MemoryBlob(), MemoryMeta()
     p = open_pipeline(Storage(blob, meta, "m"))
     fill(p, 1, 2)
 
     full = FullMeta(meta)
-    for member in p._runner.members.all().values():
+    for member in p._runner.members.open_all().values():
         member.log.meta = full
     full.is_full = True
     p.push("orders", [order(9, 9)])
@@ -301,8 +304,9 @@ def test_c10_a_full_disk_stops_the_transaction_and_loses_nothing() -> None:
 
 
 @pytest.mark.parametrize("refusal", [StorageFull, StorageForbidden])
-def test_c10_state_that_storage_refuses_in_a_step_is_waited_for(refusal: type[Unavailable]) -> None:
-    """As with credentials that have expired. It ended the pipeline, which had taken nothing of the transaction."""
+def test_c10_a_step_whose_state_storage_refuses_is_retried(refusal: type[Unavailable]) -> None:
+    """As with expired credentials. Seen to fail: the pipeline ended, although it had applied nothing of the
+    transaction."""
     blob, meta, is_refused = MemoryBlob(), MemoryMeta(), threading.Event()
     with open_pipeline(Storage(blob, meta, "m")) as p:
         for number in range(40):
@@ -335,47 +339,47 @@ def test_c10_state_that_storage_refuses_in_a_step_is_waited_for(refusal: type[Un
 
 
 @pytest.mark.parametrize("gone", ["state", "checkpoints"])
-def test_c11_the_older_of_two_checkpoints_always_finds_its_journal_and_its_times(gone: str) -> None:
-    """With the journal cut at the newer one, or times folded up to it, the way back would be closed."""
+def test_c11_the_journal_and_times_of_the_older_checkpoint_are_kept(gone: str) -> None:
+    """If the journal were cut at the newer checkpoint, or times compacted up to it, the older one would be unusable."""
     kept = storage()
-    with open_pipeline(kept, engine("revenue", tables=(kept_less(ORDERS), NOTES))) as p:
+    with open_pipeline(kept, engine("revenue", tables=(without_shard(ORDERS), NOTES))) as p:
         for number in range(1, 30):
             p.push("orders", [order(number % 5, number)])
             p.commit()
             if number % 6 == 0:
                 p.checkpoint()
-                for shard in p._runner.members.all().values():
+                for shard in p._runner.members.open_all().values():
                     shard.compact(p._writer)
                 p._leader_tasks.checkpointer.collect()
         expected = rows_of(p, "revenue")
         newest, older = p._context.checkpoints.entries()
-        files = {file.key for file in p.checkpoint_files(newest)} - {file.key for file in p.checkpoint_files(older)}
+        files = {file.key for file in checkpoint_files(p, newest)} - {file.key for file in checkpoint_files(p, older)}
         crash(p)
     for key in files:
         if key.startswith(gone) and not key.endswith("manifest.json"):
             kept.blob.delete(key)
-    with open_pipeline(kept, engine("revenue", tables=(kept_less(ORDERS), NOTES))) as p:
+    with open_pipeline(kept, engine("revenue", tables=(without_shard(ORDERS), NOTES))) as p:
         assert p.time == 29
         assert rows_of(p, "revenue") == expected
 
 
 def test_j8_state_of_another_version_is_refused_by_its_number() -> None:
-    """Before anything of it is decoded: half of a state would be worse than none."""
+    """It is refused before anything is decoded: half of a state would be worse than none."""
     kept = storage()
     with open_pipeline(kept) as p:
         fill(p, 1, 2)
         state = p._leader_tasks.checkpointer._draft(p.definition).state
         restored = p._context.checkpoints.restore(p._writer)
     assert restored is not None
-    assert _fitting(restored, p.definition, {}) is not None
+    assert _select_state(restored, p.definition, {}) is not None
     newer = replace(restored, state=bytes([state[0] + 1]) + state[1:])
     with pytest.raises(UnsupportedFormat, match="has format version 2"):
-        _fitting(newer, p.definition, {})
+        _select_state(newer, p.definition, {})
 
 
-def test_a_checkpoint_of_one_that_was_away_is_told_that_it_is_fenced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A leader that was paused in the middle of it finds shards that its successor compacted, which says nothing to
-    anybody. Fails if that is what it tells; as long as it leads, it is."""
+def test_a_paused_leader_that_makes_a_checkpoint_learns_that_it_is_fenced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A leader that was paused in the middle of a checkpoint finds shards that its successor compacted. Fails if it
+    reports that instead of the fence; while it leads, it reports that."""
     first = open_pipeline(storage())
     fill(first, 1, 1)
 

@@ -1,4 +1,4 @@
-"""A repair that is cut short at any change, and repeated, ends as one that was not; and a repair works alone."""
+"""A repair that is interrupted at any change and repeated ends like an uninterrupted one; no process runs beside it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 
 from evertide.checkpoint.exclusive import REPAIRING
 from evertide.checkpoint.repair import RepairReport, _Repair
-from evertide.errors import Conflict
+from evertide.errors import Conflict, NotAllowedNow
 from evertide.pipeline.pipeline import Pipeline
-from evertide.pipeline.replicas.ownership import Role, register_as
+from evertide.pipeline.replicas.ownership import ProcessRole, register_as
 from evertide.pipeline.transaction.runner import Runner
 from evertide.runtime import SystemRuntime
 from evertide.store.memory import MemoryMeta
@@ -20,16 +20,25 @@ from evertide.store.open import Storage
 from evertide.store.paths import COMMITTED, JOURNAL, PIPELINE, beat_key, shard_key, writer_key
 from evertide.store.writers import Writer, read_registrations
 from tests.pipeline.kit import SETTINGS, crash, open_pipeline, rows_of, storage
-from tests.pipeline.test_damage import ROLLED_UP, WAYS, checked, filled, flip_record, made_storage, mended, table_shard
+from tests.pipeline.test_damage import (
+    ROLLED_UP,
+    WAYS,
+    flip_record,
+    make_storage,
+    open_filled,
+    run_fsck,
+    run_repair,
+    table_shard,
+)
 from tests.pipeline.test_damaged_checkpoint import order
 
 
 class _Cut(BaseException):
-    """The process is gone."""
+    """Raised when the process is killed."""
 
 
 class _CutAt:
-    """A `Blob` or `Meta` whose process is gone with the n-th change of both."""
+    """A `Blob` or `Meta` whose process is killed at the n-th change of both."""
 
     def __init__(self, inner: Any, left: list[int]) -> None:
         self._inner = inner
@@ -54,9 +63,10 @@ def _stop(*_: object) -> None:
 
 @pytest.fixture(scope="module")
 def template() -> tuple[Storage, Pipeline]:
-    """A checkpoint at time 4, transactions 4 to 6 that are committed, and transaction 7, which is only bound."""
-    kept = made_storage()
-    filled(kept, 3).close()
+    """Return a storage with a checkpoint at time 4, committed transactions 4 to 6, and transaction 7 that is only
+    bound."""
+    kept = make_storage()
+    open_filled(kept, 3).close()
     pipeline = open_pipeline(kept, settings=ROLLED_UP)
     for number in range(3, 7):
         with pytest.MonkeyPatch.context() as patch:
@@ -73,8 +83,8 @@ def template() -> tuple[Storage, Pipeline]:
     return kept, pipeline
 
 
-def damaged(template: tuple[Storage, Pipeline], key: str, at: int | None) -> Storage:
-    """One record of a key flipped, or the newest of every key."""
+def make_damaged(template: tuple[Storage, Pipeline], key: str, at: int | None) -> Storage:
+    """Flip one record of a key, or the newest of every key."""
     source, kept = template[0], storage()
     assert isinstance(kept.meta, MemoryMeta)
     assert isinstance(source.meta, MemoryMeta)
@@ -100,7 +110,7 @@ def outcome(kept: Storage) -> tuple[object, ...]:
 
 
 def end_all_writers(kept: Storage) -> None:
-    """As if the process that was cut had been silent for long."""
+    """End all writers, as if the interrupted process had been silent for long."""
     assert isinstance(kept.meta, MemoryMeta)
     for key in [key for key in kept.meta._log if key.startswith((writer_key(""), beat_key("")))]:
         del kept.meta._log[key]
@@ -114,42 +124,42 @@ def _lost(done: RepairReport) -> bool:
     ("kind", "at", "orders"),
     [("journal", -1, 6), ("journal", -2, 7), ("journal", 0, 7), ("committed", -1, 7), ("table", -1, 7), ("all", -1, 6)],
 )
-def test_x24_a_repair_that_is_cut_short_is_repeated(
+def test_x24_an_interrupted_repair_can_be_repeated(
     kind: str, at: int, orders: int, template: tuple[Storage, Pipeline]
 ) -> None:
-    """Seen to fail: cut in the rewriting of the journal, 3 of 7 rows were left, and it said `nothing is lost`."""
+    """Seen to fail: interrupted while it rewrote the journal, it left 3 of 7 rows and said `nothing is lost`."""
     keys = {"journal": JOURNAL, "committed": COMMITTED, "table": shard_key(table_shard(template[1])), "all": ""}
-    whole = damaged(template, keys[kind], at)
-    done = mended(whole)
+    whole = make_damaged(template, keys[kind], at)
+    done = run_repair(whole)
     expected = outcome(whole)
     assert expected[1:] == ([(orders, orders)], orders - 1), done.done
     assert _lost(done) == (orders < 7), done.done
     changes = 0
     while True:
         changes += 1
-        kept = damaged(template, keys[kind], at)
+        kept = make_damaged(template, keys[kind], at)
         left = [changes]
         try:
-            mended(Storage(_CutAt(kept.blob, left), _CutAt(kept.meta, left), "memory"))
+            run_repair(Storage(_CutAt(kept.blob, left), _CutAt(kept.meta, left), "memory"))
         except _Cut:
             end_all_writers(kept)
-            is_in_doubt = bool(checked(kept).problems)
-            again = mended(kept)
+            is_in_doubt = bool(run_fsck(kept).problems)
+            again = run_repair(kept)
             assert again.report.problems == ()
             assert outcome(kept) == expected, (changes, again.done)
             assert not is_in_doubt or _lost(again) == _lost(done), (changes, again.done)
             if not is_in_doubt:
-                break  # what follows only puts aside what nobody names
+                break  # later changes only put aside blobs that no record names
         else:
             break
     assert changes > 3
 
 
-@pytest.mark.parametrize("role", Role)
-def test_x24_no_process_starts_while_a_repair_works(role: Role, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seen to fail: a pipeline that a supervisor started again ran in the middle of a repair."""
-    kept = made_storage()
-    filled(kept).close()
+@pytest.mark.parametrize("role", ProcessRole)
+def test_x24_no_process_starts_during_a_repair(role: ProcessRole, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen to fail: a pipeline that a supervisor restarted ran in the middle of a repair."""
+    kept = make_storage()
+    open_filled(kept).close()
     flip_record(kept, PIPELINE)
     rounds: list[str] = []
     round_ = _Repair.round
@@ -162,28 +172,30 @@ def test_x24_no_process_starts_while_a_repair_works(role: Role, monkeypatch: pyt
         return round_(one)
 
     monkeypatch.setattr(_Repair, "round", starting)
-    assert mended(kept).report.problems == ()
+    assert run_repair(kept).report.problems == ()
     assert rounds
     open_pipeline(kept, settings=ROLLED_UP).close()
 
 
-def test_a_repair_touches_nothing_of_a_process_that_lives() -> None:
-    """Seen to fail: it removed a damaged registration first, and looked afterwards whether somebody was at work."""
-    kept = made_storage()
-    pipeline = filled(kept)
+def test_a_repair_changes_nothing_while_a_process_is_alive() -> None:
+    """Seen to fail: the repair removed a damaged registration before it checked whether a process was alive."""
+    kept = make_storage()
+    pipeline = open_filled(kept)
     flip_record(kept, writer_key(pipeline._writer.id))
-    with pytest.raises(Conflict, match=f"writer {pipeline._writer.id} .its record is damaged. is registered"):
-        mended(kept)
+    with pytest.raises(NotAllowedNow, match=f"writer {pipeline._writer.id} .its record is damaged. is registered"):
+        run_repair(kept)
     pipeline.push("orders", [order(9)])
     pipeline.commit()
     assert len(rows_of(pipeline, "orders")) == 7
     crash(pipeline)
 
 
-def test_a_repair_and_a_process_that_begin_at_the_same_moment_see_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both register, both look: the repair goes on only if it is alone then, too."""
-    kept = made_storage()
-    filled(kept).close()
+def test_a_repair_and_a_process_that_start_at_the_same_moment_exclude_each_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Both register, then both check: the repair continues only if it is still alone."""
+    kept = make_storage()
+    open_filled(kept).close()
     register = Writer.register
 
     def both(*args: Any, **named: Any) -> Writer:
@@ -192,8 +204,8 @@ def test_a_repair_and_a_process_that_begin_at_the_same_moment_see_each_other(mon
         return register(*args, **named)
 
     monkeypatch.setattr(Writer, "register", both)
-    with pytest.raises(Conflict, match="is registered: stop it"):
-        mended(kept)
+    with pytest.raises(NotAllowedNow, match="is registered; stop it"):
+        run_repair(kept)
     [other] = read_registrations(kept.meta).values()
     assert other.label == "pipeline"
     assert kept.meta.head(beat_key(other.writer)) is not None

@@ -1,4 +1,5 @@
-"""X23: storage or Spark goes away in the middle of a step, of a replay or of a promotion. It is done again, once."""
+"""X23: storage or Spark fails in the middle of a step, of a replay or of a promotion. The work is repeated, and applied
+once."""
 
 from __future__ import annotations
 
@@ -18,14 +19,14 @@ from evertide.flow.state.arrangement import Arrangement
 from evertide.pipeline.engine import DeclaredTable
 from evertide.pipeline.pipeline import Pipeline
 from evertide.pipeline.replicas.leadership import promote
-from evertide.pipeline.replicas.ownership import Role
+from evertide.pipeline.replicas.ownership import ProcessRole
 from evertide.pipeline.transaction.machine import Machine
-from evertide.store.faulty import Fault, Faults, FaultyBlob, FaultyMeta
 from evertide.store.open import Storage
-from evertide.testing.small_engine import SmallCohort
+from tests.kit.faulty import Fault, Faults, FaultyBlob, FaultyMeta
+from tests.kit.small_engine import SmallCohort
 from tests.pipeline.kit import NOTES, ORDERS, Row, crash, engine, open_pipeline, rows_of, storage
+from tests.pipeline.replica_kit import QUICK, Shared, caught_up, replica, shared
 from tests.pipeline.test_backfill import check
-from tests.pipeline.test_replicas import QUICK, Shared, caught_up, replica, shared
 
 EXTRA = DeclaredTable("extra", pa.schema([pa.field("id", pa.int64(), nullable=False), ("v", pa.int64())]), key=("id",))
 AT_ONCE = replace(QUICK, retry_limit_s=1e-9, retry_wait_max_s=1e-6, inline_bytes_max=1)
@@ -38,7 +39,7 @@ def order(number: int, amount: int = 10) -> Row:
 
 @contextmanager
 def stepping(before: Callable[[SmallCohort, Mapping[str, pa.Table]], None]) -> Iterator[None]:
-    """`before` is called before each step of a cohort, and may raise."""
+    """Call `before` before each step of a cohort; it may raise."""
     step = SmallCohort.step
 
     def stepped(self: SmallCohort, deltas: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
@@ -70,7 +71,7 @@ class Outage:
 
 
 def until(p: Pipeline, holds: Callable[[], bool]) -> int:
-    """Advance as the loop does: how many tries failed."""
+    """Advance as the pipeline's loop does; return the number of failed attempts."""
     failed = 0
     for _ in range(100):
         if holds():
@@ -82,8 +83,9 @@ def until(p: Pipeline, holds: Callable[[], bool]) -> int:
     pytest.fail(f"it does not get on: {p.status()}")
 
 
-def test_x23_spark_goes_away_after_a_view_has_failed_in_the_same_step() -> None:
-    """The view had left its cohort, and was never sent away: the pipeline ended with `it lacks the views`."""
+def test_x23_a_step_is_repeated_if_spark_fails_after_a_view_failed_in_it() -> None:
+    """Seen to fail: the view had left its cohort but not the generation, and the pipeline ended with `it lacks the
+    views`."""
     is_away = [False]
 
     def before(cohort: SmallCohort, _: Mapping[str, pa.Table]) -> None:
@@ -100,7 +102,7 @@ def test_x23_spark_goes_away_after_a_view_has_failed_in_the_same_step() -> None:
             p.commit()
         p.advance()
         assert rows_of(p, "revenue") == [("ann", 10)]
-        assert p.definition.away("failed") == ["share"]
+        assert p.definition.list_away("failed") == ["share"]
         p.push("orders", [order(2, 5)])
         p.commit()
         p.advance()
@@ -108,8 +110,9 @@ def test_x23_spark_goes_away_after_a_view_has_failed_in_the_same_step() -> None:
 
 
 @pytest.mark.parametrize("portion_rows_max", [100_000, 1])
-def test_x23_a_follower_whose_storage_does_not_answer_in_a_replay(portion_rows_max: int) -> None:
-    """At each call in turn. It ended: whatever failed in a replay counted as state that was left by half."""
+def test_x23_a_follower_continues_if_storage_does_not_answer_in_a_replay(portion_rows_max: int) -> None:
+    """At each call in turn. Seen to fail: the follower ended, as every error in a replay counted as
+    half-applied state."""
     settings = replace(AT_ONCE, portion_rows_max=portion_rows_max)
     kept, outage = shared(), Outage(Fault.REFUSED)
     first = replica(kept, settings=settings)
@@ -133,8 +136,8 @@ def test_x23_a_follower_whose_storage_does_not_answer_in_a_replay(portion_rows_m
         p.close(checkpoint=False)
 
 
-def test_x23_a_follower_whose_spark_goes_away_in_a_replay_after_a_view_has_failed() -> None:
-    """What one try found out about a view counts for the next."""
+def test_x23_a_follower_continues_if_spark_fails_in_a_replay_after_a_view_failed() -> None:
+    """A view that failed in one attempt stays failed in the next."""
     kept = shared()
     first, second = replica(kept, engine("revenue", "share")), replica(kept, engine("revenue", "share"))
     first.push("orders", [order(1)])
@@ -175,8 +178,9 @@ def test_x23_a_follower_whose_spark_goes_away_in_a_replay_after_a_view_has_faile
 
 
 @pytest.mark.parametrize("fault", [Fault.REFUSED, Fault.LOST, Fault.DONE_LOST])
-def test_x23_storage_does_not_answer_while_another_script_is_promoted(fault: Fault) -> None:
-    """At each write in turn. The table that was new was committed to, and in no definition: nothing opened any more."""
+def test_x23_a_promotion_is_repeated_if_storage_does_not_answer(fault: Fault) -> None:
+    """At each write in turn. Seen to fail: the new table had commits and no definition, and no process could open the
+    pipeline."""
     at = 0
     while True:
         at += 1
@@ -185,7 +189,7 @@ def test_x23_storage_does_not_answer_while_another_script_is_promoted(fault: Fau
         first.push("orders", [order(1)])
         first.commit()
         other = engine("revenue", tables=(ORDERS, NOTES, EXTRA)) if at % 2 else engine(tables=(ORDERS, NOTES, EXTRA))
-        second = replica(outage.seen(kept), other, role=Role.READ_ONLY, settings=AT_ONCE)
+        second = replica(outage.seen(kept), other, role=ProcessRole.READ_ONLY, settings=AT_ONCE)
         second.advance()
         promote(kept.meta, second._writer.id, runtime=second._runtime, settings=AT_ONCE)
         outage.left = at
@@ -214,8 +218,8 @@ def refusing(number: int, left: list[int]) -> Callable[..., None]:
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.EIO])
-def test_x12_the_system_refuses_a_call_of_a_transaction(number: int) -> None:
-    """The pipeline ended with `unexpected`. It waits, and what was pushed is known to be bound."""
+def test_x12_a_transaction_is_retried_after_a_refused_system_call(number: int) -> None:
+    """Seen to fail: the pipeline ended with `unexpected`. It must wait, and answer that the push is bound."""
     left = [0]
     with stepping(refusing(number, left)), open_pipeline(storage(), engine("revenue", "share")) as p:
         p.push("orders", [order(1)])
@@ -225,7 +229,7 @@ def test_x12_the_system_refuses_a_call_of_a_transaction(number: int) -> None:
             pushed.push("orders", [order(2)])
         with pytest.raises(SystemRefused, match=os.strerror(number)):
             p.take(pushed)
-        assert pushed.time == 2, "it is bound"
+        assert pushed.time == 2, "the push is not bound"
         with pytest.raises(SystemRefused):
             p.advance()
         p.advance()
@@ -236,7 +240,7 @@ def test_x12_the_system_refuses_a_call_of_a_transaction(number: int) -> None:
 
 @contextmanager
 def refused_in_tables(at: int) -> Iterator[list[int]]:
-    """The n-th time that the state of a table is to take a delta in, the system refuses a call."""
+    """Fail the n-th system call that the state of a table needs to apply a delta."""
     prepare, calls = Arrangement.prepare, [0]
 
     def prepared(self: Arrangement, delta: pa.Table) -> Callable[[], None]:
@@ -252,8 +256,9 @@ def refused_in_tables(at: int) -> Iterator[list[int]]:
 
 
 @pytest.mark.parametrize("at", [1, 2])
-def test_x12_the_system_refuses_what_the_state_of_tables_needs(at: int) -> None:
-    """Fails if a table has taken the transaction when another one is refused: the pipeline ended, `left by half`."""
+def test_x12_a_system_call_refused_in_one_table_applies_the_transaction_once_to_all(at: int) -> None:
+    """Fails if one table has applied the transaction when another is refused: the pipeline ended with `left by
+    half`."""
     tables = (ORDERS, EXTRA, NOTES)
     with open_pipeline(storage(), engine("revenue", "share", tables=tables)) as p:
         p.push("orders", [order(1)])
@@ -265,9 +270,9 @@ def test_x12_the_system_refuses_what_the_state_of_tables_needs(at: int) -> None:
                 pushed.push("extra", [{"id": 1, "v": 2}])
             with pytest.raises(SystemRefused, match=os.strerror(errno.EMFILE)):
                 p.take(pushed)
-            assert p.status().state == "running", "whoever asked was told; the loop waits"
+            assert p.status().state == "running", "the client got an error; the loop waits"
             p.advance()
-            assert calls[0] == at + 2, "both took it, once"
+            assert calls[0] == at + 2, "both tables must apply the transaction once"
         assert (p.time, pushed.time) == (2, 2)
         check(p, "revenue", "share")
         assert rows_of(p, "extra") == [(1, 2)]
@@ -276,8 +281,8 @@ def test_x12_the_system_refuses_what_the_state_of_tables_needs(at: int) -> None:
         check(p, "revenue", "share")
 
 
-def test_x12_the_system_refuses_a_call_of_a_checkpoint() -> None:
-    """Fails if only storage may refuse: the loop ended with the system's own error."""
+def test_x12_a_checkpoint_is_retried_after_a_refused_system_call() -> None:
+    """Fails if only storage errors are retried: the loop ended with the system's own error."""
     with open_pipeline(storage()) as p:
         p.push("orders", [order(1)])
         p.commit()
@@ -294,8 +299,8 @@ def test_x12_the_system_refuses_a_call_of_a_checkpoint() -> None:
         assert not p.status().problems
 
 
-def test_x12_the_system_refuses_a_call_while_a_pipeline_opens() -> None:
-    """Fails if opening ends with it: a process that was started again met the same, and again."""
+def test_x12_opening_is_retried_after_a_refused_system_call() -> None:
+    """Fails if the error ends opening: a restarted process would meet the same error."""
     kept = shared()
     with open_pipeline(kept) as p:
         p.push("orders", [order(1)])
@@ -317,7 +322,7 @@ def test_x12_the_system_refuses_a_call_while_a_pipeline_opens() -> None:
         check(p, "revenue", "counts")
 
 
-def test_x12_the_system_refuses_a_call_of_a_replay() -> None:
+def test_x12_a_replay_is_retried_after_a_refused_system_call() -> None:
     kept = shared()
     settings = replace(QUICK, portion_rows_max=1)
     first, second = replica(kept, settings=settings), replica(kept, settings=settings)
@@ -344,8 +349,8 @@ def test_x12_the_system_refuses_a_call_of_a_replay() -> None:
 
 
 @pytest.mark.parametrize("threads", [False, True])
-def test_x7_damage_that_only_a_backfill_meets(threads: bool) -> None:
-    """The pipeline ended with `damaged`, and again after each start."""
+def test_x7_damage_that_only_a_backfill_reads_does_not_end_the_pipeline(threads: bool) -> None:
+    """Seen to fail: the pipeline ended with `damaged`, again after each start."""
     kept, is_damaged = shared(), [True]
     with open_pipeline(kept, engine("revenue")) as p:
         p.push("orders", [order(1)])
@@ -365,7 +370,7 @@ def test_x7_damage_that_only_a_backfill_meets(threads: bool) -> None:
         [found] = [one for one in p.status().problems if one.error_code == "blob_missing"]
         assert "view 'share'" in found.why
         is_damaged[0] = False
-        while p.definition.away("hydrating"):
+        while p.definition.list_away("hydrating"):
             p.advance()
             p.hydrated()
         check(p, "revenue", "share")

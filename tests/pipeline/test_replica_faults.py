@@ -1,8 +1,8 @@
-"""U1, U3, I14: two replicas on a storage that fails often, in each way that it can, and in all of them.
+"""U1, U3, I14: two replicas on a storage that fails often, in each kind of fault and in all of them.
 
-They are in one process, step by step, so that a seed decides what happens: rows to one or the other, crashes of either,
-checkpoints, collection, rows that make a view fail, and transactions of two portions. In the end the tables hold what
-was pushed, each row once; the views are what plain Python makes of them; and the sink has got each transaction once.
+They run in one process, step by step, so that a seed determines the run: pushes to either replica, crashes of either,
+checkpoints, garbage collection, rows that make a view fail, and transactions of two portions. In the end the tables
+hold each pushed row once; the views equal plain Python over the tables; and the sink received each transaction once.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import pytest
 
 from evertide.errors import OutcomeUnknown, Unavailable
 from evertide.pipeline.pipeline import Pipeline
-from evertide.pipeline.replicas.ownership import Role
+from evertide.pipeline.replicas.ownership import ProcessRole
 from evertide.sources.generated.seeded import RandomStream
-from evertide.store.faulty import Fault, Faults, FaultyBlob, FaultyMeta
 from evertide.store.open import Storage
+from tests.kit.faulty import Fault, Faults, FaultyBlob, FaultyMeta
 from tests.pipeline.kit import SETTINGS, VIEWS, Row, crash, rows_of, storage
 from tests.pipeline.sink_kit import Bucket, into, is_right, order, shop, with_sink
 
@@ -38,7 +38,7 @@ ALL = (Fault.DONE_LOST, Fault.LOST, Fault.REFUSED)
 
 
 class _Kept(Storage):
-    """One storage for several pipelines: who closes it leaves it to the others."""
+    """One storage for several pipelines: `close` leaves it open for the others."""
 
     def close(self) -> None:
         pass
@@ -46,7 +46,7 @@ class _Kept(Storage):
 
 @dataclass
 class Two:
-    """Two replicas on one storage, which fails at a rate; and what they must hold in the end."""
+    """Two replicas on one storage that fails at a rate, and their expected content."""
 
     kinds: Sequence[Fault]
     percent: int
@@ -70,16 +70,16 @@ class Two:
         some = self.failing()
         seen = _Kept(FaultyBlob(self.below.blob, some), FaultyMeta(self.below.meta, some), "memory")
         views = (with_sink(VIEWS["revenue"]), VIEWS["counts"], VIEWS["share"])
-        made = patiently(lambda: shop(seen, *views, settings=QUICK, role=Role.REPLICA))
+        made = retry(lambda: shop(seen, *views, settings=QUICK, role=ProcessRole.REPLICA))
         self.several[at : at + 1] = [made]
 
     def push(self, at: int) -> None:
-        """One transaction, to one of them; repeated at the other, if nobody knows what became of it."""
+        """Push one transaction to one replica, and repeat it at the other if its outcome is unknown."""
         number, is_gone = self.chance.below(12), self.chance.below(4) == 0
         row = order(number, f"c{number % 3}", self.chance.below(20))
         self.pushed += 1
 
-        def taken() -> None:
+        def push_once() -> None:
             nonlocal at
             at = 1 - at
             with self.several[at].transaction("till", self.pushed) as given:
@@ -87,7 +87,7 @@ class Two:
                 given.push("notes", [{"text": f"n{self.pushed}"}])
             self.several[at].take(given)
 
-        patiently(taken)
+        retry(push_once)
         if is_gone:
             self.orders.pop(number, None)
         else:
@@ -98,21 +98,21 @@ class Two:
         one = self.several[at]
         match self.chance.below(10):
             case 0:
-                patiently(lambda: crash(one))
+                retry(lambda: crash(one))
                 self.start(at)
             case 1 | 2:
-                patiently(lambda: one.leads and one.checkpoint())
-                patiently(lambda: one.leads and one._leader_tasks.checkpointer.collect())
+                retry(lambda: one.leads and one.checkpoint())
+                retry(lambda: one.leads and one._leader_tasks.checkpointer.collect())
             case 3:
-                patiently(one.deliver_once)
+                retry(one.deliver_once)
             case 4 | 5:
-                patiently(one.advance)
+                retry(one.advance)
             case _:
                 self.push(at)
 
 
-def patiently(call: Callable[[], object]) -> Pipeline:
-    """As whoever runs it does: what cannot be done is done again."""
+def retry(call: Callable[[], object]) -> Pipeline:
+    """Repeat the call as a supervisor would."""
     while True:
         try:
             return call()  # type: ignore[return-value]
@@ -138,7 +138,9 @@ def two(kinds: Sequence[Fault], percent: int, seed: int) -> Iterator[Two]:
 @pytest.mark.parametrize(
     ("kinds", "percent"), [((Fault.DONE_LOST,), 10), ((Fault.LOST,), 10), ((Fault.REFUSED,), 10), (ALL, 5), (ALL, 15)]
 )
-def test_u1_two_replicas_on_a_storage_that_fails(kinds: tuple[Fault, ...], percent: int, seed: int) -> None:
+def test_u1_two_replicas_on_a_failing_storage_apply_each_push_once(
+    kinds: tuple[Fault, ...], percent: int, seed: int
+) -> None:
     bucket = Bucket()
     with into(lake=bucket), two(kinds, percent, 10 * seed + percent) as both:
         for _ in range(STEPS):
@@ -160,8 +162,8 @@ def check(both: Two, bucket: Bucket) -> None:
         assert {row["id"]: row for row in tables["orders"]} == both.orders
         assert len(tables["orders"]) == len(both.orders)
         assert sorted(row["text"] for row in tables["notes"]) == sorted(f"n{n + 1}" for n in range(both.pushed))
-        assert {"revenue", "counts"} <= one.definition.live().keys()
-        for name in one.definition.live():
+        assert {"revenue", "counts"} <= one.definition.live_views().keys()
+        for name in one.definition.live_views():
             expected = sorted((tuple(row.values()) for row in VIEWS[name].function(tables)), key=repr)
             assert rows_of(one, name) == expected
         assert one.status().state == "running"

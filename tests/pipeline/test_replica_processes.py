@@ -1,4 +1,4 @@
-"""U1-U4, J10, C9 with real processes: replicas are killed and paused under load, and nothing is lost or doubled."""
+"""U1-U4, J10, C9 with real processes: replicas are killed and paused under load, and no row is lost or doubled."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import psycopg
 import pyarrow.parquet as pq
 import pytest
 
-from evertide.pipeline.replicas.ownership import Role
+from evertide.pipeline.replicas.ownership import ProcessRole
 from evertide.runtime import SystemRuntime
 from evertide.sources.generated.seeded import RandomStream
 from evertide.store.process import Origin, this_process
@@ -36,7 +36,7 @@ LIMIT_S = 120.0
 
 
 class Replica:
-    """One process, and the last thing it said."""
+    """One process, and its last line of output."""
 
     def __init__(self, place: Path, storage: str = "", meta: str = "", faults: float = 0.0) -> None:
         given = [storage or str(place / "s"), "replica", str(place / "log"), meta, str(faults)]
@@ -56,7 +56,7 @@ class Replica:
                 self.error = line.strip()
             else:
                 time, self.said = line.split()
-                assert int(time) >= self.time, "it went back"
+                assert int(time) >= self.time, "the replica's upper decreased"
                 self.time = int(time)
 
     @property
@@ -93,8 +93,9 @@ def wait_until(holds: Callable[[], Any], several: list[Replica]) -> None:
 
 
 def check(place: Path, at_least: int, meta: str | None = None, storage: str = "") -> None:
-    """Views equal what plain Python makes of the tables; the sink got each transaction once, and ends with the view."""
-    with open_replica(storage or str(place / "s"), Role.REPLICA, place / "log", meta) as p:
+    """Check that views equal plain Python over the tables, and that the sink received each transaction once and ends
+    with the view."""
+    with open_replica(storage or str(place / "s"), ProcessRole.REPLICA, place / "log", meta) as p:
         while not p.leads:
             p.advance()
         assert p.time >= at_least
@@ -118,8 +119,8 @@ def check(place: Path, at_least: int, meta: str | None = None, storage: str = ""
     assert not -found
 
 
-def killed_again_and_again(start: Callable[[], Replica], rounds: int, seed: int) -> int:
-    """A random one each time; the other goes on, and the one that died comes back. How far they came."""
+def kill_repeatedly(start: Callable[[], Replica], rounds: int, seed: int) -> int:
+    """Kill a random replica in each round while the other continues, and restart it; return how far they came."""
     chance = RandomStream(seed)
     with replicas(2, start) as several:
         wait_until(lambda: any(one.leads for one in several) and all(one.time >= 2 for one in several), several)
@@ -137,22 +138,23 @@ def killed_again_and_again(start: Callable[[], Replica], rounds: int, seed: int)
 
 
 @pytest.mark.timeout(300)
-def test_u1_two_replicas_one_killed_again_and_again(tmp_path: Path) -> None:
-    reached = killed_again_and_again(lambda: Replica(tmp_path), 5, 1)
+def test_u1_two_replicas_stay_right_under_repeated_kills(tmp_path: Path) -> None:
+    reached = kill_repeatedly(lambda: Replica(tmp_path), 5, 1)
     check(tmp_path, reached)
 
 
 @pytest.mark.timeout(300)
-def test_u1_the_same_with_storage_that_fails(tmp_path: Path) -> None:
-    reached = killed_again_and_again(lambda: Replica(tmp_path, faults=0.01), 2, 2)
+def test_u1_two_replicas_stay_right_under_repeated_kills_and_storage_faults(tmp_path: Path) -> None:
+    reached = kill_repeatedly(lambda: Replica(tmp_path, faults=0.01), 2, 2)
     check(tmp_path, reached)
 
 
 def stop(replica: Replica, storage: Path) -> None:
-    """At a moment when it does not hold the lock of the embedded database, which nobody else can take from it."""
+    """Stop the replica while it does not hold the lock of the embedded database, which no other process could take
+    over."""
     while True:
         replica.signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, replica.process.pid, os.WSTOPPED)  # until it really stands
+        os.waitid(os.P_PID, replica.process.pid, os.WSTOPPED)  # until the process has stopped
         with closing(sqlite3.connect(storage / "meta.db", timeout=1, isolation_level=None)) as database:
             try:
                 database.execute("BEGIN IMMEDIATE")
@@ -165,8 +167,8 @@ def stop(replica: Replica, storage: Path) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_a_leader_that_was_paused_comes_back_as_a_loser(tmp_path: Path) -> None:
-    """It believes that it leads; its first commit tells it that it does not. What it wrote meanwhile is nowhere."""
+def test_a_paused_leader_is_fenced_when_it_resumes(tmp_path: Path) -> None:
+    """The paused leader believes that it leads; its first commit fails. Nothing that it wrote meanwhile is visible."""
     with replicas(2, lambda: Replica(tmp_path)) as several:
         wait_until(lambda: any(one.leads for one in several) and all(one.time >= 2 for one in several), several)
         [leader] = [one for one in several if one.leads]
@@ -184,15 +186,16 @@ def test_a_leader_that_was_paused_comes_back_as_a_loser(tmp_path: Path) -> None:
 
 @contextmanager
 def database(server: PostgresServer) -> Iterator[tuple[psycopg.Connection[Any], str, str]]:
-    """For Meta: who may cut its connections, its name, its address."""
+    """Create a database for Meta; return a connection that may terminate others, its name and its address."""
     name = f"replicas_{RUNTIME.new_id()[:8]}"
     with psycopg.connect(server.dsn, autocommit=True) as admin:
         admin.execute(f"CREATE DATABASE {name}".encode())
         yield admin, name, server.dsn.replace("/postgres?", f"/{name}?")
 
 
-def disturbed(start: Callable[[], Replica], disturb: Callable[[int], object]) -> int:
-    """Both go on after whatever it is, and one of them when the other is gone. How far they came."""
+def run_disturbed(start: Callable[[], Replica], disturb: Callable[[int], object]) -> int:
+    """Check that both replicas continue after the disturbance, and one alone when the other ends; return how far they
+    came."""
     with replicas(2, start) as several:
         wait_until(lambda: any(one.leads for one in several) and all(one.time >= 2 for one in several), several)
         for number in range(25):
@@ -209,19 +212,22 @@ def disturbed(start: Callable[[], Replica], disturb: Callable[[int], object]) ->
 
 
 @pytest.mark.timeout(300)
-def test_u1_meta_on_postgresql_with_its_connections_cut(tmp_path: Path, postgres_server: PostgresServer) -> None:
-    """Both wait it out; a commit whose answer was lost is read back, or something would be there twice."""
+def test_u1_replicas_continue_after_connections_to_postgresql_are_cut(
+    tmp_path: Path, postgres_server: PostgresServer
+) -> None:
+    """Both wait for the server; a commit whose answer was lost is read back, otherwise rows would be there twice."""
     cut = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE datname = %s"
     with database(postgres_server) as (admin, name, dsn):
-        reached = disturbed(lambda: Replica(tmp_path, meta=dsn), lambda _: admin.execute(cut, (name,)))
+        reached = run_disturbed(lambda: Replica(tmp_path, meta=dsn), lambda _: admin.execute(cut, (name,)))
         check(tmp_path, reached, dsn)
 
 
 @pytest.mark.timeout(300)
-def test_u1_blobs_on_s3_with_its_connections_cut(
+def test_u1_replicas_continue_after_connections_to_s3_are_cut(
     tmp_path: Path, postgres_server: PostgresServer, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Cut at any moment, after the store has done what it was asked for and before it could say so, and for a while."""
+    """Connections are cut at any moment, also after the store has done a request and before it answers, and stay cut
+    for a while."""
     host, port = s3_server.endpoint.removeprefix("http://").split(":")
     cut: list[int] = []
     with database(postgres_server) as (_, name, dsn), cutting_proxy(host, int(port)) as proxy:
@@ -236,7 +242,7 @@ def test_u1_blobs_on_s3_with_its_connections_cut(
                     RUNTIME.sleep_s(1.5)
 
         storage = f"s3://{s3_server.bucket}/{name}"
-        reached = disturbed(lambda: Replica(tmp_path, storage, dsn), disturb)
+        reached = run_disturbed(lambda: Replica(tmp_path, storage, dsn), disturb)
         assert sum(cut) > 10
         check(tmp_path, reached, dsn, storage)
 
@@ -246,8 +252,8 @@ def origin_of(pid: int) -> Origin:
     return msgspec.structs.replace(this_process(), pid=pid, start_ticks=ticks)
 
 
-def test_a_process_that_ended_and_was_not_asked_for_is_gone() -> None:
-    """Until its parent asks how it ended, its number is still taken."""
+def test_an_ended_process_that_its_parent_has_not_waited_for_counts_as_gone() -> None:
+    """The pid of a process stays in use until its parent waits for it."""
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         known = origin_of(process.pid)
         assert not known.has_ended()

@@ -1,4 +1,4 @@
-"""What a replica says of itself while it takes long: how much of it is done, for whoever asks (I13)."""
+"""A replica reports its progress in long work, for other processes to read (I13)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from evertide.errors import GenerationMoved
 from evertide.json_values import to_json_value
 from evertide.pipeline.pipeline import Pipeline
 from evertide.pipeline.reading.reader import Reader
-from evertide.pipeline.replicas.ownership import Role
+from evertide.pipeline.replicas.ownership import ProcessRole
 from evertide.pipeline.replicas.replica_record import LongWork, ReplicaStatus
 from evertide.pipeline.transaction.runner import Runner
 from evertide.runtime import SystemRuntime
@@ -33,28 +33,30 @@ def until(holds: Callable[[], bool]) -> None:
         RUNTIME.sleep_s(0.01)
 
 
-def opened(path: Path, *views: str, role: Role = Role.REPLICA, progress: Callable[..., None] | None = None) -> Pipeline:
-    """With threads, which tell of it."""
+def open_with_threads(
+    path: Path, *views: str, role: ProcessRole = ProcessRole.REPLICA, progress: Callable[..., None] | None = None
+) -> Pipeline:
+    """Open with threads, which report the progress."""
     store = open_storage(path, runtime=RUNTIME, settings=QUICK)
     return open_pipeline(store, engine(*views), role=role, settings=QUICK, threads=True, progress=progress)
 
 
-def told(path: Path, role: str) -> ReplicaStatus | None:
-    """By the storage alone, as any process sees it."""
+def read_replica(path: Path, role: str) -> ReplicaStatus | None:
+    """Read the status from storage alone, as any process does."""
     with Reader.open(path) as reader:
         return next((one for one in reader.status().replicas if one.role == role), None)
 
 
-def test_a_replica_that_comes_back_tells_how_much_it_has_replayed(tmp_path: Path) -> None:
-    """Before it has opened. Without that, a replica that replays for an hour would not be there at all."""
+def test_a_restarted_replica_reports_how_much_it_has_replayed(tmp_path: Path) -> None:
+    """Before it has opened. Otherwise a replica that replays for an hour would not be in the status at all."""
     seen: list[int] = []
     work = LongWork("replay", 2, 5)
 
-    def looked_at(what: str, done: int, of: int) -> None:
+    def note_progress(what: str, done: int, of: int) -> None:
         if (what, done, of) != ("replay", 2, 5):
             return
-        until(lambda: (one := told(tmp_path / "s", "read-only")) is not None and one.work == work)
-        one = told(tmp_path / "s", "read-only")
+        until(lambda: (one := read_replica(tmp_path / "s", "read-only")) is not None and one.work == work)
+        one = read_replica(tmp_path / "s", "read-only")
         assert one is not None
         assert (one.state, one.time, one.behind) == ("replaying", -1, 6)
         text = evertide("status", "--storage", tmp_path / "s").stdout
@@ -64,53 +66,55 @@ def test_a_replica_that_comes_back_tells_how_much_it_has_replayed(tmp_path: Path
         assert to_json_value(first.status())["replicas"][1]["work"] == known[1]["work"]
         seen.append(done)
 
-    with opened(tmp_path / "s") as first:
+    with open_with_threads(tmp_path / "s") as first:
         for number in range(5):
             first.push("orders", [order(number)])
             first.commit()
-        with opened(tmp_path / "s", role=Role.READ_ONLY, progress=looked_at) as second:
+        with open_with_threads(tmp_path / "s", role=ProcessRole.READ_ONLY, progress=note_progress) as second:
             assert seen == [2]
-            until(lambda: (one := told(tmp_path / "s", "read-only")) is not None and one.state == "running")
-            one = told(tmp_path / "s", "read-only")
+            until(lambda: (one := read_replica(tmp_path / "s", "read-only")) is not None and one.state == "running")
+            one = read_replica(tmp_path / "s", "read-only")
             assert one is not None
             assert (one.time, one.behind, one.work) == (second.time, 0, None)
 
 
-def test_a_view_that_is_computed_beside_the_transactions_is_told_of(tmp_path: Path) -> None:
-    with opened(tmp_path / "s", "counts") as p:
+def test_the_progress_of_a_backfill_is_reported(tmp_path: Path) -> None:
+    with open_with_threads(tmp_path / "s", "counts") as p:
         p.push("orders", [order(1)])
         p.commit()
     seen: list[str] = []
 
-    def looked_at(what: str, done: int, of: int) -> None:
+    def note_backfill(what: str, done: int, of: int) -> None:
         if (what, done, of) == ("backfill", 0, 1):
-            until(lambda: (one := told(tmp_path / "s", "leads")) is not None and one.work == LongWork(what, 0, 1))
+            until(
+                lambda: (one := read_replica(tmp_path / "s", "leads")) is not None and one.work == LongWork(what, 0, 1)
+            )
             seen.append(what)
 
-    with opened(tmp_path / "s", "counts", "share", progress=looked_at) as p:
+    with open_with_threads(tmp_path / "s", "counts", "share", progress=note_backfill) as p:
         assert p.hydrated(LIMIT_S)
         assert seen == ["backfill"]
-        until(lambda: (one := told(tmp_path / "s", "leads")) is not None and one.work is None)
+        until(lambda: (one := read_replica(tmp_path / "s", "leads")) is not None and one.work is None)
 
 
-def test_a_backfill_whose_generation_moved_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A peer changed what takes part at that very moment: the view keeps up with it, and joins."""
-    with opened(tmp_path / "s", "counts") as p:
+def test_a_backfill_whose_generation_changed_is_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A peer changed the generation at that moment: the view follows, and joins."""
+    with open_with_threads(tmp_path / "s", "counts") as p:
         p.push("orders", [order(1, amount=20)])
         p.commit()
     change = Runner.change
     moved: list[int] = []
 
     def raced(self: Runner, **what: Any) -> None:
-        if "share" in self.definition.away("hydrating") and "fingerprint" not in what and not moved:
+        if "share" in self.definition.list_away("hydrating") and "fingerprint" not in what and not moved:
             moved.append(self.time)
             raise GenerationMoved(writer=self.writer.id, why="a peer made another one")
         change(self, **what)
 
     monkeypatch.setattr(Runner, "change", raced)
-    with opened(tmp_path / "s", "counts", "share") as p:
+    with open_with_threads(tmp_path / "s", "counts", "share") as p:
         assert p.hydrated(LIMIT_S)
-        until(lambda: (one := told(tmp_path / "s", "leads")) is not None and one.work is None)
+        until(lambda: (one := read_replica(tmp_path / "s", "leads")) is not None and one.work is None)
         assert len(moved) == 1
         assert p.status().state == "running"
         assert rows_of(p, "share") == [(1, 5)]

@@ -1,7 +1,7 @@
-"""U1, X5, X6 on Spark: two replicas on a storage that fails, killed at any storage call, by seed.
+"""U1, X5, X6 on Spark: two replicas on a failing storage, killed at any storage call, by seed.
 
-They are in one process, step by step, as in `test_replica_faults`, with views that run on Spark. A process that is
-killed leaves what it had under way as it was; a client that got no answer repeats its push at the other one.
+They run in one process, step by step, as in `test_replica_faults`, with views on Spark. A killed process leaves its
+unfinished work as it was; a client that got no answer repeats its push at the other replica.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ import pytest
 
 from evertide.errors import GenerationMoved
 from evertide.pipeline.pipeline import Pipeline
-from evertide.pipeline.replicas.ownership import Role, end_registration
+from evertide.pipeline.replicas.ownership import ProcessRole, end_registration
 from evertide.pipeline.spark_engine import SparkEngine
 from evertide.plan.catalyst.session import open_session
 from evertide.runtime import SystemRuntime
 from evertide.shard.maintenance import Maintenance
 from evertide.sources.generated.seeded import RandomStream
-from evertide.store.faulty import Fault, Faults, FaultyBlob, FaultyMeta
 from evertide.store.open import Storage
 from evertide.store.writers import read_registrations
+from tests.kit.faulty import Fault, Faults, FaultyBlob, FaultyMeta
 from tests.pipeline.kit import Row, rows_of, storage
 from tests.pipeline.sink_kit import Killed
-from tests.pipeline.test_replica_faults import ALL, QUICK, patiently
+from tests.pipeline.test_replica_faults import ALL, QUICK, retry
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -43,11 +43,12 @@ CREATE MATERIALIZED VIEW ranked AS
 CREATE MATERIALIZED VIEW share AS SELECT id, 100 div amount AS share FROM orders;
 """
 SETTINGS = replace(QUICK, retry_view_s=1e-6, writer_ttl_s=3600.0, lease_ttl_s=3600.0)
-"""Without threads nothing beats: a replica that waits for its turn on a busy machine must not pass for dead."""
+"""Without threads there are no heartbeats: a replica that waits for its turn on a busy machine must not count
+as dead."""
 
 
 class _Kept(Storage):
-    """Both have it, and those that come after them."""
+    """One storage for both replicas and their successors."""
 
     def close(self) -> None:
         pass
@@ -55,12 +56,12 @@ class _Kept(Storage):
 
 @dataclass
 class Replicas:
-    """Two of them, and what they must hold in the end."""
+    """Two replicas, and their expected content."""
 
     spark: SparkSession
     chance: RandomStream
     percent: int = 4
-    """Of the storage calls that fail."""
+    """The share of storage calls that fail."""
     killed: int = 0
     below: Storage = field(default_factory=storage)
     several: dict[int, Pipeline] = field(default_factory=dict)
@@ -84,7 +85,7 @@ class Replicas:
                     runtime=SystemRuntime(),
                     settings=SETTINGS,
                     threads=False,
-                    role=Role.REPLICA,
+                    role=ProcessRole.REPLICA,
                 )
 
     def _chosen(self, kinds: Sequence[Fault], *, kills: bool = False) -> Callable[[str, str], Fault]:
@@ -97,16 +98,16 @@ class Replicas:
         return chosen
 
     def _end_the_dead(self) -> None:
-        """As their silence would."""
+        """End their registrations, as their silence would."""
         alive = {one._writer.id for one in self.several.values()}
         for name, known in read_registrations(self.below.meta).items():
             if name not in alive:
                 end_registration(self.below.meta, known, SystemRuntime(), SETTINGS)
 
     def does(self, at: int, call: Callable[[Pipeline], object]) -> bool:
-        """False if it was killed: another one comes in its place."""
+        """Return False if the replica was killed; another one then replaces it."""
         try:
-            patiently(lambda: call(self.several[at]))
+            retry(lambda: call(self.several[at]))
         except Killed:
             self.start(at)
             return False
@@ -118,13 +119,13 @@ class Replicas:
         is_gone = self.chance.below(4) == 0
         self.pushed += 1
 
-        def taken(p: Pipeline) -> None:
+        def push_once(p: Pipeline) -> None:
             with p.transaction("till", self.pushed) as given:
                 given.push("orders", [] if is_gone else [row], deletes=[{"id": number}] if is_gone else [])
                 given.push("notes", [{"text": f"n{self.pushed}"}])
             p.take(given)
 
-        while not self.does(at, taken):
+        while not self.does(at, push_once):
             at = 1 - at
         self.orders.pop(number, None)
         if not is_gone:
@@ -138,7 +139,7 @@ class Replicas:
             case 1:
                 self.does(at, lambda p: p.try_checkpoint())
             case 2:
-                self.does(at, maintained)
+                self.does(at, maintain)
             case 3 | 4:
                 self.does(at, lambda p: p.advance())
             case _:
@@ -149,7 +150,7 @@ class Replicas:
         while not any(one.leads for one in self.several.values()):
             for one in self.several.values():
                 one.advance()
-        self.orders[99] = {"id": 99, "customer": "c0", "amount": 5}  # touches what failed
+        self.orders[99] = {"id": 99, "customer": "c0", "amount": 5}  # changes the rows that failed
         for row in [*self.orders.values()]:
             row["amount"] = row["amount"] or 1  # no division by zero is left
         self.several[0].push("orders", [*self.orders.values()])
@@ -159,7 +160,7 @@ class Replicas:
                 one.advance()
         for one in self.several.values():
             last = one._context.journal.committed_upper - 1
-            while one.time < last or one.definition.away("failed"):
+            while one.time < last or one.definition.list_away("failed"):
                 one.advance()
             assert one.status().state == "running"
             assert rows_of(one, "orders") == sorted((tuple(row.values()) for row in self.orders.values()), key=repr)
@@ -169,10 +170,10 @@ class Replicas:
                 assert rows_of(one, name) == sorted(expected, key=repr), name
 
 
-def maintained(p: Pipeline) -> None:
+def maintain(p: Pipeline) -> None:
     if p.leads:
-        with suppress(GenerationMoved):  # by the other replica: the thread of maintenance waits for its next turn
-            Maintenance(p._context.shards, p._writer, p._context.checkpoints.pinned).run_once()
+        with suppress(GenerationMoved):  # by the other replica: the maintenance thread waits for its next turn
+            Maintenance(p._context.shards, p._writer, p._context.checkpoints.find_pins).run_once()
             p._leader_tasks.checkpointer.collect()
 
 
@@ -215,6 +216,6 @@ def run(spark: SparkSession, seed: int, steps: int) -> Replicas:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", [1])
-def test_u1_two_replicas_with_views_on_spark(spark: SparkSession, seed: int) -> None:
+def test_u1_two_replicas_with_views_on_spark_apply_each_push_once(spark: SparkSession, seed: int) -> None:
     made = run(spark, seed, 40)
     assert {*ALL} <= {kind for some in made.faults for kind in some.injected}

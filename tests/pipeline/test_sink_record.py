@@ -1,6 +1,6 @@
-"""A golden file: what version 1 wrote of a sink, today's code reads, and writes the same bytes for the same values.
+"""A golden file: today's code reads a sink record of version 1, and writes the same bytes for the same values.
 
-`EVERTIDE_GOLDEN=write` makes it anew; that is right for a new version beside the old, never for an old one.
+`EVERTIDE_GOLDEN=write` rewrites it; do that only for a new version beside the old, never for an old one.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ RECORD = SinkRecord(
 )
 
 
-def test_golden() -> None:
+def test_a_sink_record_equals_the_golden_file() -> None:
     if os.environ.get("EVERTIDE_GOLDEN") == "write":
         GOLDEN.write_bytes(seal(RECORD))
     assert unseal(GOLDEN.read_bytes(), SinkRecord, "there") == RECORD
     assert seal(RECORD) == GOLDEN.read_bytes()
 
 
-def test_golden_of_a_transaction_that_was_cut() -> None:
-    """The record of a sink that never cut one is as it was before there was such a field."""
+def test_the_record_of_a_cut_transaction_equals_the_golden_file() -> None:
+    """A sink that never cut a transaction writes the same record as before that field existed."""
     record = msgspec.structs.replace(RECORD, cut=(2**40, 16))
     if os.environ.get("EVERTIDE_GOLDEN") == "write":
         CUT.write_bytes(seal(record))
@@ -44,7 +44,7 @@ def test_golden_of_a_transaction_that_was_cut() -> None:
     assert seal(record) == CUT.read_bytes()
 
 
-def test_shards_of_a_sink_that_is_gone_are_nobodys() -> None:
+def test_a_sink_that_ended_owns_no_shards() -> None:
     assert RECORD.shards == {"orders.01234567", "orders.89abcdef"}
     assert SinkRecord("t", "c", "files", "s").shards == {"s"}
     assert SinkRecord("t", "c", "files", "s", is_declared=False).shards == set()

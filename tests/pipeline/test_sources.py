@@ -1,4 +1,4 @@
-"""Input from sources: dead letters, sources that fail or change, and what they are told."""
+"""Input from sources: dead letters, sources that fail or change, and acknowledgements."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from tests.pipeline.kit import (
     batch,
     crash,
     engine,
-    kept_less,
     open_pipeline,
     rows_of,
     storage,
     with_sources,
+    without_shard,
 )
 
 
@@ -40,7 +40,8 @@ def letters(p: object) -> list[tuple[object, ...]]:
 
 
 def test_u6_a_value_that_cannot_be_read_is_an_error_of_its_key() -> None:
-    """The old row goes, the letter stays until a good value comes. Without the first, a wrong row would be served."""
+    """The old row is deleted, and the dead letter stays until a good value arrives. Otherwise a wrong row would be
+    served."""
     source = ScriptedSource("orders", ("orders",))
     with with_sources(source), open_pipeline(storage()) as p:
         source.batches.append(batch(ORDERS, [order(1), order(2)]))
@@ -70,7 +71,7 @@ def test_u6_the_last_of_a_fault_and_a_good_row_wins(after: int, is_there: bool) 
         assert len(letters(p)) == (0 if is_there else 1)
 
 
-def test_a_null_where_none_is_allowed_is_a_dead_letter_whatever_the_source() -> None:
+def test_a_null_in_a_not_null_column_is_a_dead_letter_for_every_source() -> None:
     source = ScriptedSource("orders", ("orders",), [batch(ORDERS, [order(1), order(None), order(2)])])
     with with_sources(source), open_pipeline(storage()) as p:
         p.commit()
@@ -80,7 +81,7 @@ def test_a_null_where_none_is_allowed_is_a_dead_letter_whatever_the_source() -> 
         assert "'id' is NULL" in str(why)
 
 
-def test_a_source_that_fails_stalls_and_the_others_go_on() -> None:
+def test_a_failing_source_stalls_and_the_others_continue() -> None:
     source = ScriptedSource("orders", ("orders",), [batch(ORDERS, [order(1)])])
     source.error = SourceFailed(source="orders", where="/data/orders", why="permission denied")
     with with_sources(source), open_pipeline(storage()) as p:
@@ -96,7 +97,7 @@ def test_a_source_that_fails_stalls_and_the_others_go_on() -> None:
         assert rows_of(p, "counts") == [(1, 1)]
 
 
-def test_i10_a_source_is_told_what_the_shards_hold() -> None:
+def test_i10_a_source_gets_acknowledgements_up_to_what_the_shards_hold() -> None:
     source = ScriptedSource("orders", ("orders",), [batch(ORDERS, [order(1)]), batch(ORDERS, [order(2)])])
     with with_sources(source), open_pipeline(storage()) as p:
         p.commit()
@@ -105,7 +106,7 @@ def test_i10_a_source_is_told_what_the_shards_hold() -> None:
         assert source.acknowledged == ["1", "2"]
 
 
-def test_j4_a_kept_table_does_not_care_what_its_source_says_later() -> None:
+def test_j4_a_table_with_a_shard_ignores_a_changed_source() -> None:
     source = ScriptedSource("orders", ("orders",), [batch(ORDERS, [order(1)]), batch(ORDERS, [order(2)])])
     kept = storage()
     with with_sources(source):
@@ -119,10 +120,10 @@ def test_j4_a_kept_table_does_not_care_what_its_source_says_later() -> None:
             assert rows_of(p, "revenue") == [("ann", 20)]
 
 
-def test_j4_a_table_that_is_not_kept_diverges_with_its_source() -> None:
-    """The digest of what the source gave tells it. Without it the view would silently be of other rows."""
+def test_j4_a_table_without_a_shard_diverges_with_its_source() -> None:
+    """The digest of the source's input detects it. Without it the view would silently be of other rows."""
     source = ScriptedSource("orders", ("orders",), [batch(ORDERS, [order(1)]), batch(ORDERS, [order(2)])])
-    kept, made = storage(), engine("revenue", tables=(kept_less(ORDERS), NOTES))
+    kept, made = storage(), engine("revenue", tables=(without_shard(ORDERS), NOTES))
     with with_sources(source):
         p = open_pipeline(kept, made)
         p.commit()
@@ -137,7 +138,7 @@ def test_j4_a_table_that_is_not_kept_diverges_with_its_source() -> None:
             assert rows_of(p, "revenue") == [("ann", 20)]
 
 
-def test_j4_a_source_that_the_record_names_and_the_pipeline_lacks() -> None:
+def test_j4_a_source_in_the_journal_that_the_script_lacks_is_reported() -> None:
     source = ScriptedSource("orders", ("orders",), [batch(ORDERS, [order(1)])])
     kept = storage()
     with with_sources(source):
@@ -154,7 +155,7 @@ def test_j4_a_source_that_the_record_names_and_the_pipeline_lacks() -> None:
         assert rows_of(p, "revenue") == [("ann", 10)]
 
 
-def test_a_source_that_is_new_or_gone_between_transactions_is_fine() -> None:
+def test_a_source_may_be_added_or_dropped_between_transactions() -> None:
     source = ScriptedSource("orders", ("orders",), [batch(ORDERS, [order(1)])])
     kept = storage()
     with with_sources(source), open_pipeline(kept) as p:

@@ -1,4 +1,4 @@
-"""Pipelines as they are: on Spark, on a disk, from a script."""
+"""Real pipelines: on Spark, on a disk, from a script."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def rows(view: View) -> list[tuple[Any, ...]]:
     return sorted((tuple(row.values()) for row in view.to_pylist()), key=repr)
 
 
-def test_a_shop_from_its_first_order_to_a_changed_script(spark: SparkSession, tmp_path: Path) -> None:
+def test_views_are_right_from_the_first_order_to_a_changed_script(spark: SparkSession, tmp_path: Path) -> None:
     storage = tmp_path / "shop.evertide"
     with et.Pipeline.open(SHOP, storage, spark=spark) as p:
         p.push("orders", [{"id": 1, "customer": "ann", "amount": 20}, {"id": 2, "customer": "bob", "amount": 5}])
@@ -87,7 +87,7 @@ def test_a_shop_from_its_first_order_to_a_changed_script(spark: SparkSession, tm
             p.query("SELECT * FROM nothing_like_it")
 
 
-def test_files_are_read_once_and_bad_rows_are_told(spark: SparkSession, tmp_path: Path) -> None:
+def test_files_are_read_once_and_bad_rows_are_reported(spark: SparkSession, tmp_path: Path) -> None:
     """A directory with CSV files, over a restart."""
     (tmp_path / "in").mkdir()
     script = tmp_path / "files.sql"
@@ -114,7 +114,7 @@ def test_files_are_read_once_and_bad_rows_are_told(spark: SparkSession, tmp_path
 
 
 def test_x17_names_that_change_only_in_case_are_the_same_collections(spark: SparkSession, tmp_path: Path) -> None:
-    """Also of what a flow feeds, and of a view in Python; nothing is computed a second time."""
+    """Also for tables that a flow feeds, and for a view in Python; nothing is recomputed."""
 
     @et.materialized_view
     def large(session: SparkSession) -> DataFrame:
@@ -138,7 +138,7 @@ def test_x17_names_that_change_only_in_case_are_the_same_collections(spark: Spar
         assert p.query("SELECT count(*) AS n FROM Shares").to_pylist() == [{"n": 2}]
 
 
-def test_a_script_that_cannot_be_read_is_refused_with_its_path(spark: SparkSession, tmp_path: Path) -> None:
+def test_an_unreadable_script_is_refused_with_its_path(spark: SparkSession, tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"no-such\.sql"):
         et.Pipeline.open("no-such.sql", tmp_path / "s", spark=spark)
     with pytest.raises(InvalidInput, match="line 1"):
@@ -147,8 +147,8 @@ def test_a_script_that_cannot_be_read_is_refused_with_its_path(spark: SparkSessi
         assert p.commit() == 0
 
 
-def test_a_time_without_a_zone_has_none_for_spark_either(spark: SparkSession, tmp_path: Path) -> None:
-    """Else a session in another zone would tell another hour."""
+def test_a_timestamp_without_a_zone_has_none_in_spark_either(spark: SparkSession, tmp_path: Path) -> None:
+    """Otherwise a session in another zone would return another hour."""
     script = "CREATE TABLE t (id BIGINT NOT NULL, here TIMESTAMP_NTZ, at TIMESTAMP, PRIMARY KEY (id));"
     with et.Pipeline.open(script, tmp_path / "s", spark=spark) as p:
         at = datetime(2026, 11, 16, 12, tzinfo=UTC)
@@ -161,8 +161,8 @@ def test_a_time_without_a_zone_has_none_for_spark_either(spark: SparkSession, tm
         assert asked == {"kind": "timestamp_ntz", "here": noon}
 
 
-def test_a_view_that_is_added_over_much_comes_to_what_a_query_says(spark: SparkSession, tmp_path: Path) -> None:
-    """In portions: of orders that were changed and deleted, and of changes that only came."""
+def test_a_view_added_over_many_rows_equals_a_query(spark: SparkSession, tmp_path: Path) -> None:
+    """In portions: with orders that were changed and deleted, and notes that were only added."""
     head, _, tail = SHOP.partition("CREATE MATERIALIZED VIEW")
     best = "SELECT o.customer, count(*) AS n, max_by(o.id, o.amount) AS best FROM orders o GROUP BY o.customer"
     alone = "SELECT c.name FROM customers c LEFT ANTI JOIN orders o ON o.customer = c.name"
@@ -187,7 +187,7 @@ def test_a_view_that_is_added_over_much_comes_to_what_a_query_says(spark: SparkS
                 assert rows(p.view(name)) == sorted((tuple(row.values()) for row in again), key=repr)
 
 
-def test_t7_a_transaction_in_portions_comes_to_what_a_query_says(spark: SparkSession, tmp_path: Path) -> None:
+def test_t7_views_after_a_transaction_in_portions_equal_a_query(spark: SparkSession, tmp_path: Path) -> None:
     settings = et.Settings(portion_rows_max=150, push_buffer_bytes=1)
     with et.Pipeline.open(SHOP, tmp_path / "s", spark=spark, settings=settings) as p:
         for first in range(0, 1000, 100):
@@ -195,7 +195,7 @@ def test_t7_a_transaction_in_portions_comes_to_what_a_query_says(spark: SparkSes
             p.push("orders", [{"id": n % 700, "customer": f"c{n % 7}", "amount": n % 90 + 1} for n in numbers])
             p.push("changes", [{"name": f"c{first // 100 % 7}", "city": f"t{first % 300}", "at": first, "gone": False}])
         t = p.commit()
-        recorded = p._context.journal.committed(t)
+        recorded = p._context.journal.read_outcome(t)
         assert recorded is not None
         assert recorded.portions > 3
         again = p.query(
@@ -209,10 +209,10 @@ def test_t7_a_transaction_in_portions_comes_to_what_a_query_says(spark: SparkSes
         assert len(rows(p.view("shares"))) == 700
 
 
-def test_x12_without_room_for_scratch_files_a_transaction_waits_and_goes_on_by_itself(
+def test_x12_a_transaction_without_room_for_scratch_files_waits_and_continues(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A bare error of the file system would end the process, with the transaction bound."""
+    """Seen to fail: a bare error of the file system ended the process, with the transaction bound."""
     script = "CREATE TABLE t (a INT); CREATE MATERIALIZED VIEW v AS SELECT a + 1 AS b FROM t;"
     settings, runtime = et.Settings(retry_wait_max_s=0.01), SystemRuntime()
     with et.Pipeline.open(script, tmp_path / "s", spark=spark, settings=settings) as p, ThreadPoolExecutor(1) as aside:

@@ -1,4 +1,4 @@
-"""S: what is wrong shows, with since when, why, and what to do."""
+"""S: status reports what is wrong, since when, why, and what to do."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from evertide.journal.journal import Journal
 from evertide.pipeline.status.status import Status, read_status
 from evertide.runtime import SystemRuntime
 from evertide.shard.shard import Shards
-from evertide.store.faulty import Fault, Faults, FaultyMeta
 from evertide.store.memory import MemoryMeta
-from evertide.testing import ManualRuntime
+from tests.kit.faulty import Fault, Faults, FaultyMeta
+from tests.kit.runtime import ManualRuntime
 from tests.pipeline.kit import SETTINGS, Row, crash, open_pipeline, rows_of, storage
 
 
@@ -19,8 +19,9 @@ def order(number: int) -> Row:
     return {"id": number, "customer": "ann", "amount": 10}
 
 
-def test_s1_a_transaction_that_is_bound_and_does_not_get_anywhere() -> None:
-    """Within ten seconds it is `stalled`, with the shards that wait, for which time, and who holds it."""
+def test_s1_a_bound_transaction_that_does_not_commit_is_a_stall() -> None:
+    """Within ten seconds the state is `stalled`, with the shards that wait, their time, and the process that holds
+    them."""
     runtime = ManualRuntime()
     with open_pipeline(storage(), runtime=runtime) as p:
         p.push("orders", [order(1)])
@@ -40,8 +41,8 @@ def test_s1_a_transaction_that_is_bound_and_does_not_get_anywhere() -> None:
         assert p.status().state == "running"
 
 
-def test_what_is_committed_while_somebody_looks_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Taken out once (two looks at how far it is): the transaction after the last was asked for, and is not bound."""
+def test_a_transaction_that_commits_during_a_status_does_not_count_as_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen to fail with two reads of the upper: status asked for the transaction after the last, which is not bound."""
     with open_pipeline(storage()) as p:
         p.push("orders", [order(1)])
         p._pushes.offer_pushed(p._pushed)
@@ -60,7 +61,7 @@ def test_what_is_committed_while_somebody_looks_does_not_wait(monkeypatch: pytes
         assert p.time == 1
 
 
-def test_s2_a_part_that_is_gone_freezes_the_pipeline_and_is_named() -> None:
+def test_s2_a_missing_part_freezes_the_pipeline_and_is_named() -> None:
     kept = storage()
     settings = SETTINGS.__class__(inline_bytes_max=1)
     p = open_pipeline(kept, settings=settings)
@@ -79,8 +80,8 @@ def test_s2_a_part_that_is_gone_freezes_the_pipeline_and_is_named() -> None:
     crash(p)
 
 
-def test_u1_what_lies_below_the_upper_is_computed_and_not_written() -> None:
-    """The shards stand at 11, the state at 5: the times between are taken in, nothing of them is appended again."""
+def test_u1_transactions_below_the_upper_are_computed_and_not_appended() -> None:
+    """The shards are at 11, the state is at 5: the times between are replayed, and none is appended again."""
     kept = storage()
     p = open_pipeline(kept)
     for number in range(1, 11):
@@ -88,7 +89,7 @@ def test_u1_what_lies_below_the_upper_is_computed_and_not_written() -> None:
         p.commit()
         if number == 4:
             p.checkpoint()
-    uppers = {name: shard.log.read() for name, shard in p._runner.members.all().items()}
+    uppers = {name: shard.log.read() for name, shard in p._runner.members.open_all().items()}
     crash(p)
     p = open_pipeline(kept)
     for name, before in uppers.items():
@@ -115,7 +116,7 @@ def test_j5_a_checkpoint_lies_between_two_transactions() -> None:
         assert p.time == 1
 
 
-def test_status_tells_of_sources_collections_and_checkpoints() -> None:
+def test_status_has_sources_collections_and_checkpoints() -> None:
     with open_pipeline(storage()) as p:
         p.push("orders", [order(1)])
         p.commit()
@@ -128,8 +129,9 @@ def test_status_tells_of_sources_collections_and_checkpoints() -> None:
         assert [one.name for one in status.sources] == ["push"]
 
 
-def test_s2_what_ended_a_pipeline_is_told_by_its_storage_alone() -> None:
-    """Also after the process is gone; without the record, others would only see that nobody runs it."""
+def test_s2_the_error_that_ended_a_pipeline_is_in_its_storage() -> None:
+    """Also after the process has ended; without the record, other processes would only see that no process runs the
+    pipeline."""
     kept = storage()
     p = open_pipeline(kept, settings=SETTINGS.__class__(inline_bytes_max=1))
     shards = Shards(kept.blob, kept.meta, runtime=SystemRuntime(), settings=SETTINGS)
@@ -171,8 +173,8 @@ class Switched:
 
 
 @pytest.mark.parametrize("is_asked_before", [True, False])
-def test_s1_status_while_meta_is_away_says_so_and_what_is_known(*, is_asked_before: bool) -> None:
-    """Fails if what storage said last is not kept: the status was the error then."""
+def test_s1_status_during_an_outage_of_meta_reports_it_and_the_last_status(*, is_asked_before: bool) -> None:
+    """Fails if the last status from storage is not kept: then the status is the error."""
     switched = Switched()
     with open_pipeline(storage(meta=switched.meta)) as p:
         p.push("orders", [order(1)])
@@ -183,13 +185,14 @@ def test_s1_status_while_meta_is_away_says_so_and_what_is_known(*, is_asked_befo
         assert (found.state, found.problems[0].error_code) == ("stalled", "unavailable")
         assert "refused" in found.why
         assert found.remedy == Unavailable.remedy
+        assert found.remedy not in found.why
         assert (found.time, found.bound, found.generation) == (1, 1, p.definition.generation)
         assert {one.name: (one.upper, one.state) for one in found.collections} == dict.fromkeys(
             ["orders", "notes", "revenue", "counts", "evertide_errors"], (2, "running")
         )
         assert [one.name for one in found.sources] == ["push"]
         assert found.stored_at_s is not None
-        assert p.status().since_s == found.since_s, "since when it is so, not since when it was asked"
+        assert p.status().since_s == found.since_s, "the outage begins with the first failure, not with this status"
         if before is not None:
             assert (found.checkpoints, found.replicas) == (before.checkpoints, before.replicas)
             assert found.stored_at_s <= found.since_s

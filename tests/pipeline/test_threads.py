@@ -1,4 +1,4 @@
-"""Errors that nothing expects, in the threads of a pipeline: status has them, and the right thing goes on."""
+"""Unexpected errors in the threads of a pipeline: status reports them, and the rest of the pipeline continues."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from evertide.errors import Unexpected
 from evertide.pipeline.pipeline import Pipeline
 from evertide.problem import Problem
 from evertide.runtime import SystemRuntime
-from evertide.testing.small_engine import SmallEngine
+from tests.kit.small_engine import SmallEngine
 from tests.pipeline.kit import Row, engine, open_pipeline, rows_of, shares, storage
 
 LIMIT_S = 30.0
@@ -40,8 +40,8 @@ def whys(p: Pipeline) -> list[str]:
     return [one.why for one in p.status().problems]
 
 
-def test_x1_a_backfill_that_dies_of_anything_shows_and_is_tried_again() -> None:
-    """Without the guard the view stayed `hydrating` for ever, while the state said `running`."""
+def test_x1_a_backfill_with_an_unexpected_error_is_reported_and_retried() -> None:
+    """Without the guard the view stayed `hydrating` for ever, while the state was `running`."""
     kept, is_broken = storage(), threading.Event()
     is_broken.set()
 
@@ -60,14 +60,14 @@ def test_x1_a_backfill_that_dies_of_anything_shows_and_is_tried_again() -> None:
         p.commit()
         assert rows_of(p, "revenue") == [("ann", 10)]
         is_broken.clear()
-        while p.definition.away("hydrating"):
+        while p.definition.list_away("hydrating"):
             p.advance()
         assert rows_of(p, "share") == [(1, 20), (2, 20)]
         p.hydrated()
         assert not whys(p)
 
 
-def test_a_transaction_that_fails_of_anything_leaves_a_state_with_a_name() -> None:
+def test_a_transaction_with_an_unexpected_error_leaves_the_state_failed() -> None:
     def broken(tables: Mapping[str, list[Row]]) -> list[Row]:
         if tables["orders"]:
             raise MemoryError("no room")
@@ -84,7 +84,7 @@ def test_a_transaction_that_fails_of_anything_leaves_a_state_with_a_name() -> No
             p.advance()
 
 
-def test_what_a_server_watches_shows_in_status() -> None:
+def test_problems_of_a_server_are_in_the_status() -> None:
     with open_pipeline(storage(), engine("revenue")) as p:
         p.watch(lambda: [Problem("warning", "unexpected", "the thread evertide-http died", "Start it again.", 1.0)])
         assert whys(p) == ["the thread evertide-http died"]

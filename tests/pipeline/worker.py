@@ -1,10 +1,9 @@
-"""A process that runs a pipeline until somebody kills it.
+"""A process that runs a pipeline until it is killed.
 
     python -m tests.pipeline.worker STORAGE [spark|small] [VIEWS] [FAULTS]
 
-VIEWS are names of views with commas in between, `both-2` being another definition of `both`. FAULTS is the share of
-storage calls that fail, in one of the ways they can. It says on its output, line by line, what it acknowledged: the
-number of each transaction after its commit.
+VIEWS are names of views, separated by commas; `both-2` is another definition of `both`. FAULTS is the share of storage
+calls that fail, each in a random way. The process prints the number of each transaction after its commit, one per line.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ from evertide.pipeline.spark_engine import SparkEngine
 from evertide.plan.catalyst.session import open_session
 from evertide.runtime import SystemRuntime
 from evertide.settings import Settings
-from evertide.store.faulty import Faults, FaultyBlob, FaultyMeta
 from evertide.store.open import open_storage
-from evertide.testing.small_engine import SmallEngine, SmallView
+from tests.kit.faulty import Faults, FaultyBlob, FaultyMeta
+from tests.kit.small_engine import SmallEngine, SmallView
 
 SETTINGS = Settings(
     transaction_rows_max=40,
@@ -52,7 +51,7 @@ DEFAULT = "both,total"
 
 
 def script(views: str) -> str:
-    """The tables, and these views."""
+    """Return the script of the tables and these views."""
     made = [f"CREATE MATERIALIZED VIEW {name.split('-')[0]} AS {QUERIES[name]};" for name in views.split(",")]
     return "\n".join([SCRIPT, *made])
 

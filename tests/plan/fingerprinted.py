@@ -1,4 +1,4 @@
-"""Views of many kinds and their fingerprints; run as a program, it prints those that a fresh process finds."""
+"""Views of many kinds and their fingerprints; run as a program, it prints those that a new process computes."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def script(names: list[str], queries: dict[str, str], tables: str) -> str:
 def fingerprints(
     spark: SparkSession, names: list[str] | None = None, *, changed: dict[str, str] | None = None, tables: str = TABLES
 ) -> dict[str, str]:
-    """By view, and that of the pipeline as ""."""
+    """Fingerprints by view, and that of the pipeline as ""."""
     chosen = list(QUERIES) if names is None else names
     functions = [ViewFunction("in_python", python_view)] if names is None or "in_python" in names else []
     queries = script([name for name in chosen if name != "in_python"], QUERIES | (changed or {}), tables)
@@ -85,7 +85,7 @@ def fingerprints(
 
 
 def main(scratch: Path) -> None:
-    """In another order, after other work, so that all that Spark counts has gone on."""
+    """Compute them in another order, after other work, so that all of Spark's counters have advanced."""
     from tests.servers.spark import running_spark  # noqa: PLC0415 - costs a second
 
     with running_spark(scratch) as spark:

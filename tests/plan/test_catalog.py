@@ -1,4 +1,4 @@
-"""Tables and views as Spark's analyzer sees them, and what is refused."""
+"""Tables and views as Spark's analyzer sees them, and refused queries."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 
 from evertide.errors import InvalidInput
 from evertide.plan.algebra.refusals import refuse_unmaintainable
-from evertide.plan.catalyst.walk import kind, nodes
-from evertide.plan.program.catalog import Catalog, Query
+from evertide.plan.catalyst.walk import kind, walk_nodes
+from evertide.plan.program.catalog import Query, SparkCatalog
 from evertide.plan.program.statements import FlowStatement, TableStatement, ViewStatement, parse_script
 
 if TYPE_CHECKING:
@@ -22,8 +22,8 @@ CREATE TABLE customers (id BIGINT NOT NULL, name STRING NOT NULL, city STRING, P
 """
 
 
-def declared(spark: SparkSession, script: str) -> tuple[Catalog, list[Query]]:
-    catalog, queries = Catalog(spark), []
+def declare(spark: SparkSession, script: str) -> tuple[SparkCatalog, list[Query]]:
+    catalog, queries = SparkCatalog(spark), []
     for statement in parse_script(spark, TABLES + script, "shop.sql"):
         match statement:
             case TableStatement():
@@ -36,12 +36,12 @@ def declared(spark: SparkSession, script: str) -> tuple[Catalog, list[Query]]:
 
 
 def declare_and_check(spark: SparkSession, query: str) -> None:
-    catalog, (view,) = declared(spark, f"CREATE MATERIALIZED VIEW v AS {query}")
+    catalog, (view,) = declare(spark, f"CREATE MATERIALIZED VIEW v AS {query}")
     refuse_unmaintainable(view, catalog)
 
 
 def test_views_read_tables_materialized_views_and_through_plain_views(spark: SparkSession) -> None:
-    _, (large, per_city, top) = declared(
+    _, (large, per_city, top) = declare(
         spark,
         """
         CREATE VIEW large AS SELECT * FROM orders WHERE amount > 100;
@@ -57,29 +57,27 @@ def test_views_read_tables_materialized_views_and_through_plain_views(spark: Spa
 
 
 def test_a_leaf_survives_the_optimizer_and_keeps_not_null(spark: SparkSession) -> None:
-    """An empty local relation would be folded away with everything above it."""
-    catalog, (view,) = declared(
-        spark, "CREATE MATERIALIZED VIEW v AS SELECT name FROM customers WHERE name IS NOT NULL"
-    )
-    kinds = [kind(node) for node in nodes(view.optimized)]
-    assert kinds == ["Project", "LogicalRDD"], "IS NOT NULL is always true on a column that is NOT NULL"
-    assert [catalog.leaf_of(node) for node in nodes(view.optimized)] == ["", "customers"]
+    """Spark would fold away an empty local relation with everything above it."""
+    catalog, (view,) = declare(spark, "CREATE MATERIALIZED VIEW v AS SELECT name FROM customers WHERE name IS NOT NULL")
+    kinds = [kind(node) for node in walk_nodes(view.optimized)]
+    assert kinds == ["Project", "LogicalRDD"], "IS NOT NULL is always true on a NOT NULL column"
+    assert [catalog.find_leaf(node) for node in walk_nodes(view.optimized)] == ["", "customers"]
 
 
-def test_the_users_session_is_left_alone(spark: SparkSession) -> None:
+def test_the_users_session_is_unchanged(spark: SparkSession) -> None:
     spark.range(3).createOrReplaceTempView("mine")
     with pytest.raises(InvalidInput, match="TABLE_OR_VIEW_NOT_FOUND"):
-        declared(spark, "CREATE MATERIALIZED VIEW v AS SELECT * FROM mine")
+        declare(spark, "CREATE MATERIALIZED VIEW v AS SELECT * FROM mine")
     assert "orders" not in [table.name for table in spark.catalog.listTables()]
 
 
-def test_the_users_settings_and_functions_count(spark: SparkSession) -> None:
+def test_the_users_settings_and_functions_apply(spark: SparkSession) -> None:
     user = spark.newSession()
     user.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
     user.udf.register("doubled", lambda number: number * 2, "bigint")
-    catalog, (view,) = declared(user, "CREATE MATERIALIZED VIEW v AS SELECT doubled(id) AS d FROM orders")
+    catalog, (view,) = declare(user, "CREATE MATERIALIZED VIEW v AS SELECT doubled(id) AS d FROM orders")
     assert catalog.session.conf.get("spark.sql.session.timeZone") == "Asia/Tokyo"
-    assert "BatchEvalPython" in [kind(node) for node in nodes(view.optimized)]
+    assert "BatchEvalPython" in [kind(node) for node in walk_nodes(view.optimized)]
 
 
 @pytest.mark.parametrize(
@@ -102,14 +100,14 @@ def test_the_users_settings_and_functions_count(spark: SparkSession) -> None:
         ("SELECT * FROM orders TABLESAMPLE (10 PERCENT)", "TABLESAMPLE selects rows at random"),
     ],
 )
-def test_what_cannot_be_maintained_is_refused_by_name(spark: SparkSession, query: str, why: str) -> None:
+def test_a_query_that_cannot_be_maintained_is_refused_by_name(spark: SparkSession, query: str, why: str) -> None:
     with pytest.raises(InvalidInput) as refused:
         declare_and_check(spark, query)
     assert refused.value.where == "shop.sql, line 4, view 'v'"
     assert why in refused.value.why
 
 
-def test_what_the_pipeline_does_not_keep_is_not_read(spark: SparkSession, tmp_path: Path) -> None:
+def test_relations_outside_the_pipeline_are_refused(spark: SparkSession, tmp_path: Path) -> None:
     spark.range(3).write.parquet(f"{tmp_path}/outside")
     with pytest.raises(InvalidInput, match="which is not a table or view of the pipeline"):
         declare_and_check(spark, f"SELECT * FROM parquet.`{tmp_path}/outside`")
@@ -128,5 +126,5 @@ def test_what_the_pipeline_does_not_keep_is_not_read(spark: SparkSession, tmp_pa
         "SELECT window(at, '5 minutes') AS w, sum(amount) AS s FROM orders GROUP BY window(at, '5 minutes')",
     ],
 )
-def test_what_can_be_maintained_is_taken(spark: SparkSession, query: str) -> None:
+def test_a_query_that_can_be_maintained_is_accepted(spark: SparkSession, query: str) -> None:
     declare_and_check(spark, query)

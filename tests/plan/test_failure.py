@@ -1,4 +1,4 @@
-"""What Spark fails of: a row, or Spark itself."""
+"""Failures of a Spark job: caused by a row, or by Spark itself."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from evertide.plan.catalyst.failure import classify_errors
 from evertide.plan.fragment.fragment import Fragment, Term
 from evertide.plan.program.view_function import ViewFunction
 from evertide.runtime import SystemRuntime
-from evertide.testing.ledger import delta_of
+from tests.kit.ledger import delta_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-def test_a_row_is_to_blame_for_what_spark_says_of_it(spark: SparkSession) -> None:
+def test_an_error_that_spark_attributes_to_a_row_blames_the_row(spark: SparkSession) -> None:
     with pytest.raises(ArithmeticException, match="DIVIDE_BY_ZERO"), classify_errors(spark.sparkContext):
         spark.sql("SELECT 1 / id FROM range(2)").collect()
 
 
-def test_what_else_fails_in_the_jvm_is_sparks(spark: SparkSession) -> None:
+def test_other_errors_of_the_jvm_blame_spark(spark: SparkSession) -> None:
     with pytest.raises(SparkAway, match="IndexOutOfBoundsException") as away, classify_errors(spark.sparkContext):
         spark._jvm.java.util.ArrayList().get(3)
     assert away.value.path == spark.sparkContext.master
@@ -63,12 +63,12 @@ def delta(*values: int) -> dict[str, pa.Table]:
 
 
 class Losing:
-    """A fragment's runs, of which some fail as a job does that loses its executors."""
+    """The runs of a fragment, some of which fail like a job that loses its executors."""
 
     def __init__(
         self, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, is_lost: Callable[[int, int], bool]
     ) -> None:
-        """`is_lost` gets the number of the run, and how many rows it has."""
+        """`is_lost` receives the number of the run and its number of rows."""
         self.runs: list[int] = []
         real = Fragment.run
 
@@ -81,7 +81,7 @@ class Losing:
         monkeypatch.setattr(Fragment, "run", run)
 
 
-def test_x15_a_step_that_succeeds_when_it_is_tried_again_blames_no_view(
+def test_x15_a_step_that_succeeds_when_retried_blames_no_view(
     spark: SparkSession, circuit: Circuit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     losing = Losing(spark, monkeypatch, lambda number, _: number == 1)
@@ -92,7 +92,7 @@ def test_x15_a_step_that_succeeds_when_it_is_tried_again_blames_no_view(
 def test_x15_a_step_that_fails_only_as_a_whole_blames_no_view(
     spark: SparkSession, circuit: Circuit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For want of memory, say. Nothing of it is taken, and it may be made again."""
+    """For lack of memory, for example. The step changes nothing, and may be repeated."""
     with monkeypatch.context() as patch:
         losing = Losing(spark, patch, lambda _, rows: rows > 150)
         with pytest.raises(SparkAway, match="IndexOutOfBoundsException"):
@@ -101,7 +101,7 @@ def test_x15_a_step_that_fails_only_as_a_whole_blames_no_view(
     assert circuit.step(delta(1))["v"].to_pylist() == [{"b": 2, "__diff": 1}]
 
 
-def test_x15_while_spark_runs_no_job_at_all_no_view_is_blamed(
+def test_x15_no_view_is_blamed_while_spark_runs_no_job_at_all(
     spark: SparkSession, circuit: Circuit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without the check the one row of the step would be blamed, as it fails each time."""
@@ -117,7 +117,7 @@ def test_x15_while_spark_runs_no_job_at_all_no_view_is_blamed(
     assert circuit.step(delta(1))["v"].to_pylist() == [{"b": 2, "__diff": 1}]
 
 
-def test_spark_that_has_ended_is_told_at_once(circuit: Circuit, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_ended_spark_is_reported_at_once(circuit: Circuit, monkeypatch: pytest.MonkeyPatch) -> None:
     def run(*_: object, **__: object) -> None:
         raise Py4JNetworkError("closed")
 
@@ -126,10 +126,10 @@ def test_spark_that_has_ended_is_told_at_once(circuit: Circuit, monkeypatch: pyt
         circuit.step(delta(1))
 
 
-def test_x13_an_error_of_any_class_is_blamed_on_the_row_that_makes_it(
+def test_x13_an_error_of_any_class_is_blamed_on_the_row_that_causes_it(
     circuit: Circuit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also one of Python, as of Arrow; if no row makes it, it is raised as it is."""
+    """Also a Python error, such as one of Arrow; if no row causes it, it is raised unchanged."""
     real = Fragment.run
 
     def run(fragment: Fragment, terms: Sequence[Term], **how: Any) -> pa.Table:
@@ -146,8 +146,29 @@ def test_x13_an_error_of_any_class_is_blamed_on_the_row_that_makes_it(
     assert len(circuit.step(delta(1, 2))["v"]) == 2
 
 
+@pytest.mark.parametrize("values", [(1,), (1, 2, 3)])
+def test_x13_no_row_is_blamed_if_the_query_needs_too_much_memory_for_any_row(
+    spark: SparkSession, values: tuple[int, ...]
+) -> None:
+    """Without this, the first row that was tried alone was blamed. A row of another table proves nothing, as it is not
+    computed.
+    """
+    made = Circuit(
+        spark,
+        "CREATE TABLE t (a INT); CREATE TABLE u (a INT);"
+        "CREATE MATERIALIZED VIEW v AS SELECT a, array_repeat(1L, if(a = 7, 1, 1000000000)) AS b FROM t;",
+    )
+    other = {"u": delta(8)["t"]}
+    with pytest.raises(ViewFailed, match=r"OutOfMemoryError.*; the view fails with table 't', row") as failed:
+        made.step({**delta(*values), **other})
+    assert "because of" not in failed.value.why
+    with pytest.raises(ViewFailed, match=r"OutOfMemoryError.*; because of table 't', row \{'a': 1, '__diff': 1\}"):
+        made.step({**delta(7, 1), **other})
+    assert made.step(delta(7))["v"].to_pylist() == [{"a": 7, "b": [1], "__diff": 1}]
+
+
 @pytest.mark.parametrize("number", [0, 1])
-def test_x12_without_room_for_scratch_files_a_step_may_be_made_again(
+def test_x12_a_step_without_room_for_scratch_files_may_be_repeated(
     circuit: Circuit, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, number: int
 ) -> None:
     """Python writes the first file of a run, the JVM the second."""
@@ -168,21 +189,19 @@ def test_x12_without_room_for_scratch_files_a_step_may_be_made_again(
     assert circuit.step(delta(1))["v"].to_pylist() == [{"b": 2, "__diff": 1}]
 
 
-def test_x12_no_row_is_blamed_for_what_the_system_refuses_each_time(
-    circuit: Circuit, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Any row failed, so the first that was tried by itself was taken for the one to blame."""
+def test_x12_no_row_is_blamed_for_an_error_of_the_system(circuit: Circuit, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any row failed, so the first that was tried alone was blamed."""
 
-    def refused() -> OSError:
+    def refusal() -> OSError:
         return OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     def run(*_: object, **__: object) -> None:
-        raise refused()
+        raise refusal()
 
-    def unconnected(*_: object, **__: object) -> None:
-        raise Py4JNetworkError("An error occurred while trying to connect to the Java server") from refused()
+    def fail_to_connect(*_: object, **__: object) -> None:
+        raise Py4JNetworkError("An error occurred while trying to connect to the Java server") from refusal()
 
-    for failing in (run, unconnected):
+    for failing in (run, fail_to_connect):
         with monkeypatch.context() as patch:
             patch.setattr(Fragment, "run", failing)
             with pytest.raises(SystemRefused, match=os.strerror(errno.EMFILE)):
@@ -190,8 +209,8 @@ def test_x12_no_row_is_blamed_for_what_the_system_refuses_each_time(
     assert circuit.step(delta(1))["v"].to_pylist() == [{"b": 2, "__diff": 1}]
 
 
-def failing_at_first(tries: Path, times: int, *, is_killed: bool) -> Any:
-    """A function that fails so many times, whatever the row; then it adds 1."""
+def fail_at_first(tries: Path, times: int, *, is_killed: bool) -> Any:
+    """A function that fails `times` times, whatever the row; then it adds 1."""
 
     def add_one(a: int) -> int:
         if len([*tries.iterdir()]) < times:
@@ -204,7 +223,7 @@ def failing_at_first(tries: Path, times: int, *, is_killed: bool) -> Any:
     return udf(add_one, "int", useArrow=False)
 
 
-def calling(spark: SparkSession, function: Any) -> Circuit:
+def view_calling(spark: SparkSession, function: Any) -> Circuit:
     def v(session: SparkSession) -> DataFrame:
         return session.table("t").select(function("a").alias("b"))
 
@@ -215,14 +234,14 @@ def calling(spark: SparkSession, function: Any) -> Circuit:
 def test_x15_a_python_function_that_fails_once_blames_no_view(
     spark: SparkSession, tmp_path: Path, is_killed: bool
 ) -> None:
-    """Spark gives up after four tries of a task. An error that the function raised failed its view at once."""
-    made = calling(spark, failing_at_first(tmp_path, 4, is_killed=is_killed))
+    """Spark gives up after four attempts of a task. An error that the function raised failed its view at once."""
+    made = view_calling(spark, fail_at_first(tmp_path, 4, is_killed=is_killed))
     assert made.step(delta(1))["v"].to_pylist() == [{"b": 2, "__diff": 1}]
     assert len([*tmp_path.iterdir()]) == 4
 
 
 def test_x13_a_python_function_that_fails_each_time_is_blamed_on_the_row(spark: SparkSession) -> None:
-    made = calling(spark, udf(lambda a: 6 // a, "int", useArrow=False))
+    made = view_calling(spark, udf(lambda a: 6 // a, "int", useArrow=False))
     with pytest.raises(ViewFailed, match=r"ZeroDivisionError.*; because of table 't', row \{'a': 0, '__diff': 1\}"):
         made.step(delta(1, 0, 2))
     assert len(made.step(delta(1, 2))["v"]) == 2
@@ -231,7 +250,7 @@ def test_x13_a_python_function_that_fails_each_time_is_blamed_on_the_row(spark: 
 def test_x13_a_python_function_that_fails_only_for_many_rows_fails_its_view(
     spark: SparkSession, circuit: Circuit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The transaction would wait for ever, and with it all views."""
+    """Otherwise the transaction, and with it all views, would wait for ever."""
     real = Fragment.run
 
     def run(fragment: Fragment, terms: Sequence[Term], **how: Any) -> pa.Table:

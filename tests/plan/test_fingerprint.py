@@ -1,4 +1,4 @@
-"""Fingerprints: the same in every process, and other for whatever could change a row."""
+"""Fingerprints: the same in every process, and different for every change that could change a row."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from evertide.errors import InvalidInput
-from evertide.plan.algebra.fingerprint import Fingerprints, fingerprint, pipeline_fingerprint
+from evertide.plan.algebra.fingerprint import Fingerprints
 from evertide.plan.algebra.nodes import Function, walk
 from evertide.plan.catalyst.python_function import describe_function
-from evertide.plan.catalyst.result_settings import RESULT_PREFIX, RESULT_SETTINGS, result_settings
+from evertide.plan.catalyst.result_settings import RESULT_PREFIX, RESULT_SETTINGS, read_result_settings
 from evertide.plan.program.program import Program
 from tests.plan.fingerprinted import QUERIES, TABLES, fingerprints
 
@@ -31,7 +31,7 @@ def here(spark: SparkSession) -> dict[str, str]:
     return fingerprints(spark)
 
 
-def test_another_process_finds_the_same(here: dict[str, str], tmp_path: Path) -> None:
+def test_another_process_computes_the_same_fingerprints(here: dict[str, str], tmp_path: Path) -> None:
     program = [sys.executable, "-m", "tests.plan.fingerprinted", str(tmp_path)]
     done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, check=True, timeout=280)
     there = json.loads(done.stdout.splitlines()[-1])
@@ -40,8 +40,8 @@ def test_another_process_finds_the_same(here: dict[str, str], tmp_path: Path) ->
     assert all(len(found) == 32 and int(found, 16) >= 0 for found in here.values())
 
 
-def test_nothing_that_spark_counts_is_in_it(spark: SparkSession, here: dict[str, str]) -> None:
-    """The lists of DISTINCT arguments, above all, which Spark numbers by chance."""
+def test_sparks_counters_do_not_affect_fingerprints(spark: SparkSession, here: dict[str, str]) -> None:
+    """Above all the lists of DISTINCT arguments, which Spark numbers at random."""
     names = ["distincts", "cubed", "lambdas", "by_expression"]
     for round_ in range(4):
         for rows in range(7 * round_):
@@ -59,7 +59,9 @@ def test_nothing_that_spark_counts_is_in_it(spark: SparkSession, here: dict[str,
         ("by_expression", "SELECT a % 2 AS p, c || 'x' AS q, count(*) AS n FROM r GROUP BY 1, 2"),
     ],
 )
-def test_text_that_means_the_same_is_the_same(spark: SparkSession, here: dict[str, str], name: str, query: str) -> None:
+def test_equivalent_texts_have_the_same_fingerprint(
+    spark: SparkSession, here: dict[str, str], name: str, query: str
+) -> None:
     assert fingerprints(spark, [name], changed={name: query})[name] == here[name]
 
 
@@ -100,7 +102,7 @@ def test_text_that_means_the_same_is_the_same(spark: SparkSession, here: dict[st
         ("pivoted", "'y'", "'z'"),
     ],
 )
-def test_what_could_change_a_row_changes_it(
+def test_a_change_that_could_change_a_row_changes_the_fingerprint(
     spark: SparkSession, here: dict[str, str], name: str, before: str, after: str
 ) -> None:
     assert before in QUERIES[name]
@@ -121,13 +123,15 @@ def test_what_could_change_a_row_changes_it(
         ("CREATE TABLE r", "CREATE TABLE q"),
     ],
 )
-def test_what_a_table_is_changes_it(spark: SparkSession, here: dict[str, str], before: str, after: str) -> None:
+def test_the_definition_of_a_table_changes_the_fingerprint(
+    spark: SparkSession, here: dict[str, str], before: str, after: str
+) -> None:
     query = QUERIES["moved"].replace(" r", " q") if " q" in after else QUERIES["moved"]
     found = fingerprints(spark, ["moved"], tables=TABLES.replace(before, after, 1), changed={"moved": query})
     assert found["moved"] != here["moved"]
 
 
-def test_a_view_that_is_read_is_part_of_its_reader(spark: SparkSession, here: dict[str, str]) -> None:
+def test_the_fingerprint_of_a_view_includes_the_views_that_it_reads(spark: SparkSession, here: dict[str, str]) -> None:
     changed = {"sums": QUERIES["sums"].replace("sum(d)", "sum(d + 1)")}
     found = fingerprints(spark, ["sums", "over_view"], changed=changed)
     assert found["over_view"] != here["over_view"], "although its columns have the same names and types"
@@ -141,46 +145,47 @@ def test_a_view_that_is_read_is_part_of_its_reader(spark: SparkSession, here: di
         ("spark.sql.legacy.timeParserPolicy", "LEGACY"),
     ],
 )
-def test_settings_are_part_of_all(spark: SparkSession, setting: str, value: str) -> None:
+def test_settings_change_all_fingerprints(spark: SparkSession, setting: str, value: str) -> None:
     program = Program(spark, f"{TABLES} CREATE MATERIALIZED VIEW v AS SELECT a FROM r")
     before = Fingerprints(program)
     program.catalog.session.conf.set(setting, value)
     after = Fingerprints(program)
     assert after.pipeline != before.pipeline
     assert after.views["v"] != before.views["v"]
-    assert all(after.of(node) != before.of(node) for node in walk(program.views["v"]))
+    assert all(
+        after.get_node_fingerprint(node) != before.get_node_fingerprint(node) for node in walk(program.views["v"])
+    )
 
 
-def test_settings_are_known_to_spark_and_those_at_their_default_do_not_count(spark: SparkSession) -> None:
+def test_settings_exist_in_spark_and_defaults_do_not_count(spark: SparkSession) -> None:
     session = spark.newSession()
     assert all(session.conf.get(name) is not None for name in RESULT_SETTINGS)
-    before = result_settings(session)
+    before = read_result_settings(session)
     assert not any(name.startswith(RESULT_PREFIX) for name in before)
     session.conf.set("spark.sql.legacy.timeParserPolicy", "CORRECTED")
-    assert result_settings(session) == before
+    assert read_result_settings(session) == before
 
 
-def test_operators_and_pipelines_have_one_too(spark: SparkSession) -> None:
+def test_operators_and_pipelines_have_fingerprints(spark: SparkSession) -> None:
     script = f"{TABLES} CREATE MATERIALIZED VIEW v AS SELECT x.a FROM r x JOIN r y ON x.b = y.b"
     program = Program(spark, script)
     found = Fingerprints(program)
     operators = list(walk(program.views["v"]))
-    assert all(len(found.of(node)) == 32 for node in operators)
-    scans = [found.of(node) for node in operators if node.kind == "Scan"]
+    assert all(len(found.get_node_fingerprint(node)) == 32 for node in operators)
+    scans = [found.get_node_fingerprint(node) for node in operators if node.kind == "Scan"]
     assert len(scans) == 2
-    assert len(set(scans)) == 1, "the same table is the same"
-    assert fingerprint(program.views["v"], program.catalog.session) == found.of(program.views["v"])
-    assert pipeline_fingerprint(program) == found.pipeline
-    assert pipeline_fingerprint(Program(spark, script + "; CREATE TABLE z (i INT)")) != found.pipeline
+    assert len(set(scans)) == 1, "the same table has the same fingerprint"
+    assert Fingerprints(Program(spark, script)).pipeline == found.pipeline
+    assert Fingerprints(Program(spark, script + "; CREATE TABLE z (i INT)")).pipeline != found.pipeline
 
 
 def test_all_of_a_function_is_hashed() -> None:
-    """Whoever adds a field says in `evertide.plan.algebra.fingerprint` how it counts."""
+    """A new field needs an entry in `evertide.plan.algebra.fingerprint` that says how it counts."""
     fields = {field.name for field in dataclasses.fields(Function)}
     assert fields == {"name", "arguments", "condition", "mode", "buffer"}
 
 
-def made(limit: int, default: int = 1) -> Callable[[int], int]:
+def make_function(limit: int, default: int = 1) -> Callable[[int], int]:
     def function(value: int) -> int:
         """Says something."""
         return min(value, limit) + default
@@ -188,8 +193,8 @@ def made(limit: int, default: int = 1) -> Callable[[int], int]:
     return function
 
 
-def test_python_functions_are_what_they_do() -> None:
-    def told(function: Any) -> str:
+def test_the_fingerprint_of_a_python_function_is_that_of_its_code() -> None:
+    def fingerprint_of(function: Any) -> str:
         return repr(describe_function(function, "here"))
 
     names: dict[str, Any] = {}
@@ -197,20 +202,22 @@ def test_python_functions_are_what_they_do() -> None:
     exec(source.format("'A docstring.'\n    ", "x + 1"), names)
     others: dict[str, Any] = {}
     exec("\n\n" + source.format("", "x + 1"), others)
-    assert told(names["f"]) == told(others["f"])
+    assert fingerprint_of(names["f"]) == fingerprint_of(others["f"])
     exec(source.format("", "x + 2"), others)
-    assert told(names["f"]) != told(others["f"]), "what it calls is part of it"
+    assert fingerprint_of(names["f"]) != fingerprint_of(others["f"]), (
+        "the fingerprint includes the functions that it calls"
+    )
 
-    assert told(made(1)) == told(made(1))
-    assert told(made(1)) != told(made(2))
-    assert told(made(1)) != told(made(1, default=2))
-    assert told(lambda: "a") != told(lambda: "b")
-    assert told(lambda x: x in {"a", "b"}) == told(lambda x: x in {"b", "a"})
-    assert told(json.dumps) == told(json.dumps)
+    assert fingerprint_of(make_function(1)) == fingerprint_of(make_function(1))
+    assert fingerprint_of(make_function(1)) != fingerprint_of(make_function(2))
+    assert fingerprint_of(make_function(1)) != fingerprint_of(make_function(1, default=2))
+    assert fingerprint_of(lambda: "a") != fingerprint_of(lambda: "b")
+    assert fingerprint_of(lambda x: x in {"a", "b"}) == fingerprint_of(lambda x: x in {"b", "a"})
+    assert fingerprint_of(json.dumps) == fingerprint_of(json.dumps)
 
     def endless(n: int) -> int:
         return endless(n - 1)
 
-    assert told(endless)
+    assert fingerprint_of(endless)
     with pytest.raises(InvalidInput, match="cannot be pickled"):
-        told(lambda rows=(row for row in [1]): rows)
+        fingerprint_of(lambda rows=(row for row in [1]): rows)

@@ -1,4 +1,4 @@
-"""Few rows are computed by the thread that asks: the same rows as a job's, and what is not for a thread is a job."""
+"""The calling thread computes few rows itself: the same rows as a job's. Work that a thread cannot do is a job."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from evertide.errors import ViewFailed
 from evertide.flow import Circuit
 from evertide.plan.catalyst.catalyst import Catalyst
-from evertide.plan.fragment.local_runner import LocalRunner
+from evertide.plan.fragment.local_runner import LocalRunner, RunPath
 from evertide.rows.changes import DIFF
 
 if TYPE_CHECKING:
@@ -32,8 +32,8 @@ TOGETHER = (
 COUNTED = "SELECT b, max(a) AS m, count(DISTINCT a) AS n, count(DISTINCT a % 2) AS o FROM r GROUP BY b"
 CROSS = "SELECT r.b, s.c FROM r LEFT JOIN s ON r.a < s.a"
 HERE = (JOINED, LATEST, UNITED, CHAINED, TOGETHER, COUNTED)
-"""Of joins below joins Spark does not see that all rows are in one partition, unless it is told. Taken out once:
-CHAINED and COUNTED were jobs, which shuffled them."""
+"""Spark does not see that all rows of joins below joins are in one partition. Without the hint CHAINED and COUNTED are
+jobs with a shuffle."""
 MAPPED = "SELECT a + 1 AS a, upper(b) AS b FROM r WHERE a > 1"
 
 
@@ -64,16 +64,15 @@ def answers(spark: SparkSession, query: str) -> list[list[dict[str, Any]]]:
 
 @pytest.fixture
 def ways(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """How each run went."""
+    """How each run was executed."""
     found: list[str] = []
-    real = LocalRunner.run
+    real = LocalRunner._call_jvm
 
-    def noted(self: LocalRunner, *arguments: Any, **options: Any) -> Any:
-        rows = real(self, *arguments, **options)
-        found.append(self.last_path)
-        return rows
+    def noted(self: LocalRunner, *arguments: Any, **options: Any) -> RunPath:
+        found.append(path := real(self, *arguments, **options))
+        return path
 
-    monkeypatch.setattr(LocalRunner, "run", noted)
+    monkeypatch.setattr(LocalRunner, "_call_jvm", noted)
     return found
 
 
@@ -82,7 +81,7 @@ def jobs(spark: SparkSession) -> int:
 
 
 @pytest.mark.parametrize("query", HERE)
-def test_joins_aggregates_and_windows_take_no_job(spark: SparkSession, query: str, ways: list[str]) -> None:
+def test_joins_aggregates_and_windows_need_no_job(spark: SparkSession, query: str, ways: list[str]) -> None:
     before = jobs(spark)
     found = answers(spark, query)
     assert any(found)
@@ -91,13 +90,13 @@ def test_joins_aggregates_and_windows_take_no_job(spark: SparkSession, query: st
     assert jobs(spark) == before
 
 
-def test_maps_and_filters_take_no_plan(spark: SparkSession, ways: list[str]) -> None:
+def test_maps_and_filters_need_no_plan(spark: SparkSession, ways: list[str]) -> None:
     assert any(answers(spark, MAPPED))
     assert {*ways} == {"place"}
 
 
 @pytest.mark.parametrize("query", [*HERE, CROSS])
-def test_a_job_gives_the_same(
+def test_a_job_returns_the_same_rows(
     spark: SparkSession, query: str, ways: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here = answers(spark, query)
@@ -106,16 +105,16 @@ def test_a_job_gives_the_same(
     assert "job" in ways
 
 
-def test_what_needs_a_broadcast_is_a_job(spark: SparkSession, ways: list[str]) -> None:
+def test_a_query_with_a_broadcast_is_a_job(spark: SparkSession, ways: list[str]) -> None:
     assert any(answers(spark, CROSS))
     assert "job" in ways
 
 
-def test_an_exchange_that_no_job_has_run_is_noticed(spark: SparkSession) -> None:
-    """Asked for its rows, it would have none, and say nothing. A limit over several partitions hides one."""
+def test_an_exchange_that_no_job_has_run_is_detected(spark: SparkSession) -> None:
+    """Executed without a job it would return no rows, silently. A limit over several partitions hides one."""
     catalyst = Catalyst(spark)
     nil, struct = catalyst.seq([]), spark.range(1)._jdf.schema()
-    lists = [catalyst.java_list([]) for _ in range(3)]
+    lists = [catalyst.make_java_list([]) for _ in range(3)]
     made = catalyst.make_local_runner(
         spark.range(1)._jdf.queryExecution().optimizedPlan(), 0, *lists, nil, nil, struct, 1000
     )
@@ -124,8 +123,8 @@ def test_an_exchange_that_no_job_has_run_is_noticed(spark: SparkSession) -> None
     assert made.canRunInDriver(spark.range(0, 100, 1, 4)._jdf.queryExecution().executedPlan())
 
 
-def test_a_row_that_fails_is_told_as_a_job_tells_it(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And the thread is no task afterwards, nor does it hold memory."""
+def test_a_failing_row_raises_the_same_error_as_in_a_job(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Afterwards the thread is no longer a task, and holds no memory."""
     asked: list[LocalRunner] = []
     real = LocalRunner.run
 

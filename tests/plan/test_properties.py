@@ -1,4 +1,4 @@
-"""Properties of ours are checked, those of others kept."""
+"""Evertide's properties are checked, other properties are kept."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def test_known_values_and_names_of_others_pass() -> None:
+def test_valid_values_and_other_properties_are_accepted() -> None:
     check_properties({"evertide.keep": "none", "owner": "ann"}, is_view=False, where="t")
     check_properties({"evertide.refresh": "incremental"}, is_view=True, where="v")
 
@@ -33,7 +33,7 @@ def test_known_values_and_names_of_others_pass() -> None:
         ),
     ],
 )
-def test_what_means_nothing_is_refused(spark: SparkSession, statement: str, why: str) -> None:
+def test_invalid_properties_are_refused(spark: SparkSession, statement: str, why: str) -> None:
     with pytest.raises(InvalidInput, match=why):
         Program(spark, statement)
 

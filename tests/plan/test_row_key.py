@@ -1,4 +1,4 @@
-"""Which columns tell the rows of a view apart, as far as its plan proves it; and what is declared."""
+"""The columns that identify the rows of a view, as far as its plan proves it; and declared keys."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ VIEWS: dict[str, tuple[str, ...]] = {
     "SELECT customer, sum(amount) AS total FROM orders GROUP BY customer": ("customer",),
     "SELECT count(*) AS n, day AS d, customer AS c FROM orders GROUP BY customer, day": ("c", "d"),
     "SELECT customer, count(*) AS n FROM orders GROUP BY customer HAVING count(*) > 1": ("customer",),
-    "SELECT sum(amount) AS total FROM orders GROUP BY customer": (),  # what tells groups apart is not shown
+    "SELECT sum(amount) AS total FROM orders GROUP BY customer": (),  # the keys of the groups are not selected
     "SELECT upper(customer) AS c, count(*) AS n FROM orders GROUP BY upper(customer)": ("c",),
     "SELECT upper(customer) AS c, count(*) AS n FROM orders GROUP BY customer": (),
     "SELECT max(id) AS last FROM orders": (),
@@ -30,11 +30,11 @@ VIEWS: dict[str, tuple[str, ...]] = {
     "SELECT * FROM orders ORDER BY amount, id LIMIT 3": ("id",),
     "SELECT * FROM orders WHERE customer IN (SELECT text FROM notes)": ("id",),
     "SELECT * FROM orders o WHERE NOT EXISTS (SELECT 1 FROM lines l WHERE l.item = o.id)": ("id",),
-    "SELECT o.id, l.part FROM orders o JOIN lines l ON l.item = o.id": ("id", "part"),  # `item` is as good as `id`
+    "SELECT o.id, l.part FROM orders o JOIN lines l ON l.item = o.id": ("id", "part"),  # `item` is equal to `id`
     "SELECT l.part, l.price FROM orders o JOIN lines l ON l.item = o.id": (),
-    "SELECT o.id, l.part FROM orders o JOIN lines l ON l.item = o.amount": (),  # a row of either may meet several
+    "SELECT o.id, l.part FROM orders o JOIN lines l ON l.item = o.amount": (),  # a row of either side may match several
     "SELECT o.id, l.part FROM orders o LEFT JOIN lines l ON l.item = o.id": (),
-    "SELECT o.id, l.part FROM lines l LEFT JOIN orders o ON l.item = o.id": (),  # where there is no order, `id` is NULL
+    "SELECT o.id, l.part FROM lines l LEFT JOIN orders o ON l.item = o.id": (),  # without an order, `id` is NULL
     "SELECT l.item, l.part, o.amount FROM lines l LEFT JOIN orders o ON l.item = o.id AND o.amount > 1": (
         "item",
         "part",
@@ -56,7 +56,7 @@ VIEWS: dict[str, tuple[str, ...]] = {
 }
 
 
-def test_keys_that_are_proved_and_those_that_are_not(spark: SparkSession) -> None:
+def test_only_proven_keys_are_found(spark: SparkSession) -> None:
     script = TABLES + "".join(f"CREATE MATERIALIZED VIEW v{n} AS {query};\n" for n, query in enumerate(VIEWS))
     program = Program(spark, script)
     found = {query: set(program.keys[f"v{n}"]) for n, query in enumerate(VIEWS)}
@@ -64,18 +64,18 @@ def test_keys_that_are_proved_and_those_that_are_not(spark: SparkSession) -> Non
     assert not wrong
 
 
-def declared(spark: SparkSession, key: str) -> tuple[str, ...]:
+def declare(spark: SparkSession, key: str) -> tuple[str, ...]:
     view = (
         f"CREATE MATERIALIZED VIEW v TBLPROPERTIES ('evertide.key' = '{key}') AS SELECT text AS Said, 1 AS n FROM notes"
     )
     return Program(spark, f"{TABLES}{view};").keys["v"]
 
 
-def test_a_key_that_is_declared_counts(spark: SparkSession) -> None:
-    assert declared(spark, "said") == ("Said",)
-    assert declared(spark, "N, said") == ("n", "Said")
+def test_a_declared_key_is_used(spark: SparkSession) -> None:
+    assert declare(spark, "said") == ("Said",)
+    assert declare(spark, "N, said") == ("n", "Said")
     for wrong in ("", "nope", "said,", "said, said"):
         with pytest.raises(InvalidInput, match=r"'evertide.key' is .*the view has Said, n"):
-            declared(spark, wrong)
+            declare(spark, wrong)
     with pytest.raises(InvalidInput, match=r"the property 'evertide.key' does not exist"):
         Program(spark, "CREATE TABLE t (a INT) TBLPROPERTIES ('evertide.key' = 'a');")

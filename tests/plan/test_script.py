@@ -1,4 +1,4 @@
-"""Where one statement ends and the next begins."""
+"""How a script is split into statements."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from evertide.plan.program.script import Piece, split_script
         ("SELECT 'a\nb;';\nSELECT 2", [("SELECT 'a\nb;'", 1), ("SELECT 2", 3)]),
     ],
 )
-def test_a_script_is_cut_at_semicolons_only(script: str, pieces: list[tuple[str, int]]) -> None:
+def test_a_script_is_split_at_semicolons_only(script: str, pieces: list[tuple[str, int]]) -> None:
     assert split_script(script, "shop.sql") == [Piece(text, line) for text, line in pieces]
 
 
@@ -38,7 +38,7 @@ def test_a_script_is_cut_at_semicolons_only(script: str, pieces: list[tuple[str,
         ("SELECT 1;\n/* a /* */", "the comment /*"),
     ],
 )
-def test_what_is_never_closed_is_named_with_its_line(script: str, what: str) -> None:
+def test_an_unclosed_construct_is_named_with_its_line(script: str, what: str) -> None:
     with pytest.raises(InvalidInput, match=r"shop\.sql, line 2") as refused:
         split_script(script, "shop.sql")
     assert refused.value.why == f"{what} is not closed"

@@ -1,4 +1,6 @@
-"""Where Spark's own services listen, and whom they answer; `tests.server.access.test_x16` scans a running pipeline."""
+"""Where Spark's own services listen, and which clients they answer; `tests.server.access.test_x16` scans a running
+pipeline.
+"""
 
 from __future__ import annotations
 
@@ -37,13 +39,13 @@ CLUSTER = {"spark.master": "spark://10.0.0.1:7077", "spark.driver.host": "10.0.0
         ({**CLUSTER, "spark.authenticate": "true"}, False),
     ],
 )
-def test_a_session_that_answers_anybody_is_known_by_its_settings(conf: dict[str, str], is_open: bool) -> None:
+def test_a_session_without_authentication_is_detected_by_its_settings(conf: dict[str, str], is_open: bool) -> None:
     found = find_exposure(conf)
     assert (found is not None) == is_open
     assert found is None or "spark.authenticate" in found
 
 
-def test_status_warns_of_a_session_that_answers_anybody(
+def test_status_warns_of_a_session_without_authentication(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script = "CREATE TABLE t (a BIGINT)"
@@ -58,7 +60,7 @@ def test_status_warns_of_a_session_that_answers_anybody(
 
 
 def test_a_standalone_master_without_a_secret_is_refused_with_what_to_set() -> None:
-    """Fails without `spark.authenticate`: Spark would wait for that master."""
+    """Fails without the check of `spark.authenticate`: Spark would wait for that master."""
     code = "from evertide.plan.catalyst.session import open_session; open_session(None, 'spark://127.0.0.1:1')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "InvalidInput" in done.stderr

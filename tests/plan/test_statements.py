@@ -1,4 +1,4 @@
-"""Statements, parsed by Spark and never executed."""
+"""Statements: parsed by Spark, never executed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from evertide.errors import InvalidInput
-from evertide.plan.program.statements import Column, FlowStatement, TableStatement, ViewStatement, parse_script
+from evertide.plan.program.statements import DeclaredColumn, FlowStatement, TableStatement, ViewStatement, parse_script
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -33,9 +33,9 @@ def test_a_script_is_read_into_values(spark: SparkSession) -> None:
     assert table == TableStatement(
         name="orders",
         columns=(
-            Column("id", '"long"', nullable=False, comment="the key"),
-            Column("amount", '"decimal(10,2)"', default="0"),
-            Column("tags", '{"type":"array","elementType":"string","containsNull":true}'),
+            DeclaredColumn("id", '"long"', nullable=False, comment="the key"),
+            DeclaredColumn("amount", '"decimal(10,2)"', default="0"),
+            DeclaredColumn("tags", '{"type":"array","elementType":"string","containsNull":true}'),
         ),
         key=("id",),
         connector="push",
@@ -98,7 +98,7 @@ def test_nothing_is_executed(spark: SparkSession) -> None:
         ("CREATE TABLE t (a CHAR(3))", 1, "use STRING"),
     ],
 )
-def test_what_a_pipeline_cannot_keep_is_refused_by_name(spark: SparkSession, script: str, line: int, why: str) -> None:
+def test_unsupported_statements_are_refused_by_name(spark: SparkSession, script: str, line: int, why: str) -> None:
     with pytest.raises(InvalidInput) as refused:
         parse_script(spark, script, "shop.sql")
     assert refused.value.where.startswith(f"shop.sql, line {line}")

@@ -1,4 +1,4 @@
-"""Views written in Python, from declaration to deltas, and what is refused."""
+"""Views written in Python, from declaration to deltas, and refused functions."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from evertide.errors import InvalidInput
 from evertide.flow import Circuit
 from evertide.plan.program.program import Program
 from evertide.plan.program.view_function import ViewFunction
-from evertide.testing.oracle import Reference, drive
-from evertide.testing.transactions import random_transactions
+from tests.kit.oracle import Reference, drive
+from tests.kit.transactions import random_transactions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,7 +32,7 @@ def double(price: int | None) -> int | None:
     return None if price is None else 2 * price
 
 
-def declared(spark: SparkSession, function: Callable[..., Any], **facts: Any) -> Program:
+def declare(spark: SparkSession, function: Callable[..., Any], **facts: Any) -> Program:
     return Program(spark, SCRIPT, "shop.sql", functions=[ViewFunction("v", function, **facts)])
 
 
@@ -73,19 +73,19 @@ def test_a_function_without_parameters_finds_the_active_session(spark: SparkSess
     def v() -> DataFrame:
         return SparkSession.active().table("bid")
 
-    assert declared(spark, v).views["v"].kind == "Scan"
+    assert declare(spark, v).views["v"].kind == "Scan"
     after = SparkSession.getActiveSession()
     assert (before is None) == (after is None)
 
 
-def test_a_plain_view_is_part_of_what_reads_it(spark: SparkSession) -> None:
+def test_a_plain_view_is_inlined_into_its_readers(spark: SparkSession) -> None:
     cheap = ViewFunction("cheap", lambda session: session.table("bid").where("price < 5"), is_materialized=False)
     cheaper = ViewFunction("cheaper", lambda session: session.table("cheap").where("price < 3"))
     program = Program(spark, SCRIPT, functions=[cheap, cheaper])
     assert list(program.views) == ["large", "cheaper"]
 
 
-def test_v2_limit_and_offset_of_a_frame_count_what_is_left_below(spark: SparkSession) -> None:
+def test_v2_limit_and_offset_of_a_frame_count_the_rows_below_them(spark: SparkSession) -> None:
     def v(session: SparkSession) -> DataFrame:
         return session.table("bid").orderBy("auction").limit(4).offset(2)
 
@@ -97,7 +97,7 @@ def test_v2_limit_and_offset_of_a_frame_count_what_is_left_below(spark: SparkSes
 
 
 def test_v1_rows_without_duplicates_are_rows_of_the_table(spark: SparkSession) -> None:
-    """Whatever is left out of the columns: two readers of the same frame see the same rows."""
+    """For any selected columns: two readers of the same frame see the same rows."""
 
     def v(session: SparkSession) -> DataFrame:
         return session.table("tagged").dropDuplicates(["k"])
@@ -182,9 +182,9 @@ class Twice:
         (lambda session: 1 // 0, "the function failed: ZeroDivisionError"),
     ],
 )
-def test_what_is_refused_names_the_function(spark: SparkSession, function: Callable[..., Any], why: str) -> None:
+def test_a_refusal_names_the_function(spark: SparkSession, function: Callable[..., Any], why: str) -> None:
     with pytest.raises(InvalidInput) as refused:
-        declared(spark, function)
+        declare(spark, function)
     line = function.__code__.co_firstlineno
     assert refused.value.where == f"{HERE}, line {line}, view 'v'"
     assert why in refused.value.why

@@ -1,4 +1,4 @@
-"""A shop behind a real socket, and a client: what the tests of the server share."""
+"""A shop behind a real socket, and a client, shared by the tests of the server."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Client:
-    """A connection for each request, so that threads may share it."""
+    """A client that opens a connection for each request, so that threads may share it."""
 
     host: str
     port: int
@@ -50,7 +50,7 @@ class Client:
     token: str = ""
 
     def post(self, path: str, body: Any = None, headers: Mapping[str, str] | None = None) -> Answer:
-        """A body that is not bytes goes as JSON."""
+        """Send a body; one that is not bytes is sent as JSON."""
         given = {"Content-Type": "application/json", **(headers or {})}
         return self.ask("POST", path, body if isinstance(body, bytes) else json.dumps(body).encode(), given)
 
@@ -66,7 +66,7 @@ class Client:
     def raw(
         self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None, **options: Any
     ) -> Raw:
-        """An answer that need not be JSON."""
+        """Return an answer that need not be JSON."""
         connection = http.client.HTTPConnection(self.host, self.port, timeout=self.timeout_s)
         try:
             own = {"Authorization": f"Bearer {self.token}"} if self.token else {}
@@ -86,19 +86,19 @@ def served(pipeline: Pipeline) -> Iterator[Client]:
 
 @contextmanager
 def shop(store: Storage | None = None, settings: Settings = SETTINGS) -> Iterator[tuple[Pipeline, Client]]:
-    """An open pipeline without Spark, and a client of it. It is not run beside: pushes make the transactions."""
+    """Open a pipeline without Spark, and a client of it. No loop runs: pushes make the transactions."""
     with open_pipeline(store or storage(), settings=settings) as pipeline, served(pipeline) as client:
         yield pipeline, client
 
 
 def stored(folder: Path) -> Storage:
-    """On disk, where other processes can read it, too: those that answer queries."""
+    """Create the storage on disk, where worker processes can read it."""
     return open_storage(folder / "s", runtime=SystemRuntime(), settings=SETTINGS)
 
 
 @contextmanager
 def limited(pipeline: Pipeline, limit_s: float) -> Iterator[None]:
-    """Queries may take so long meanwhile. The clock is the server's: it counts for workers that are there already."""
+    """Limit the time of queries in the block, by the server's clock: it also applies to running workers."""
     before = pipeline.settings.query_limit_s
     object.__setattr__(pipeline.settings, "query_limit_s", limit_s)
     try:
@@ -116,10 +116,10 @@ def numbered(producer: str, sequence: int) -> dict[str, str]:
 
 
 def until(condition: Callable[[], Any]) -> None:
-    """Waits for as long as a loaded machine needs."""
+    """Wait until the condition holds, as long as a loaded machine needs."""
     waiting = threading.Event()
     for _ in range(6000):
         if condition():
             return
         waiting.wait(0.01)
-    raise AssertionError("it did not come")
+    raise AssertionError("the condition did not become true")

@@ -1,4 +1,4 @@
-"""Bodies that are small as they come, and large once they are decoded: refused before they are."""
+"""Bodies that are small when they arrive, and large once they are decoded, are refused before they are decoded."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import pytest
 
 from evertide.media import ARROW, CSV, JSON, LINES, PARQUET
 from evertide.pipeline.engine import DeclaredTable
-from evertide.server.bodies.arrow_size import plain_bytes
-from evertide.server.bodies.bodies import decoded_bytes
-from evertide.server.bodies.parquet_size import parquet_bytes
+from evertide.server.bodies.arrow_size import count_plain_bytes
+from evertide.server.bodies.bodies import count_decoded_bytes
+from evertide.server.bodies.parquet_size import count_parquet_bytes
 from evertide.settings import Settings
-from evertide.testing.small_engine import SmallEngine
+from tests.kit.small_engine import SmallEngine
 from tests.pipeline.kit import open_pipeline, rows_of, storage
 from tests.server.kit import Client, served
 
@@ -60,7 +60,7 @@ def repeated(value: str, times: int, index: Any = pa.int8()) -> Any:  # noqa: B0
 
 
 def views(value: str, times: int) -> Any:
-    """All of them the same bytes."""
+    """Return views that all refer to the same bytes."""
     one = pa.array([value], pa.string_view())
     _, view, *data = one.buffers()
     return pa.Array.from_buffers(pa.string_view(), times, [None, pa.py_buffer(view.to_pybytes() * times), *data])
@@ -83,7 +83,7 @@ ARROW_BOMBS: dict[str, Callable[[], tuple[str, bytes]]] = {
 
 
 def overlapping(times: int) -> Any:
-    """Lists that are all the same values."""
+    """Return lists that all refer to the same values."""
     zeros, ones = pa.array([0] * times, pa.int32()), pa.array([1] * times, pa.int32())
     return pa.ListViewArray.from_arrays(zeros, ones, pa.array([LARGE]))
 
@@ -113,18 +113,18 @@ PARQUET_BOMBS: dict[str, Callable[[], tuple[str, bytes]]] = {
 
 
 @pytest.mark.parametrize("bomb", ARROW_BOMBS)
-def test_an_arrow_stream_that_comes_to_more_than_is_allowed_is_413(client: Client, bomb: str) -> None:
-    """Fails if only what came is counted."""
+def test_an_arrow_stream_that_decodes_to_more_than_the_limit_is_413(client: Client, bomb: str) -> None:
+    """Fails if only the received bytes are counted."""
     check_refused(client, ARROW, *ARROW_BOMBS[bomb]())
 
 
 @pytest.mark.parametrize("bomb", PARQUET_BOMBS)
-def test_a_parquet_file_that_comes_to_more_than_is_allowed_is_413(client: Client, bomb: str) -> None:
+def test_a_parquet_file_that_decodes_to_more_than_the_limit_is_413(client: Client, bomb: str) -> None:
     check_refused(client, PARQUET, *PARQUET_BOMBS[bomb]())
 
 
 def repeat(unit: bytes, before: bytes = b"[", after: bytes = b"]") -> bytes:
-    """A list of this value, as large as the test allows."""
+    """Return a list of this value, as large as the test allows."""
     return before + b",".join([unit] * (LIMIT // 5 // (len(unit) + 1))) + after
 
 
@@ -153,7 +153,7 @@ def test_a_text_of_ordinary_rows_may_be_as_large_as_a_body() -> None:
         (CSV, b"1234567,ann of the green gables,10.25\n"),
     ):
         times = Settings().request_decoded_bytes_max / Settings().request_bytes_max
-        assert decoded_bytes(content, media, LIMIT) <= times * len(content)
+        assert count_decoded_bytes(content, media, LIMIT) <= times * len(content)
 
 
 def check_refused(client: Client, media: str, table: str, content: bytes) -> None:
@@ -164,8 +164,8 @@ def check_refused(client: Client, media: str, table: str, content: bytes) -> Non
 
 
 @pytest.mark.parametrize("media", [ARROW, PARQUET])
-def test_what_is_within_the_limit_is_taken(media: str) -> None:
-    """Repeated texts, too. Fails if a dictionary counts as if each value were all of it."""
+def test_bodies_within_the_limit_are_accepted(media: str) -> None:
+    """Repeated texts, too. Fails if each value of a dictionary counts as the whole dictionary."""
     texts = [f"customer {number % 500}" * 5 for number in range(10_000)]
     lists = [["a", None, "b" * (number % 9)] for number in range(500)]
     settings = Settings(request_decoded_bytes_max=LIMIT)
@@ -178,8 +178,8 @@ def test_what_is_within_the_limit_is_taken(media: str) -> None:
             assert rows_of(p, table) == sorted([(value,) for value in column.to_pylist()], key=repr)
 
 
-def test_what_is_counted_is_never_less_than_what_there_is() -> None:
-    """Of random columns in every encoding: a limit just below what is there is always passed."""
+def test_the_counted_size_is_never_below_the_actual_size() -> None:
+    """For random columns in every encoding, a limit just below the actual size is always exceeded."""
     rng = np.random.default_rng(8)
     for _ in range(12):
         count = int(rng.integers(1, 3000))
@@ -189,18 +189,18 @@ def test_what_is_counted_is_never_less_than_what_there_is() -> None:
         some = pa.array([texts[int(at)] for at in rng.integers(0, len(texts), count)])
         options: dict[str, Any] = {"row_group_size": int(rng.integers(1, 1000))}
         options |= {"data_page_size": int(rng.integers(100, 10_000)), "write_batch_size": 100}
-        options |= {"dictionary_pagesize_limit": int(rng.integers(100, 5000))}  # beyond it, values are as they are
+        options |= {"dictionary_pagesize_limit": int(rng.integers(100, 5000))}  # beyond it, values are not encoded
         for column in (some, pa.array(rng.integers(0, 9, count)), pa.array([[text] * 3 for text in some.to_pylist()])):
             plain = column.nbytes
             for version in ("1.0", "2.0"):
                 content = parquet(column, data_page_version=version, **options)
-                assert parquet_bytes(content, plain - 1) >= plain
-            assert decoded_bytes(stream(column), ARROW, plain - 1) >= plain
-        assert plain_bytes(some.dictionary_encode()) >= sum(len(text) for text in some.to_pylist())
+                assert count_parquet_bytes(content, plain - 1) >= plain
+            assert count_decoded_bytes(stream(column), ARROW, plain - 1) >= plain
+        assert count_plain_bytes(some.dictionary_encode()) >= sum(len(text) for text in some.to_pylist())
 
 
-def test_a_footer_that_does_not_say_the_truth_changes_nothing() -> None:
-    """Its count of values is lowered; the page still has them all. Fails if the footer is believed."""
+def test_a_false_footer_does_not_change_the_counted_size() -> None:
+    """The footer's count of values is too low; the page still has them all. Fails if the footer is trusted."""
     values = 3_000_000
     content = parquet(pa.array([np.zeros(values, np.int32)]))
     footer = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
@@ -208,7 +208,7 @@ def test_a_footer_that_does_not_say_the_truth_changes_nothing() -> None:
     lying = content[:footer] + content[footer:].replace(varint(2 * values), varint(2 * (values // 2)))
     told = pq.ParquetFile(io.BytesIO(lying)).metadata.row_group(0).column(0)
     assert told.num_values == values // 2
-    assert parquet_bytes(lying, 1 << 40) == parquet_bytes(content, 1 << 40) > values * 4
+    assert count_parquet_bytes(lying, 1 << 40) == count_parquet_bytes(content, 1 << 40) > values * 4
 
 
 def varint(number: int) -> bytes:
@@ -220,8 +220,8 @@ def varint(number: int) -> bytes:
 
 
 @pytest.mark.parametrize("media", [ARROW, PARQUET])
-def test_what_is_broken_is_400_whatever_byte_it_is(client: Client, media: str) -> None:
-    """Never 500: a head, a footer, a length that makes no sense."""
+def test_a_body_with_any_damaged_byte_is_400(client: Client, media: str) -> None:
+    """Never 500: a head, a footer or a length that makes no sense."""
     rng = np.random.default_rng(9)
     column = pa.array(["a", "b", None, "a"] * 20)
     whole = stream(column) if media == ARROW else parquet(column)
@@ -235,8 +235,8 @@ def test_what_is_broken_is_400_whatever_byte_it_is(client: Client, media: str) -
     assert 400 in seen
 
 
-def test_an_encoding_on_top_is_refused(client: Client) -> None:
-    """Fails if it is passed over: the client would be told that its JSON is broken."""
+def test_a_content_encoding_is_refused(client: Client) -> None:
+    """Fails if the encoding is ignored: the client would get an error about invalid JSON."""
     headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
     answer = client.post("/v1/tables/texts/rows", b"\x1f\x8b", headers)
     assert (answer.status, answer.body["error_code"]) == (415, "unsupported_media_type")
@@ -244,7 +244,7 @@ def test_an_encoding_on_top_is_refused(client: Client) -> None:
 
 
 def test_types_that_no_table_has_are_refused(client: Client) -> None:
-    """They would repeat values as well. Fails, as something unexpected, if nobody looks."""
+    """Such types would repeat values as well. Fails with an unexpected error if they are not checked."""
     runs = pa.RunEndEncodedArray.from_arrays([1000], pa.array(["x"]))
     union = pa.UnionArray.from_dense(pa.array([0], pa.int8()), pa.array([0], pa.int32()), [pa.array(["x"])])
     for column in (runs, union, pa.StructArray.from_arrays([union], ["u"])):

@@ -1,4 +1,4 @@
-"""What there is: collections, the graph, and the journal of what happened."""
+"""Collections, the graph, and the journal over HTTP."""
 
 from __future__ import annotations
 
@@ -10,7 +10,16 @@ import pytest
 from evertide.pipeline.definition import Away
 from evertide.pipeline.names import ERRORS
 from evertide.sources.contract import Fault
-from tests.pipeline.kit import ORDERS, ScriptedSource, batch, engine, kept_less, open_pipeline, storage, with_sources
+from tests.pipeline.kit import (
+    ORDERS,
+    ScriptedSource,
+    batch,
+    engine,
+    open_pipeline,
+    storage,
+    with_sources,
+    without_shard,
+)
 from tests.server.kit import order, served, shop
 
 ROWS = "/v1/tables/orders/rows"
@@ -20,7 +29,7 @@ def by_name(found: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     return {one["name"]: one for one in found}
 
 
-def test_collections_tell_columns_keys_state_and_exact_rows() -> None:
+def test_collections_have_columns_keys_state_and_exact_row_counts() -> None:
     """Fails if stored changes are counted instead of rows: an update is three of them."""
     with shop() as (_, client):
         client.post(ROWS, [order(1), order(2, "bob")])
@@ -44,20 +53,20 @@ def test_collections_tell_columns_keys_state_and_exact_rows() -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/views/orders", "/v1/tables/revenue", "/v1/tables/nothing", "/v1/views/x/rows"])
-def test_a_collection_that_is_not_there_is_404_and_those_that_are_are_named(path: str) -> None:
+def test_an_unknown_collection_is_404_and_the_known_ones_are_named(path: str) -> None:
     with shop() as (_, client):
         answer = client.get(path)
         assert (answer.status, answer.body["error_code"]) == (404, "not_found")
         assert "it has " in answer.body["message"]
 
 
-def test_a_table_that_is_not_kept_and_a_view_that_has_failed_are_told() -> None:
-    with open_pipeline(storage(), engine("revenue", tables=(kept_less(ORDERS),))) as p, served(p) as client:
+def test_a_table_without_a_shard_and_a_failed_view_are_listed() -> None:
+    with open_pipeline(storage(), engine("revenue", tables=(without_shard(ORDERS),))) as p, served(p) as client:
         client.post(ROWS, [order(1)])
         members = p._runner.members
         away = Away("failed", 2, "division by zero", 5.0)
         views = {"revenue": msgspec.structs.replace(p.definition.views["revenue"], away=away)}
-        p._runner.members = p._runner.members.moved(msgspec.structs.replace(p.definition, views=views))
+        p._runner.members = p._runner.members.move_to(msgspec.structs.replace(p.definition, views=views))
         found = by_name(client.get("/v1/collections").body["collections"])
         assert (found["orders"]["is_kept"], found["orders"]["rows"], found["orders"]["parts"]) == (False, None, 0)
         assert (found["revenue"]["state"], found["revenue"]["why"]) == ("failed", "division by zero")
@@ -83,7 +92,7 @@ def test_the_graph_leads_from_sources_over_tables_to_views() -> None:
         assert nodes["table:orders"]["rows_per_s"] > 0 == nodes["table:notes"]["rows_per_s"]
 
 
-def test_transactions_and_journal_are_told_newest_first_page_by_page() -> None:
+def test_transactions_and_journal_are_listed_newest_first_page_by_page() -> None:
     with shop() as (p, client):
         for number in range(1, 6):
             client.post(ROWS, [order(number)])
@@ -99,10 +108,12 @@ def test_transactions_and_journal_are_told_newest_first_page_by_page() -> None:
         store = p.storage
     with shop(store) as (_, client):
         last = client.get("/v1/transactions?limit=1").body["transactions"]
-        assert [(one["time"], one["rows_in"], one["took_ms"]) for one in last] == [(5, 1, None)], "the journal knows"
+        assert [(one["time"], one["rows_in"], one["took_ms"]) for one in last] == [(5, 1, None)], (
+            "the journal has the number of rows after a restart"
+        )
 
 
-def test_rows_that_did_not_fit_are_told_with_their_place() -> None:
+def test_rows_that_did_not_fit_are_listed_with_their_place() -> None:
     source = ScriptedSource("files", ("orders",))
     fault = Fault("orders", "/in/a.csv", 7, "'x' is not a BIGINT", "x,ann,3")
     source.batches.append(batch(ORDERS, [order(1)], [fault, Fault("orders", "/in/a.csv", 9, "no", "y")]))
@@ -125,7 +136,7 @@ def test_rows_that_did_not_fit_are_told_with_their_place() -> None:
         ("/v1/journal?limit=1&limit=2", "parameter 'limit'"),
     ],
 )
-def test_parameters_that_are_wrong_or_not_known_are_refused(path: str, where: str) -> None:
+def test_wrong_and_unknown_parameters_are_refused(path: str, where: str) -> None:
     with shop() as (_, client):
         answer = client.get(path)
         assert (answer.status, answer.body["error_code"], answer.body["where"]) == (400, "invalid_input", where)

@@ -1,4 +1,4 @@
-"""The content of a collection in pieces: against a model, whatever was added and taken away; and rows that repeat."""
+"""The content of a collection in pieces, compared with a model over random changes, and rows with many copies."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import pytest
 from evertide.errors import Damaged
 from evertide.pgexpr.clause import parse_where
 from evertide.rows import changes as shard_changes
-from evertide.rows.changes import DIFF, TIME, changes_schema, expanded
+from evertide.rows.changes import DIFF, TIME, changes_schema, expand_in_pieces
 from evertide.server.endpoints import content
-from evertide.server.endpoints.content import Content
+from evertide.server.endpoints.content import CollectionContent
 from evertide.settings import Settings
 from evertide.shard.parts.part import Part
 from evertide.shard.parts.split import Group, split
@@ -32,7 +32,7 @@ Row = tuple[Any, ...]
 
 
 def shard_of(deltas: list[list[tuple[Row, int]]], schema: pa.Schema = SCHEMA, settings: Settings = BLOBS) -> Shard:
-    """One that was appended to once for each delta."""
+    """Return a shard with one append per delta."""
     shards = make_shards(settings=settings)
     writer = make_writer(shards)
     shard = shards.create("c", schema, writer)
@@ -50,7 +50,8 @@ def rows_in(tables: Any) -> Counter[Row]:
 
 
 def random_deltas(rng: np.random.Generator) -> tuple[list[list[tuple[Row, int]]], Counter[Row]]:
-    """Rows that come and go: many in the beginning, then few; in order, as after a compaction; some there often."""
+    """Return rows that are added and deleted: many at first, then few; sorted, as after a compaction; some with many
+    copies."""
     held: Counter[Row] = Counter()
     deltas = []
     for time in range(int(rng.integers(2, 5))):
@@ -76,8 +77,8 @@ def random_deltas(rng: np.random.Generator) -> tuple[list[list[tuple[Row, int]]]
 
 @pytest.mark.parametrize("seed", range(8))
 def test_content_in_pieces_is_what_the_changes_add_up_to(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By spans of a column, or as a whole; with columns left out and a where clause. Fails if two spans tell of a row,
-    if NULL belongs to none or to two, or if what one part takes away is not taken from another."""
+    """By spans of a column, or as a whole; with some columns and a where clause. Fails if two spans contain a row, if
+    NULL is in no span or in two, or if deletes of one part do not apply to another."""
     rng = np.random.default_rng(seed)
     monkeypatch.setattr(content, "_WHOLE_BYTES", 1)
     monkeypatch.setattr(content, "_PIECE_BYTES", int(rng.integers(8000, 30_000)))
@@ -91,7 +92,7 @@ def test_content_in_pieces_is_what_the_changes_add_up_to(seed: int, monkeypatch:
         (("amount", "name"), "name = 'ann' OR id IS NULL"),
     ]:
         clause = parse_where(where, {}, SCHEMA) if where else None
-        found = rows_in(Content(shard, "c", len(deltas) - 1, columns, clause).tables())
+        found = rows_in(CollectionContent(shard, "c", len(deltas) - 1, columns, clause).tables())
         places = [SCHEMA.names.index(name) for name in columns]
         expected: Counter[Row] = Counter()
         for row, count in held.items():
@@ -102,8 +103,8 @@ def test_content_in_pieces_is_what_the_changes_add_up_to(seed: int, monkeypatch:
         assert found == expected
 
 
-def test_the_property_above_goes_through_several_spans(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise it says nothing of them."""
+def test_content_in_pieces_is_read_by_several_spans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the test above would not test spans."""
     seen: list[list[Group]] = []
 
     def watched(parts: Sequence[Part], schema: pa.Schema, bytes_max: int) -> list[Group]:
@@ -115,23 +116,21 @@ def test_the_property_above_goes_through_several_spans(monkeypatch: pytest.Monke
     monkeypatch.setattr(content, "split", watched)
     for seed in range(8):
         deltas, _ = random_deltas(np.random.default_rng(seed))
-        assert list(Content(shard_of(deltas), "c", len(deltas) - 1, ("id",)).tables())
+        assert list(CollectionContent(shard_of(deltas), "c", len(deltas) - 1, ("id",)).tables())
     spans = [len([group for group in groups if group.span is not None]) for groups in seen]
     assert sum(count > 1 for count in spans) >= 3, spans
 
 
 @pytest.mark.parametrize("is_whole", [True, False])
-def test_a_row_that_is_there_a_billion_times_comes_in_pieces(
-    *, is_whole: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Fails with a `MemoryError`, or never ends, if rows are repeated all at once."""
+def test_a_row_with_a_billion_copies_comes_in_pieces(*, is_whole: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails with a `MemoryError`, or never ends, if all copies are produced at once."""
     if not is_whole:
         monkeypatch.setattr(content, "_WHOLE_BYTES", 1)
     wide = "x" * 100_000
     often = 10**12
     schema = pa.schema([("name", pa.string())])
     shard = shard_of([[(("a",), 2), ((wide,), often), (("z",), often)], [(("a",), -1)]], schema, Settings())
-    found = Content(shard, "c", 1, ("name",))
+    found = CollectionContent(shard, "c", 1, ("name",))
     sizes = [(piece.num_rows, piece.nbytes) for piece in islice(found.tables(), 20)]
     assert max(rows for rows, _ in sizes) <= 65_536
     assert max(size for _, size in sizes) <= 16 * 1024 * 1024
@@ -139,7 +138,7 @@ def test_a_row_that_is_there_a_billion_times_comes_in_pieces(
     assert not shard.log.meta.heads("lease/")
 
 
-def test_the_pieces_are_the_rows_in_order_whatever_their_size(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pieces_of_every_size_hold_the_rows_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(5)
     for rows, size in [(1, 1), (7, 100), (1000, 40), (65_536, 10**7)]:
         monkeypatch.setattr(shard_changes, "_PIECE_ROWS", rows)
@@ -147,10 +146,10 @@ def test_the_pieces_are_the_rows_in_order_whatever_their_size(monkeypatch: pytes
         counts = rng.integers(0, 30, 50)
         names = [str(at) * int(rng.integers(1, 9)) for at in range(50)]
         table = pa.table({"name": names, TIME: [0] * 50, DIFF: counts})
-        told = [name for piece in expanded(table) for name in piece.column("name").to_pylist()]
+        told = [name for piece in expand_in_pieces(table) for name in piece.column("name").to_pylist()]
         assert told == [name for name, count in zip(names, counts, strict=True) for _ in range(count)]
 
 
-def test_a_count_below_zero_is_damage_and_said() -> None:
-    with pytest.raises(Damaged, match="-1 times"):
-        list(expanded(pa.table({"name": ["a"], DIFF: [-1]}), "notes"))
+def test_a_negative_count_is_reported_as_damage() -> None:
+    with pytest.raises(Damaged, match="count -1"):
+        list(expand_in_pieces(pa.table({"name": ["a"], DIFF: [-1]}), "notes"))

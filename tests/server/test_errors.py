@@ -1,4 +1,4 @@
-"""S3: every error of the tree reaches the log, the status, HTTP and the exit code; and what is no error of the tree."""
+"""S3: every class of error reaches the log, the status, HTTP and the exit code; and unexpected errors."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import pytest
 import typer
 
 from evertide import errors
-from evertide.cli.output.output import guarded
+from evertide.cli.output.output import report_errors
 from evertide.errors import EvertideError, GenerationMoved, OutcomeUnknown, Unavailable
 from evertide.journal.journal import Journal
 from evertide.json_values import one_line
 from evertide.pipeline.pipeline import Pipeline
-from evertide.server.http.answers import STATUS, status_of
+from evertide.server.http.answers import STATUS, choose_status
 from tests.server.kit import Client, order, shop
 
 ROWS = "/v1/tables/orders/rows"
@@ -55,6 +55,7 @@ EXPECTED = {
     "blob_damaged": 500,
     "record_damaged": 500,
     "checkpoint_damaged": 500,
+    "archive_damaged": 500,
     "unexpected": 500,
     "unsupported_format": 500,
     "unauthorized": 401,
@@ -75,9 +76,9 @@ def example(kind: type[EvertideError]) -> EvertideError:
     return kind(**{field.name: made[hints[field.name]] for field in fields(kind)})
 
 
-def test_the_codes_are_these_and_no_class_is_forgotten() -> None:
-    """They are part of the API: clients act on them."""
-    assert {kind.error_code: status_of(example(kind)) for kind in tree()} == EXPECTED
+def test_every_class_of_error_has_its_code() -> None:
+    """The codes are part of the API: clients act on them."""
+    assert {kind.error_code: choose_status(example(kind)) for kind in tree()} == EXPECTED
     assert {kind.__name__ for kind in tree()} == set(errors.__all__)
     assert all(kind in set(tree()) for kind in STATUS)
 
@@ -88,9 +89,9 @@ def test_the_codes_are_these_and_no_class_is_forgotten() -> None:
 def test_s3_an_error_reaches_log_status_http_and_exit_code(
     kind: type[EvertideError], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A transaction fails by it. (A generation that moved is taken over, and told to nobody.) Taken out, each of these
-    fails: the log in `refused`, the code in `STATUS`, the error that `advance` keeps for the status, the exit code in
-    `guarded`."""
+    """The error fails a transaction. (A changed generation is followed, and not reported.) Each of these fails when it
+    is removed: the log in `refused`, the code in `STATUS`, the error that `advance` keeps for the status, the exit
+    code in `report_errors`."""
     error = example(kind)
     caplog.set_level(logging.INFO, "evertide")
     with shop() as (p, client):
@@ -116,7 +117,7 @@ def check_answer(status: int, body: dict[str, Any], error: EvertideError) -> Non
 
 
 def check_status(p: Pipeline, client: Client, error: EvertideError) -> None:
-    """Storage that is away for a moment ends nothing; all else is kept, and told to whoever asks."""
+    """Check that a temporary storage error ends nothing, and that the status keeps all other errors."""
     status, health = client.get("/v1/status").body, client.get("/v1/health")
     if isinstance(error, Unavailable | OutcomeUnknown):
         assert (status["state"], health.status) == ("running", 200)
@@ -132,14 +133,14 @@ def check_status(p: Pipeline, client: Client, error: EvertideError) -> None:
 
 def exit_code(error: EvertideError) -> int:
     with pytest.raises(typer.Exit) as ended:
-        guarded(raising(error))()
+        report_errors(raising(error))()
     return ended.value.exit_code
 
 
-def test_what_nobody_expected_has_an_id_that_is_in_the_log_and_no_trace(
+def test_an_unexpected_error_is_answered_with_an_id_of_the_log_and_without_a_trace(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Fails without `Guard`: starlette answers in plain text."""
+    """Fails without `ErrorGuard`: starlette answers in plain text."""
     with shop() as (_, client):
         with monkeypatch.context() as patch:
             patch.setattr(Pipeline, "status", raising(ZeroDivisionError("the inner life")))
@@ -161,7 +162,7 @@ def test_what_nobody_expected_has_an_id_that_is_in_the_log_and_no_trace(
         ("DELETE", "/v1/checkpoints", 405, "method_not_allowed"),
     ],
 )
-def test_addresses_and_methods_that_are_not_there(method: str, path: str, status: int, code: str) -> None:
+def test_unknown_addresses_and_methods_are_404_and_405(method: str, path: str, status: int, code: str) -> None:
     with shop() as (_, client):
         answer = client.ask(method, path)
         assert (answer.status, answer.body["error_code"]) == (status, code)

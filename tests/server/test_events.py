@@ -1,4 +1,4 @@
-"""What happens, as it happens, by server-sent events."""
+"""Server-sent events of a running pipeline."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from evertide.server.endpoints import events
 from evertide.server.http import server as serving
 from evertide.server.http.app import make_app
 from evertide.server.http.server import Server
-from evertide.testing.runtime import ManualRuntime
+from tests.kit.runtime import ManualRuntime
 from tests.pipeline.kit import ScriptedSource, open_pipeline, storage, with_sources
 from tests.server.kit import Client, order, served, shop, until
 
@@ -28,7 +28,7 @@ ROWS = "/v1/tables/orders/rows"
 
 
 class Heard:
-    """What a stream has told so far."""
+    """The events that a stream has sent so far."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -67,7 +67,7 @@ def listening(client: Client) -> Iterator[Heard]:
         connection.shutdown(socket.SHUT_RDWR)
 
 
-def test_transactions_states_checkpoints_and_problems_are_told() -> None:
+def test_transactions_states_checkpoints_and_problems_are_sent() -> None:
     source = ScriptedSource("files", ("notes",))
     with with_sources(source), open_pipeline(storage()) as p, served(p) as client, listening(client) as heard:
         assert heard.named("state")[0]["state"] == "running"
@@ -87,8 +87,8 @@ def test_transactions_states_checkpoints_and_problems_are_told() -> None:
         until(lambda: heard.named("state")[-1]["state"] == "stalled")
 
 
-def test_a_stream_ends_with_its_server_and_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fails without `drain`: the server would wait, as long as it may, for a stream that has no end."""
+def test_a_server_that_stops_ends_its_streams_without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails without `drain`: the server would wait for a stream that has no end, up to its limit."""
     monkeypatch.setattr(serving, "_STOP_LIMIT_S", 600)
     with open_pipeline(storage()) as p:
         server = Server().start(make_app(p))
@@ -99,8 +99,8 @@ def test_a_stream_ends_with_its_server_and_is_not_waited_for(monkeypatch: pytest
             assert not [one for one in threading.enumerate() if one.name == "evertide-events"]
 
 
-def test_who_does_not_read_is_let_go() -> None:
-    """Fails if what waits for him is kept without an end."""
+def test_a_client_that_does_not_read_is_disconnected() -> None:
+    """Fails if events for a slow client are kept without a limit."""
     listener: asyncio.Queue[bytes | None] = asyncio.Queue(2)
     for piece in (b"a", b"b", b"c"):
         events._offer(listener, piece)
@@ -108,7 +108,7 @@ def test_who_does_not_read_is_let_go() -> None:
     assert listener.empty()
 
 
-def test_so_many_may_listen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_listeners_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "_LISTENERS_MAX", 1)
     with shop() as (_, client):
         with listening(client):
@@ -116,15 +116,14 @@ def test_so_many_may_listen(monkeypatch: pytest.MonkeyPatch) -> None:
         until(lambda: client.get("/v1/health").status == 200)
 
 
-def test_a_comment_keeps_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_comment_keeps_the_connection_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "_COMMENT_EVERY_S", 0.05)
     with shop() as (_, client), listening(client) as heard:
         until(lambda: b": still here" in heard.text)
 
 
-def test_a_stream_ends_when_its_token_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing more is told to whoever may not hear it any more; others go on. Fails if he is asked who he is only when
-    he begins."""
+def test_a_stream_ends_when_its_token_expires(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stream of an expired token ends; other streams continue. Fails if the token is checked only at the start."""
     monkeypatch.setattr(events, "_COMMENT_EVERY_S", 0.02)
     runtime = ManualRuntime()
     texts = "short-token-0123456789", "long-token-0123456789"
@@ -144,8 +143,8 @@ def test_a_stream_ends_when_its_token_does(monkeypatch: pytest.MonkeyPatch) -> N
         assert first.get("/v1/status").status == 401
 
 
-def test_head_is_answered_at_once_and_nobody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fails if a stream is begun for it: nobody would ever end that."""
+def test_head_is_answered_at_once_without_a_listener(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if a stream is started for it: it would never end."""
     monkeypatch.setattr(events, "_LISTENERS_MAX", 0)
     with shop() as (_, client):
         connection = http.client.HTTPConnection(client.host, client.port, timeout=60)

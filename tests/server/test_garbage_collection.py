@@ -1,4 +1,4 @@
-"""A process that serves looks for garbage seldom, and never at what it started with."""
+"""A server runs Python's garbage collector rarely, and never over the objects that it started with."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ print(json.dumps([before, gc.get_threshold(), gc.get_freeze_count(), gc.collect(
 """
 
 
-def test_it_looks_seldom_and_still_finds_what_is_new() -> None:
-    """In a process of its own: it is for the whole process."""
+def test_garbage_collection_is_rare_and_still_finds_new_objects() -> None:
+    """In a separate process, as the setting applies to the whole process."""
     done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, check=True)
-    assert done.stderr == b"", "DuckDB tells what is never taken back"
+    assert done.stderr == b"", "DuckDB reports objects that were never freed"
     before, after, frozen, found = json.loads(done.stdout)
     assert after[0] > 10 * before[0]
     assert frozen > 1_000

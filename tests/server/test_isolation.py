@@ -1,4 +1,4 @@
-"""What a process that answers queries may reach, whatever code runs in it; `tests.server.isolated` tries."""
+"""What a worker can reach, whatever code runs in it; `tests.server.isolation_attempts` makes the attempts."""
 
 from __future__ import annotations
 
@@ -26,9 +26,7 @@ def lure() -> Iterator[Lure]:
 
 
 @pytest.mark.parametrize("engine", ["duckdb", "spark"])
-def test_x16_a_process_that_answers_queries_reaches_nothing_but_its_storage(
-    engine: str, lure: Lure, tmp_path: Path
-) -> None:
+def test_x16_a_worker_reaches_nothing_but_its_storage(engine: str, lure: Lure, tmp_path: Path) -> None:
     """Fails without any one step of `isolate`."""
     for name in ("storage", "scratch", "elsewhere"):
         (tmp_path / name).mkdir()
@@ -36,7 +34,7 @@ def test_x16_a_process_that_answers_queries_reaches_nothing_but_its_storage(
     secret.write_text("file-secret")
     places = [str(tmp_path / "storage"), str(tmp_path / "scratch"), str(secret), lure.url]
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "tests.server.isolated", engine, *places],
+        [sys.executable, "-P", "-m", "tests.server.isolation_attempts", engine, *places],
         env={"PATH": "/usr/local/bin:/usr/bin:/bin", "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path / "scratch")},
         cwd=tmp_path / "scratch",
         capture_output=True,
@@ -53,7 +51,7 @@ def test_x16_a_process_that_answers_queries_reaches_nothing_but_its_storage(
     assert (tmp_path / "storage" / "mine").exists()
 
 
-def test_what_the_system_does_not_allow_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_isolation_step_that_the_system_refuses_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     found = isolate(Wanted("/s", "/c", has_network=False, has_processes=True, environment={}))
     assert (found.has, set(found.lacks)) == ({}, {"files", "network", "privileges"})
@@ -61,7 +59,9 @@ def test_what_the_system_does_not_allow_is_named(monkeypatch: pytest.MonkeyPatch
     assert "storage" in found.lacks["network"]
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setattr(platform, "machine", lambda: "pdp11")
-    monkeypatch.setattr(isolation, "_restrict_files", lambda _: None)  # or the tests that follow would be isolated
+    monkeypatch.setattr(
+        isolation, "_restrict_files", lambda _: None
+    )  # otherwise the tests that follow would be isolated
     monkeypatch.setattr(isolation, "_drop_privileges", lambda: None)
     found = isolate(Wanted("/s", "/c", has_network=False, has_processes=False, environment={}))
     assert "pdp11" in found.lacks["network"]

@@ -1,4 +1,4 @@
-"""The OpenAPI document: what it says is so, of every endpoint, whatever is sent there."""
+"""The OpenAPI document is true for every endpoint and every request."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ SHORT = settings(
 )
 
 SKIPPED = {"/v1/events", "/v1/shape"}
-"""They have no end, or wait: tests of their own look at them (`test_events`, `tests/shapes/test_described.py`)."""
+"""Endless or waiting endpoints, with separate tests (`test_events`, `tests/shapes/test_shape_openapi.py`)."""
 
 
 @pytest.fixture(scope="module")
 def everything(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
-    """All endpoints, with some rows behind them."""
+    """Serve all endpoints, with some rows."""
     store = stored(tmp_path_factory.mktemp("everything"))
     with open_pipeline(store) as p, ShapeService(p.collections) as shapes, Server() as server:
         server.start(make_app(p, shapes=shapes))
@@ -50,7 +50,7 @@ def everything(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
 
 
 def test_every_endpoint_is_described_and_has_a_role(everything: Client) -> None:
-    """Fails if an endpoint is added without saying who may ask it."""
+    """Fails if an endpoint is added without a role."""
     found = everything.get("/v1/openapi.json").body
     assert found["openapi"].startswith("3.1")
     described = {(method.upper(), path) for path, one in found["paths"].items() for method in one}
@@ -83,19 +83,19 @@ def test_shapes_are_listed_and_ended(everything: Client) -> None:
     assert everything.raw("GET", f"/v1/shape?table=orders&offset=0_0&handle={handle}&where=id%20%3C%209").status == 409
 
 
-def operations(document: dict[str, Any]) -> list[tuple[str, str]]:
-    return [(method, path) for path, one in document["paths"].items() for method in one if path not in SKIPPED]
+def operations(describe_api: dict[str, Any]) -> list[tuple[str, str]]:
+    return [(method, path) for path, one in describe_api["paths"].items() for method in one if path not in SKIPPED]
 
 
-def ask_by_chance(client: Client, headers: Mapping[str, str]) -> Counter[int]:
-    """Requests of every operation, right ones and wrong ones: how many answers of which code there were."""
-    document = client.get("/v1/openapi.json").body
-    schema = schemathesis.openapi.from_dict(document)
+def send_random_requests(client: Client, headers: Mapping[str, str]) -> Counter[int]:
+    """Send requests of every operation, valid and invalid ones; count the answers by code."""
+    describe_api = client.get("/v1/openapi.json").body
+    schema = schemathesis.openapi.from_dict(describe_api)
     schema.config.update(base_url=f"http://{client.host}:{client.port}")
     checks = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
     codes: Counter[int] = Counter()
 
-    for method, path in operations(document):
+    for method, path in operations(describe_api):
 
         def asked(case: Any) -> None:
             codes[case.call_and_validate(checks=checks, timeout=120, headers=dict(headers)).status_code] += 1
@@ -104,18 +104,18 @@ def ask_by_chance(client: Client, headers: Mapping[str, str]) -> Counter[int]:
     return codes
 
 
-def test_what_is_sent_by_chance_is_answered_as_the_document_says(everything: Client) -> None:
-    """No answer is 500, and each has the code, the type and the form that the document says."""
-    codes = ask_by_chance(everything, {})
-    assert codes[200] > 20  # most of what comes by chance is refused
+def test_random_requests_are_answered_as_the_document_says(everything: Client) -> None:
+    """No answer is 500, and each has the code, the type and the form of the document."""
+    codes = send_random_requests(everything, {})
+    assert codes[200] > 20  # most random requests are refused
     assert codes[401] + codes[403] == 0
     assert everything.get("/v1/health").status == 200
 
 
-def test_the_same_with_tokens_and_without() -> None:
+def test_random_requests_with_and_without_tokens_are_answered_as_the_document_says() -> None:
     with guarded() as world:
         client = world.client()
-        asked = {who: ask_by_chance(client, bearer(who) if who else {}) for who in ("", "reader", "admin")}
+        asked = {who: send_random_requests(client, bearer(who) if who else {}) for who in ("", "reader", "admin")}
         assert world.client("admin").get("/v1/status").status == 200
     assert {code for code in asked[""] if code < 400} == {200}  # health and this document
     assert asked[""][401] > asked[""][200]

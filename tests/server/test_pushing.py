@@ -1,4 +1,4 @@
-"""Rows by HTTP: every form of them, what is refused and how, repeats, and storage that fails beneath."""
+"""Rows over HTTP: every format, refused rows, repeats, and storage faults."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def stream(rows: pa.Table) -> bytes:
     ],
     ids=["array", "object", "lines", "arrow"],
 )
-def test_rows_in_every_form(body: bytes, headers: dict[str, str]) -> None:
+def test_rows_in_every_format_are_accepted(body: bytes, headers: dict[str, str]) -> None:
     with shop() as (p, client):
         answer = client.post(ROWS, body, headers)
         assert (answer.status, answer.body) == (200, {"time": 1, "rows": 2})
@@ -56,7 +56,7 @@ def test_rows_in_every_form(body: bytes, headers: dict[str, str]) -> None:
         assert rows_of(p, "revenue") == [("ann", 10), ("bob", 20)]
 
 
-def test_deletes_come_with_rows_or_alone() -> None:
+def test_deletes_are_accepted_with_rows_or_alone() -> None:
     with shop() as (p, client):
         client.post(ROWS, [order(1), order(2)])
         assert client.post(ROWS, {"rows": [order(3)], "deletes": [1, {"id": 9}]}).body == {"time": 2, "rows": 3}
@@ -72,7 +72,7 @@ def test_several_tables_are_one_transaction() -> None:
         bad = {"orders": {"rows": [order(2)]}, "notes": {"rows": [{"text": 5}]}}
         answer = client.post("/v1/transactions", {"tables": bad})
         assert (answer.status, answer.body["where"]) == (400, "table 'notes', row 1, column 'text'")
-        assert rows_of(p, "counts") == [(1, 2)], "half of it was taken"
+        assert rows_of(p, "counts") == [(1, 2)], "half of the transaction was committed"
         assert client.post("/v1/transactions", {"tables": {}}).body == {"time": 1, "rows": 0}
 
 
@@ -85,7 +85,7 @@ def test_no_rows_make_no_transaction() -> None:
 
 @pytest.fixture(scope="module")
 def unmoved() -> Iterator[Client]:
-    """For requests that are refused: in the end, none of them has made a transaction."""
+    """Check that none of the refused requests in the block makes a transaction."""
     with shop() as (p, client):
         yield client
         assert p.time == 0
@@ -118,7 +118,7 @@ def unmoved() -> Iterator[Client]:
         (b"[]", numbered("a" * 201, 1), "header Evertide-Producer", "200"),
     ],
 )
-def test_what_is_wrong_is_named_with_its_place(
+def test_errors_name_the_place_of_the_wrong_value(
     unmoved: Client, body: bytes, headers: dict[str, str], where: str, why: str
 ) -> None:
     answer = unmoved.post(ROWS, body, headers)
@@ -127,7 +127,7 @@ def test_what_is_wrong_is_named_with_its_place(
     assert "Nothing was changed" in answer.body["remedy"]
 
 
-def test_a_table_that_is_not_there_and_bodies_that_are_not_for_it() -> None:
+def test_unknown_tables_and_bodies_of_wrong_types_are_refused() -> None:
     with shop() as (_, client):
         answer = client.post("/v1/tables/nope/rows", [order(1)])
         assert (answer.status, answer.body["where"]) == (400, "table 'nope'")
@@ -148,7 +148,7 @@ def test_a_body_beyond_the_limit_is_refused_before_it_is_read() -> None:
         assert (answer.status, answer.body["error_code"]) == (413, "body_too_large")
         assert "1000" in answer.body["message"]
         assert "several requests" in answer.body["remedy"]
-        chunks = (b" " * 600 for _ in range(2))  # without a length that could be looked at
+        chunks = (b" " * 600 for _ in range(2))  # without a length that could be checked
         answer = client.ask("POST", ROWS, chunks, {"Content-Type": "application/json"}, encode_chunked=True)
         assert answer.status == 413
         assert client.post(ROWS, [order(1)]).status == 200
@@ -156,7 +156,7 @@ def test_a_body_beyond_the_limit_is_refused_before_it_is_read() -> None:
 
 
 def test_j10_a_repeated_request_is_answered_with_the_time_that_bound_it() -> None:
-    """Fails if the headers are not handed on: the note would be there twice."""
+    """Fails if the headers are not passed on: the note would be there twice."""
     store = storage()
     with shop(store) as (p, client):
         notes = "/v1/tables/notes/rows"
@@ -172,10 +172,10 @@ def test_j10_a_repeated_request_is_answered_with_the_time_that_bound_it() -> Non
         assert rows_of(p, "notes") == [("a",), ("a",), ("b",), ("c",)]
 
 
-def test_j10_a_request_repeated_while_the_first_is_under_way_is_taken_once() -> None:
-    """Fails if only what is bound already is looked at: all four of them would be taken together."""
+def test_j10_a_request_repeated_while_the_first_is_in_progress_is_applied_once() -> None:
+    """Fails if only bound requests are checked: all four of them would be applied together."""
     with shop() as (p, client), ThreadPoolExecutor(4) as threads:
-        with p._turn:  # a transaction is under way
+        with p._turn:  # a transaction is in progress
             asked = [
                 threads.submit(client.post, "/v1/tables/notes/rows", [{"text": "a"}], numbered("till", 1))
                 for _ in range(4)
@@ -187,8 +187,8 @@ def test_j10_a_request_repeated_while_the_first_is_under_way_is_taken_once() -> 
         assert rows_of(p, "notes") == [("a",)]
 
 
-def test_j10_a_repeat_of_what_could_not_be_bound_is_not_bound_either(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fails if a repeat of what is only offered counts as bound: it would be answered as taken, and never is."""
+def test_j10_a_repeat_of_a_request_that_could_not_be_bound_is_not_acknowledged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if a repeat of a request that is only offered counts as bound: it would be acknowledged and lost."""
     away = raising(Unavailable(path="journal", why="away"))
     with shop() as (p, client), ThreadPoolExecutor(2) as threads, monkeypatch.context() as patch:
         patch.setattr(Journal, "bind", away)
@@ -203,7 +203,7 @@ def test_j10_a_repeat_of_what_could_not_be_bound_is_not_bound_either(monkeypatch
         assert client.post("/v1/tables/notes/rows", [{"text": "a"}], numbered("till", 1)).body == {"time": 1, "rows": 1}
 
 
-def test_requests_that_wait_for_the_same_turn_are_taken_together() -> None:
+def test_requests_that_wait_for_the_same_turn_are_one_transaction() -> None:
     with shop() as (p, client), ThreadPoolExecutor(8) as threads:
         with p._turn:
             asked = [threads.submit(client.post, ROWS, [order(number)]) for number in range(8)]
@@ -212,7 +212,7 @@ def test_requests_that_wait_for_the_same_turn_are_taken_together() -> None:
         assert len(rows_of(p, "orders")) == 8
 
 
-def test_twenty_producers_at_once_that_repeat_themselves_end_exact() -> None:
+def test_twenty_concurrent_producers_with_repeats_end_with_exact_rows() -> None:
     with shop() as (p, client), ThreadPoolExecutor(20) as threads:
         told = list(threads.map(lambda producer: producer_of(client, producer), range(20)))
         assert rows_of(p, "notes") == sorted([(f"{a}-{b}",) for a in range(20) for b in range(6)], key=repr)
@@ -232,8 +232,8 @@ def producer_of(client: Client, producer: int) -> list[int]:
     return times
 
 
-def test_an_answer_tells_the_time_that_bound_it_also_beside_a_running_pipeline() -> None:
-    """Fails if the number of the last transaction is told: others are made beside."""
+def test_an_answer_has_the_time_that_bound_it_while_a_pipeline_runs() -> None:
+    """Fails if the number of the last transaction is returned: others commit meanwhile."""
     with shop() as (p, client), ThreadPoolExecutor(9) as threads:
         made: list[int] = []
         running = threads.submit(p.run, on_transaction=lambda time, _: made.append(time))
@@ -243,17 +243,17 @@ def test_an_answer_tells_the_time_that_bound_it_also_beside_a_running_pipeline()
         running.result()
         changes = p.view("orders").changes().to_pylist()
         assert {(row["id"], row["__time"]) for row in changes} == set(answers)
-        assert made == list(range(1, p.time + 1)), "each is told once, whoever made it"
+        assert made == list(range(1, p.time + 1)), "each answer has its own transaction"
 
 
 @pytest.mark.parametrize(
     ("error", "status"),
     [(StorageFull(path="journal", why="full"), 507), (Unavailable(path="journal", why="away"), 503)],
 )
-def test_what_could_not_be_bound_is_not_taken_later_either(
+def test_rows_that_could_not_be_bound_are_not_applied_later(
     error: Unavailable, status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Fails if it stays with the pipeline: the client, who was told that nothing happened, gives it again."""
+    """Fails if the rows stay with the pipeline: the client got an error, and sends them again."""
     with shop() as (p, client):
         with monkeypatch.context() as patch:
             patch.setattr(Journal, "bind", raising(error))
@@ -262,11 +262,12 @@ def test_what_could_not_be_bound_is_not_taken_later_either(
         assert answer.headers["retry-after"] == "1"
         assert client.post("/v1/tables/notes/rows", [{"text": "a"}]).body == {"time": 1, "rows": 1}
         assert rows_of(p, "notes") == [("a",)]
-        assert len(list(p.storage.blob.list("journal/"))) == 1, "what was staged for the first one is still there"
+        assert len(list(p.storage.blob.list("journal/"))) == 1, "the staged rows of the first request are still there"
 
 
-def test_i7_what_is_bound_is_taken_also_if_its_transaction_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fails if a bound push is answered as an error: the client would give it again, and it would be there twice."""
+def test_i7_bound_rows_are_accepted_even_if_their_transaction_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if a bound push is answered with an error: the client would repeat it, and the rows would be there
+    twice."""
     with shop() as (p, client):
         with monkeypatch.context() as patch:
             patch.setattr(Runner, "complete", raising(Unavailable(path="parts", why="away")))
@@ -274,16 +275,16 @@ def test_i7_what_is_bound_is_taken_also_if_its_transaction_waits(monkeypatch: py
             assert (answer.status, answer.body["time"]) == (202, 1)
             assert answer.body["problem"]["error_code"] == "unavailable"
             again = client.post("/v1/tables/notes/rows", [{"text": "b"}], numbered("till", 1))
-            assert again.status == 503, "it could not even be bound"
+            assert again.status == 503, "the push could not be bound"
         assert client.post("/v1/tables/notes/rows", [{"text": "b"}], numbered("till", 1)).body == {"time": 2, "rows": 1}
         assert rows_of(p, "notes") == [("a",), ("b",)]
 
 
 @pytest.mark.parametrize(("place", "method"), [(Runner, "complete"), (InputReader, "acknowledge")])
-def test_x12_what_is_bound_is_taken_also_if_a_system_call_fails_afterwards(
+def test_x12_bound_rows_are_accepted_even_if_a_system_call_fails_afterwards(
     place: type, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Fails if it is answered with 500, after which clients send rows again that are there."""
+    """Fails if the answer is 500, after which clients repeat rows that are there."""
     with shop() as (p, client):
         with monkeypatch.context() as patch:
             patch.setattr(place, method, raising(OSError(errno.ENOSPC, "No space left on device")))
@@ -309,10 +310,10 @@ def test_x12_rows_that_wait_in_the_process_are_bound_once_if_a_system_call_fails
         assert rows_of(p, "notes") == [("a",), ("b",)]
 
 
-def test_x12_without_room_for_temporary_files_nothing_is_taken_until_there_is(
+def test_x12_pushes_are_refused_while_temporary_files_have_no_room(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Fails if the error of the file system is told as a bug, with 500."""
+    """Fails if the error of the file system is reported as a bug, with 500."""
     lines, kind = b"text\na\n", {"Content-Type": "text/csv"}
     with shop() as (p, client):
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "full"))
@@ -325,10 +326,11 @@ def test_x12_without_room_for_temporary_files_nothing_is_taken_until_there_is(
 
 
 @pytest.mark.parametrize("is_readable", [True, False])
-def test_an_outcome_that_nobody_knows_is_said_and_a_repeat_after_the_restart_is_taken_once(
+def test_an_unknown_outcome_is_reported_and_a_repeat_after_the_restart_is_applied_once(
     monkeypatch: pytest.MonkeyPatch, *, is_readable: bool
 ) -> None:
-    """If the journal can be read, it is known. Fails if it is not looked at, or if its silence counts as an answer."""
+    """If the journal is readable, the outcome is known. Fails if the journal is not read, or if an unreadable journal
+    counts as an answer."""
     store, bind = storage(), Journal.bind
 
     def bound_and_not_heard_of(journal: Journal, *given: Any) -> Any:
@@ -352,17 +354,17 @@ def test_an_outcome_that_nobody_knows_is_said_and_a_repeat_after_the_restart_is_
         assert rows_of(p, "notes") == [("a",)]
 
 
-def test_a_paused_pipeline_takes_nothing_and_half_a_transaction_of_others_is_left_alone() -> None:
+def test_a_paused_pipeline_refuses_pushes_and_commits_no_transaction_of_others() -> None:
     with shop() as (p, client):
         p.push("orders", [order(5)])
         assert client.post(ROWS, [order(1)]).body == {"time": 1, "rows": 1}
-        assert rows_of(p, "orders") == [(1, "ann", 10)], "what somebody else has not committed was committed"
+        assert rows_of(p, "orders") == [(1, "ann", 10)], "a transaction of another process was committed"
         p.pause()
         answer = client.post(ROWS, [order(2)])
         assert (answer.status, answer.body["error_code"]) == (409, "not_allowed_now")
         p.resume()
         p.commit()
-        assert rows_of(p, "orders") == [(1, "ann", 10), (5, "ann", 10)], "what was refused was taken"
+        assert rows_of(p, "orders") == [(1, "ann", 10), (5, "ann", 10)], "a refused push was applied"
 
 
 def test_decimals_keep_every_digit() -> None:
@@ -384,4 +386,4 @@ def until(condition: Any) -> None:
         if condition():
             return
         waiting.wait(0.01)
-    raise AssertionError("it did not come")
+    raise AssertionError("the condition did not become true")

@@ -1,4 +1,4 @@
-"""Queries by HTTP, answered by DuckDB: what they say, what they may not do, and what they may take."""
+"""Queries over HTTP that DuckDB answers: results, refused statements, and limits."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from evertide.errors import InvalidInput, LimitExceeded
+from evertide.media import PARQUET
 from evertide.pipeline.engine import DeclaredTable
+from evertide.server.endpoints.formats import encode_rows
 from evertide.server.query.duck import Duck, NotUnderstood
 from evertide.settings import Settings
-from evertide.testing.small_engine import SmallEngine
+from tests.kit.small_engine import SmallEngine
 from tests.pipeline.kit import open_pipeline
 from tests.server.kit import Answer, Client, order, served, shop, stored
 from tests.server.test_rows import FULL, TYPES
@@ -28,7 +31,7 @@ ROWS = "/v1/tables/orders/rows"
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
-    """Of a shop with three orders, which came at two times."""
+    """A client of a shop with three orders from two transactions."""
     with shop(stored(tmp_path_factory.mktemp("query"))) as (_, client):
         client.post(ROWS, [order(1), order(2, "bob", 5)])
         client.post(ROWS, [order(3, "bob", 7)])
@@ -59,7 +62,7 @@ def test_a_query_is_answered_with_time_types_and_engine(client: Client) -> None:
     assert ask(client, "SELECT id, id FROM orders LIMIT 1").body["columns"][1]["name"] == "id_2"
 
 
-def test_answers_come_as_arrow_csv_and_the_rest_too(client: Client) -> None:
+def test_answers_are_available_in_every_format(client: Client) -> None:
     body = b'{"sql": "SELECT id, customer FROM orders ORDER BY id LIMIT 2"}'
     headers = {"Content-Type": "application/json"}
     raw = client.raw("POST", "/v1/query?format=csv", body, headers)
@@ -70,14 +73,22 @@ def test_answers_come_as_arrow_csv_and_the_rest_too(client: Client) -> None:
         assert stream.read_all().to_pylist()[1] == {"id": 2, "customer": "bob"}
 
 
+@pytest.mark.parametrize("value", ["MAP {}", "{'a': MAP {}}", "[MAP {}]"])
+def test_an_empty_map_comes_as_parquet(value: str) -> None:
+    """Its keys have no type, which Parquet does not have. Fails with status 500."""
+    rows, _ = Duck(Settings()).answer(f"SELECT {value} AS m", {}, [], 10)
+    content = b"".join(encode_rows(PARQUET, rows.schema, [rows]))
+    assert pq.read_table(io.BytesIO(content)).to_pylist() == rows.to_pylist()
+
+
 def test_a_body_with_a_name_twice_is_refused(client: Client) -> None:
-    """Fails if one of the two counts: a proxy that looks at the body may take the other."""
+    """Fails if one of the two counts: a proxy that checks the body may use the other."""
     body = rb'{"sql": "SELECT 1 AS n", "\u0073ql": "SELECT 2 AS n"}'
     raw = client.raw("POST", "/v1/query", body, {"Content-Type": "application/json"})
     assert (raw.status, b"repeats the name 'sql'" in raw.content) == (400, True)
 
 
-def test_a_time_that_was_and_the_limit_of_rows(client: Client) -> None:
+def test_a_query_at_an_earlier_time_and_with_a_limit_of_rows(client: Client) -> None:
     assert ask(client, "SELECT count(*) FROM orders", as_of=1).body["rows"] == [[2]]
     assert ask(client, "SELECT count(*) FROM orders", as_of=3).body["error_code"] == "invalid_input"
     found = ask(client, "SELECT * FROM range(100) ORDER BY 1", limit=3).body
@@ -86,8 +97,8 @@ def test_a_time_that_was_and_the_limit_of_rows(client: Client) -> None:
     assert len(ask(client, "SELECT * FROM range(20000)").body["rows"]) == 10_000, "people read JSON"
 
 
-def test_values_of_all_types_are_as_the_table_tells_them(tmp_path: Path) -> None:
-    """But for a VARIANT, which DuckDB does not have. Fails if a sum of BIGINT comes as a text."""
+def test_values_of_all_types_equal_those_of_the_table(tmp_path: Path) -> None:
+    """Except a VARIANT, which DuckDB does not have. Fails if a sum of BIGINT is a text."""
     schema = pa.schema([field for field in TYPES if field.name not in ("v", "mi")])
     row = {name: value for name, value in FULL.items() if name in schema.names}
     types = SmallEngine((DeclaredTable("types", schema, key=("id",)),), [])
@@ -103,12 +114,12 @@ def test_values_of_all_types_are_as_the_table_tells_them(tmp_path: Path) -> None
         assert sums["rows"][0][:2] == [6, "27670116110564327424"]
         assert sums["rows"][0][3] == "2 00:00:00.000000"
         order_by = ask(c, "SELECT d FROM types ORDER BY d").body["rows"]
-        assert order_by == [[None], [0.1], ["nan"]], "NULL first, NaN last, as Spark has it"
+        assert order_by == [[None], [0.1], ["nan"]], "NULL first, NaN last, as in Spark"
 
 
-def test_one_time_for_all_collections_while_transactions_run(tmp_path: Path) -> None:
+def test_a_query_reads_all_collections_at_one_time_while_transactions_run(tmp_path: Path) -> None:
     """Each transaction moves an amount from one customer to another, and adds a note. Fails if collections are read one
-    after the other as they are."""
+    after the other at different times."""
     with shop(stored(tmp_path)) as (_, client), ThreadPoolExecutor(1) as threads:
         client.post(ROWS, [order(1, "ann", 500), order(2, "bob", 500)])
         is_over = threading.Event()
@@ -222,8 +233,8 @@ HOSTILE = [
 ]
 
 
-def test_queries_do_nothing_but_read_collections(client: Client, tmp_path: Path) -> None:
-    """Each is refused, by its own right; nothing is read, written or said that is no collection."""
+def test_statements_that_do_more_than_read_collections_are_refused(client: Client, tmp_path: Path) -> None:
+    """Each is refused on its own; nothing but collections is read, written or returned."""
     secret_of_python = pa.table({"x": ["python-secret"]})
     kept = tmp_path / "secret.csv"
     kept.write_text("file-secret\n")
@@ -239,13 +250,13 @@ def test_queries_do_nothing_but_read_collections(client: Client, tmp_path: Path)
 
 
 @pytest.mark.parametrize("sql", [text for text in HOSTILE if "FROM" in text or "COPY" in text][:34])
-def test_the_engine_itself_reads_no_files_also_if_the_parser_let_one_through(sql: str, tmp_path: Path) -> None:
-    """What is refused twice stays refused if one of them fails: here the plan is not looked at."""
+def test_the_engine_refuses_files_without_the_check_of_the_plan(sql: str, tmp_path: Path) -> None:
+    """Two checks refuse a file; here the check of the plan is off, and the engine still refuses."""
     kept = tmp_path / "secret.csv"
     kept.write_text("file-secret\n")
     duck = Duck(Settings())
     try:
-        rows, _ = duck.answered(sql.format(kept), {"orders": pa.table({"id": [1]})}, [], 10)
+        rows, _ = duck.answer(sql.format(kept), {"orders": pa.table({"id": [1]})}, [], 10)
     except InvalidInput:
         return
     assert "file-secret" not in str(rows.to_pylist())
@@ -253,23 +264,23 @@ def test_the_engine_itself_reads_no_files_also_if_the_parser_let_one_through(sql
 
 
 def test_the_engine_does_not_see_the_variables_of_this_process() -> None:
-    """By default DuckDB takes a name that it does not know for a variable of whoever calls it."""
+    """By default DuckDB resolves an unknown name as a Python variable of its caller."""
     duck = Duck(Settings())
     with pytest.raises(InvalidInput, match="rows does not exist"):
-        duck.answered("SELECT * FROM rows", {"orders": pa.table({"id": [1]})}, [], 10)
+        duck.answer("SELECT * FROM rows", {"orders": pa.table({"id": [1]})}, [], 10)
 
 
-def test_what_fails_after_the_first_rows_is_told_like_what_fails_at_once() -> None:
-    """Later rows come through Arrow, and so do their errors: as a bare OSError, which was a 500 and no answer of Spark
-    instead. Fails if it is not caught."""
+def test_an_error_after_the_first_rows_is_reported_like_an_error_at_once() -> None:
+    """Later rows and their errors come through Arrow, the errors as a bare OSError, which was a 500 without a retry on
+    Spark. Fails if it is not caught."""
     last = pa.array(np.append(np.zeros(3_000_000, np.int64), 1 << 40))
     with pytest.raises(NotUnderstood, match="out of range"):
-        Duck(Settings()).answered("SELECT CAST(l AS INTEGER) FROM t", {"t": pa.table({"l": last})}, [], 1 << 30)
+        Duck(Settings()).answer("SELECT CAST(l AS INTEGER) FROM t", {"t": pa.table({"l": last})}, [], 1 << 30)
     many = pa.table({"l": np.arange(3_000_000)})
     ordered = "SELECT row_number() OVER (ORDER BY l DESC, l::VARCHAR || repeat('x', 20)) AS n FROM t"
     sql = f"SELECT l FROM t UNION ALL (SELECT n FROM ({ordered}) WHERE n = 3)"
     with pytest.raises(LimitExceeded, match="bytes of memory"):
-        Duck(Settings(query_memory_bytes=64 << 20)).answered(sql, {"t": many}, [], 1 << 30)
+        Duck(Settings(query_memory_bytes=64 << 20)).answer(sql, {"t": many}, [], 1 << 30)
 
 
 @pytest.mark.parametrize(
@@ -289,14 +300,15 @@ def test_what_fails_after_the_first_rows_is_told_like_what_fails_at_once() -> No
         ([], "body"),
     ],
 )
-def test_questions_that_are_none(client: Client, body: Any, where: str) -> None:
+def test_texts_that_are_no_query_are_refused(client: Client, body: Any, where: str) -> None:
     answer = client.post("/v1/query", body)
     assert (answer.status, answer.body["error_code"]) == (400, "invalid_input")
     assert answer.body["where"].startswith(where)
 
 
-def test_what_is_no_select_is_not_for_another_engine_to_refuse() -> None:
-    """What DuckDB cannot read may be Spark's own. Fails if a DELETE goes on to Spark, which would be started for it."""
+def test_a_statement_that_is_no_select_is_refused_without_spark() -> None:
+    """Text that DuckDB cannot parse may be valid in Spark. Fails if a DELETE is passed on to Spark, which would be
+    started for it."""
     duck = Duck(Settings())
     for sql in ("DELETE FROM orders", "SELECT 1; DROP VIEW orders", "EXPLAIN SELECT 1"):
         with pytest.raises(InvalidInput) as refused:
@@ -307,9 +319,9 @@ def test_what_is_no_select_is_not_for_another_engine_to_refuse() -> None:
             duck.parse(sql)
 
 
-def test_a_storage_in_memory_cannot_be_asked() -> None:
-    """Other processes answer, and cannot read it: said at once, and before one is started."""
+def test_a_query_of_a_storage_in_memory_is_refused() -> None:
+    """Worker processes cannot read it: the error comes at once, before a worker is started."""
     with shop() as (_, client):
         answer = ask(client, "SELECT 1")
         assert (answer.status, answer.body["error_code"]) == (400, "invalid_input")
-        assert "in the memory of one process" in answer.body["why"]
+        assert "cannot read a storage in memory" in answer.body["why"]

@@ -1,7 +1,8 @@
-"""Queries that Spark answers, what it refuses, and explanations: a real pipeline behind a socket."""
+"""Queries that Spark answers or refuses, and explanations: a real pipeline behind a socket."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -9,13 +10,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
+import pyarrow as pa
 import pytest
 
 from evertide.errors import InvalidInput
+from evertide.media import ARROW
 from evertide.pipeline.pipeline import Pipeline
 from evertide.runtime import SystemRuntime
-from evertide.server.query.spark_query import BySpark
-from evertide.server.query.usage import belonging
+from evertide.server.query.spark_query import SparkQueryEngine
+from evertide.server.query.usage import list_processes
 from evertide.settings import Settings
 from tests.server.kit import Answer, Client, limited, order, served
 from tests.server.test_query_workers import workers
@@ -47,7 +50,7 @@ class Served:
 
 @pytest.fixture(scope="module")
 def shop(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """Its time zone is the session's when it was opened, as a project may have one of its own."""
+    """Serve a shop whose time zone is that of the session when it was opened, as a project may set its own."""
     settings = Settings(query_limit_s=600, query_small_rows=2, query_memory_bytes=512 * 1024 * 1024)
     where = tmp_path_factory.mktemp("served") / "s"
     zone = spark.conf.get("spark.sql.session.timeZone")
@@ -64,7 +67,7 @@ def shop(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Itera
         yield Served(p, client)
 
 
-def test_spark_answers_if_it_is_named_or_if_duckdb_cannot(shop: Served) -> None:
+def test_spark_answers_if_the_request_names_it_or_duckdb_cannot(shop: Served) -> None:
     total = "SELECT customer, sum(amount) AS total FROM orders GROUP BY customer ORDER BY 1"
     for more, engine in [({}, "spark"), ({"engine": "spark"}, "spark")]:  # orders has a VARIANT
         found = shop.ask(total, **more).body
@@ -84,9 +87,9 @@ def test_spark_answers_if_it_is_named_or_if_duckdb_cannot(shop: Served) -> None:
     assert (first["rows"], first["is_truncated"]) == ([[1], [2]], True)
 
 
-def test_a_query_means_by_its_settings_what_the_views_do(shop: Served) -> None:
-    """Fails if it begins with Spark's defaults, or with what the session has now: hours and dates would differ from
-    those of the views."""
+def test_a_query_runs_with_the_settings_of_the_views(shop: Served) -> None:
+    """Fails if a query runs with Spark's defaults, or with the session's current settings: hours and dates would differ
+    from those of the views."""
     sql = "SELECT hour(timestamp_seconds(0)) AS h, timestamp_seconds(0) AS t"
     found = shop.ask(sql, engine="spark").body
     assert found["rows"] == [[19, "1970-01-01T00:00:00+00:00"]]
@@ -95,8 +98,8 @@ def test_a_query_means_by_its_settings_what_the_views_do(shop: Served) -> None:
     assert found["rows"] == [[19]]
 
 
-def test_all_is_read_at_one_time_that_is_kept(shop: Served) -> None:
-    """The time that was asked for, with the errors of times that there are not. Fails if Spark reads what is there."""
+def test_all_collections_are_read_at_the_requested_time(shop: Served) -> None:
+    """At the requested time, with the errors of unreadable times. Fails if Spark reads the current content."""
     sql = "SELECT (SELECT count(*) FROM orders) AS o, (SELECT count(*) FROM notes) AS n"
     last = shop.pipeline.time
     found = shop.ask(sql, engine="spark").body
@@ -105,11 +108,11 @@ def test_all_is_read_at_one_time_that_is_kept(shop: Served) -> None:
     assert (found["time"], found["rows"]) == (last - 1, [[3, 0]])
     answer = shop.ask(sql, engine="spark", as_of=last + 1)
     assert (answer.status, answer.body["error_code"]) == (400, "invalid_input")
-    assert f"the last is {last}" in answer.body["why"]
+    assert f"the last time is {last}" in answer.body["why"]
 
 
 def test_a_query_over_many_rows_goes_to_spark(shop: Served) -> None:
-    """Fails if the rows of what it reads are not looked at."""
+    """Fails if the row counts of the collections are not checked."""
     assert shop.ask("SELECT count(*) AS n FROM notes").body["engine"] == "spark"
     assert shop.ask("SELECT count(*) AS n FROM revenue").body["engine"] == "duckdb"
 
@@ -135,6 +138,7 @@ HOSTILE = [
     "SELECT * FROM nothing",
     "SELECT * FROM STREAM orders",
     "SELECT * FROM orders VERSION AS OF 1",
+    "SELECT * FROM orders WITH ('storage' = '{0}')",
     "SELECT reflect('java.lang.System', 'getenv', 'HOME')",
     "SELECT java_method('java.lang.System', 'getProperty', 'user.home')",
     "SELECT try_reflect('java.lang.System', 'getenv', 'HOME')",
@@ -184,9 +188,11 @@ HOSTILE = [
 ]
 
 
-def test_spark_does_nothing_but_read_collections(shop: Served, spark: SparkSession, tmp_path: Path) -> None:
-    """By what Spark's own parser and analyzer make of the text. Fails, for some of these, if either is not looked at:
-    without the first, TRANSFORM and EXECUTE IMMEDIATE; without the second, reflect()."""
+def test_spark_refuses_statements_that_do_more_than_read_collections(
+    shop: Served, spark: SparkSession, tmp_path: Path
+) -> None:
+    """By the result of Spark's own parser and analyzer. Some of these fail without either check: without the first,
+    TRANSFORM and EXECUTE IMMEDIATE; without the second, reflect()."""
     kept = tmp_path / "secret.csv"
     kept.write_text("file-secret\n")
     spark.range(3).createOrReplaceGlobalTempView("hidden")
@@ -215,7 +221,7 @@ def test_a_view_is_explained_in_all_formats(shop: Served) -> None:
     assert shop.client.get("/v1/views/orders/explain").status == 404
 
 
-def test_collections_tell_what_the_script_says_of_them(shop: Served) -> None:
+def test_collections_have_the_comments_and_queries_of_the_script(shop: Served) -> None:
     found = {one["name"]: one for one in shop.client.get("/v1/collections").body["collections"]}
     assert found["orders"]["comment"] == "What was bought"
     assert found["orders"]["columns"][-1]["type"] == "VARIANT"
@@ -225,15 +231,45 @@ def test_collections_tell_what_the_script_says_of_them(shop: Served) -> None:
 
 
 def test_queries_that_are_nested_too_deeply_are_refused(shop: Served) -> None:
-    """Fails, as if Spark had been away, if a stack that is used up is not known for what it is."""
+    """Fails with an error about an unreachable Spark if a stack overflow is not recognised."""
     answer = shop.ask("SELECT " + "- " * 4000 + "1 AS n", engine="spark")
     assert (answer.status, answer.body["why"]) == (400, "the expressions are nested too deeply; simplify the query")
 
 
+@pytest.mark.parametrize(
+    ("sql", "parameters", "why"),
+    [
+        ("SELECT array() AS x", [], "no table can have the types struct<x:array<void>>"),
+        ("SELECT map() AS x", [], "no table can have the types"),
+        ("SELECT ? AS x", [[]], "no table can have the types"),
+        ("SELECT ? AS x", [[1, [2]]], "INTERNAL_ERROR"),
+        ("SELECT ? AS x", [1 << 64], "does not fit into a BIGINT"),
+        ("SELECT ? AS x", [{"a": [1 << 64]}], "no objects"),
+        ("SELECT ? AS x", [json.loads("[" * 300 + "]" * 300)], "nested too deeply"),
+        (
+            "WITH RECURSIVE r MAX RECURSION LEVEL 5 AS (SELECT 1 AS n UNION ALL SELECT n + 1 FROM r) TABLE r",
+            [],
+            "LEVEL",
+        ),
+        ("OPEN c", [], "SQL_CURSOR"),
+    ],
+)
+def test_no_query_ends_the_process_that_the_next_query_needs(
+    shop: Served, sql: str, parameters: list[Any], why: str
+) -> None:
+    """Fails if an error that PySpark does not raise itself ends the process, or looks as if Spark were unreachable."""
+    assert shop.ask("SELECT 1 AS n", engine="spark").status == 200
+    before = _sparks()
+    answer = shop.ask(sql, engine="spark", parameters=parameters)
+    assert (answer.status, answer.body["error_code"]) == (400, "invalid_input"), answer.body
+    assert why in answer.body["why"]
+    assert _sparks() == before != []
+
+
 FOLDED = "SELECT levenshtein(repeat('a', 300000), repeat('b', 300000)) AS n"
-"""Computed while it is planned: there is no job that could be ended."""
+"""Computed by the planner: there is no job to cancel."""
 DEEP = "SELECT aggregate(sequence(1, 20000000), 0L, (a, x) -> a + length(repeat('x', 1000 + id))) AS n FROM range(1)"
-"""A job whose task does not look up, and goes on after it was ended."""
+"""A job whose task does not check for interruption, and continues after the job is cancelled."""
 
 
 @pytest.mark.parametrize(
@@ -247,21 +283,26 @@ DEEP = "SELECT aggregate(sequence(1, 20000000), 0L, (a, x) -> a + length(repeat(
     ],
     ids=["jobs", "join", "planning", "task", "memory"],
 )
-def test_what_a_query_takes_is_bounded_and_harms_nothing(shop: Served, sql: str, limit_s: float, why: str) -> None:
-    """Fails, for the last, if the pipeline's own JVM is asked: it would end. And for what is computed while it is
-    planned, if what does not look up is not killed. Each gets an answer from whoever is there after the one before."""
+def test_a_query_beyond_its_limits_is_ended_and_disturbs_nothing(
+    shop: Served, sql: str, limit_s: float, why: str
+) -> None:
+    """Fails, for the last query, if the pipeline's own JVM is used: it would end. Fails, for work in the planner, if a
+    query that ignores the interruption is not killed. Each query is answered by the process that is left by the one
+    before."""
     before = shop.pipeline.time
     with limited(shop.pipeline, limit_s):
         answer = shop.ask(sql, engine="spark")
     assert (answer.status, answer.body["error_code"]) == (422, "limit_exceeded"), answer.body
     assert why in answer.body["why"]
     assert shop.client.post("/v1/tables/notes/rows", [{"text": "on"}]).body["time"] == before + 1
-    if sql == FOLDED or limit_s > 60:  # the others may end when they are told to, or be told before they began
+    if (
+        sql == FOLDED or limit_s > 60
+    ):  # the others may end when they are interrupted, or be interrupted before they began
         assert _sparks() == []
 
 
 class Tasks:
-    """Stands for a Spark whose tasks look up after so many looks: real ones do so when they like."""
+    """Simulates a Spark whose tasks end after this many checks: real ones end when they choose."""
 
     def __init__(self, looks: int) -> None:
         self.looks = looks
@@ -275,15 +316,27 @@ class Tasks:
 
 
 @pytest.mark.parametrize(("looks", "is_worn"), [(0, False), (3, False), (10_000, True)])
-def test_a_task_that_goes_on_after_its_query_was_ended_costs_the_process(looks: int, is_worn: bool) -> None:
-    """Else it takes from the next question, for as long as it likes. Who was not ended is not looked at."""
-    asked = BySpark(cast("Reader", SimpleNamespace(runtime=SystemRuntime())), cast("Session", Tasks(looks)), {})
+def test_a_worker_whose_task_continues_after_its_query_is_replaced(looks: int, is_worn: bool) -> None:
+    """Otherwise the task takes resources from the next query without a limit. Without a cancelled query, tasks are not
+    checked."""
+    asked = SparkQueryEngine(
+        cast("Reader", SimpleNamespace(runtime=SystemRuntime())), cast("Session", Tasks(looks)), {}
+    )
     assert not asked.is_worn()
     asked.interrupt()
     assert asked.is_worn() == is_worn
-    assert not asked.is_worn(), "the next question has nothing to do with it"
+    assert not asked.is_worn(), "the next query is not affected"
 
 
 def _sparks() -> list[int]:
-    """Workers that have started others."""
-    return [pid for pid in workers() if len(belonging(pid)) > 1]
+    """Return the workers that have started child processes."""
+    return [pid for pid in workers() if len(list_processes(pid)) > 1]
+
+
+def test_v7_a_text_may_have_any_bytes(shop: Served) -> None:
+    """As in a view: JSON has U+FFFD, Arrow has the bytes."""
+    sql = "SELECT string(unhex('ff61')) AS x"
+    assert shop.ask(sql, engine="spark").body["rows"] == [["\ufffda"]]
+    content = json.dumps({"sql": sql, "engine": "spark"}).encode()
+    raw = shop.client.raw("POST", "/v1/query", content, {"Content-Type": "application/json", "Accept": ARROW}).content
+    assert pa.ipc.open_stream(raw).read_all()["x"].cast(pa.binary()).to_pylist() == [b"\xffa"]

@@ -1,5 +1,5 @@
-"""The processes that answer queries: what they may take, how they end, and what is said of them. DuckDB's, as Spark's
-are the same but for what is in `test_query_spark`."""
+"""Worker processes: their limits, their end, and the errors about them. With DuckDB; the differences of Spark are in
+`test_query_spark`."""
 
 from __future__ import annotations
 
@@ -23,18 +23,20 @@ from evertide.pipeline.reading.query import Chosen, Question
 from evertide.runtime import SystemRuntime
 from evertide.server.http.app import make_app
 from evertide.server.http.server import Server
+from evertide.server.query.answering import _answer
 from evertide.server.query.process import Opening, Worker
-from evertide.server.query.usage import belonging, disk_bytes
+from evertide.server.query.usage import disk_bytes, list_processes
+from evertide.server.query.wire import read_frame
 from evertide.server.query.workers import Workers
 from evertide.settings import Settings
-from evertide.store.open import Address
+from evertide.store.open import StorageAddress
 from tests.pipeline.kit import open_pipeline
 from tests.server.kit import Answer, Client, limited, order, shop, stored, until
 
 ROWS = "/v1/tables/orders/rows"
 MODULE = "evertide.server.query.worker"
 LONG = "SELECT levenshtein(repeat('a', 1000000), repeat('b', 1000000))"
-"""One call of hours, from which DuckDB does not look up."""
+"""One call that takes hours, and in which DuckDB does not check for interruption."""
 SETTINGS = Settings(query_limit_s=60, query_memory_bytes=64 * 1024 * 1024, query_bytes_max=100_000)
 
 
@@ -61,7 +63,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 def workers() -> list[int]:
-    """Those of this process."""
+    """Return the workers of this process."""
     found = []
     for place in Path("/proc").iterdir():
         if place.name.isdigit():
@@ -84,7 +86,7 @@ def is_gone(pid: int) -> bool:
 
 @contextmanager
 def committing(client: Client) -> Iterator[list[int]]:
-    """Transactions, one after the other, all along; in the end, how many."""
+    """Commit transactions one after the other during the block; return their number."""
     is_over, times = threading.Event(), [0]
 
     def pushing() -> None:
@@ -119,9 +121,11 @@ def committing(client: Client) -> Iterator[list[int]]:
         ("SELECT repeat('x', 1000) FROM range(1000)", 60, "larger than 100000 bytes"),
     ],
 )
-def test_what_a_query_takes_is_bounded_and_harms_nothing(here: Served, sql: str, limit_s: float, why: str) -> None:
-    """Fails without the bound of the kernel: one call takes gigabytes. Without the killing, nobody gets an answer for
-    hours; without the interruption, each of these costs a process."""
+def test_a_query_beyond_its_limits_is_ended_and_disturbs_nothing(
+    here: Served, sql: str, limit_s: float, why: str
+) -> None:
+    """Fails without the kernel's limit: one call takes gigabytes. Without the kill, no query gets an answer for hours;
+    without the interruption, each of these queries costs a process."""
     with committing(here.client) as times, limited(here.pipeline, limit_s):
         answer = here.ask(sql)
         assert (answer.status, answer.body["error_code"]) == (422, "limit_exceeded"), answer.body
@@ -132,7 +136,7 @@ def test_what_a_query_takes_is_bounded_and_harms_nothing(here: Served, sql: str,
 
 
 def test_a_query_that_can_be_interrupted_costs_no_process(here: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fails if it is killed at once: the next one would wait for another process to start."""
+    """Fails if the worker is killed at once: the next query would wait for another process to start."""
     [before] = workers()
     monkeypatch.setattr("evertide.server.query.process._GRACE_S", 60.0)  # a machine may be slow
     with limited(here.pipeline, 0.3):
@@ -145,9 +149,9 @@ def test_a_query_that_can_be_interrupted_costs_no_process(here: Served, monkeypa
     assert here.is_answered()
 
 
-def test_a_worker_that_is_killed_is_said_to_be_and_followed_by_another(here: Served) -> None:
-    """In the middle of a question, and between two. Fails if nobody looks at the end of the pipe: a request without an
-    answer; or if a dead one is asked."""
+def test_a_killed_worker_is_reported_and_replaced(here: Served) -> None:
+    """During a query, and between two. Fails if the end of the pipe is not noticed: a request gets no answer, or is
+    sent to a dead worker."""
     [pid] = workers()
     with ThreadPoolExecutor(1) as threads:
         asked = threads.submit(here.ask, LONG)
@@ -163,7 +167,7 @@ def test_a_worker_that_is_killed_is_said_to_be_and_followed_by_another(here: Ser
 
 
 def _is_busy(pid: int) -> bool:
-    """It has computed for a while since it was ready."""
+    """Whether the worker has computed for a while since it was ready."""
     fields = (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()
     known = _BUSY.setdefault(pid, int(fields[11]))
     return int(fields[11]) > known + 5
@@ -176,20 +180,20 @@ import sys, threading
 from pathlib import Path
 from evertide.pipeline.reading.query import Chosen, Question
 from evertide.runtime import SystemRuntime
+from evertide.server.query.wire import read_frame
 from evertide.server.query.workers import Workers
 from evertide.settings import Settings
-from evertide.store.open import Address
+from evertide.store.open import StorageAddress
 
-workers = Workers(Address(sys.argv[1]), dict, settings=Settings(query_limit_s=600), runtime=SystemRuntime())
-workers.by_duckdb(Question("SELECT 1", engine=Chosen.duckdb))
-print(*workers.pids(), flush=True)
-workers.by_duckdb(Question(sys.argv[2], engine=Chosen.duckdb))
+workers = Workers(StorageAddress(sys.argv[1]), dict, settings=Settings(query_limit_s=600), runtime=SystemRuntime())
+workers.ask_duckdb(Question("SELECT 1", engine=Chosen.duckdb))
+print(*[one.pid for one in workers._free], flush=True)
+workers.ask_duckdb(Question(sys.argv[2], engine=Chosen.duckdb))
 """
 
 
 def test_no_worker_is_left_when_its_server_is_killed(here: Served) -> None:
-    """Also not one that can do nothing about it, as if a call kept the interpreter. Fails if the kernel is not asked
-    to see to that."""
+    """Also one that cannot react, as if a call held the interpreter. Fails if the kernel is not asked to kill it."""
     root = here.pipeline.storage.root
     with subprocess.Popen([sys.executable, "-c", PARENT, root, LONG], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
@@ -201,8 +205,8 @@ def test_no_worker_is_left_when_its_server_is_killed(here: Served) -> None:
         until(lambda: is_gone(pid))
 
 
-def test_workers_end_with_the_server_and_when_nobody_asks(tmp_path: Path) -> None:
-    """Fails if `close` does not end them, or if one that is idle stays for ever."""
+def test_workers_end_with_the_server_and_when_idle(tmp_path: Path) -> None:
+    """Fails if `close` does not end them, or if an idle worker stays for ever."""
     others = workers()
     settings = Settings(query_idle_s=0.2, retry_limit_s=0.5)
     with shop(stored(tmp_path), settings) as (pipeline, client):
@@ -215,10 +219,8 @@ def test_workers_end_with_the_server_and_when_nobody_asks(tmp_path: Path) -> Non
     assert is_gone(own)
 
 
-def test_a_query_under_way_ends_with_the_server_and_is_told_so(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Fails if the server waits for it: half a minute, and then the request is cancelled with a trace."""
+def test_a_running_query_fails_when_the_server_stops(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Fails if the server waits for the query: half a minute, and then the request is cancelled with a trace."""
     others = workers()
     settings = Settings(query_limit_s=1000, retry_limit_s=0.5)
     with ThreadPoolExecutor(2) as threads, open_pipeline(stored(tmp_path), settings=settings) as pipeline:
@@ -235,24 +237,26 @@ def test_a_query_under_way_ends_with_the_server_and_is_told_so(
     assert "Traceback" not in caplog.text
 
 
-def test_what_a_worker_is_given_is_not_for_all_to_see(here: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its command line and its environment hold no address, no setting and no secret. Fails if it inherits the
-    environment, or is given the storage as an argument."""
+def test_the_input_of_a_worker_is_not_visible_to_other_processes(here: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker's command line and environment hold no address, setting or secret. Fails if it inherits the
+    environment, or gets the storage as an argument."""
     for name in ("AWS_SECRET_ACCESS_KEY", "PGPASSWORD", "EVERTIDE_TOKEN", "SHOP_SECRET"):
         monkeypatch.setenv(name, "hidden-0123456789")
     with _workers(here) as own:
         own.ask(Question("SELECT 1", engine=Chosen.duckdb))
-        [pid] = own.pids()
+        [pid] = [one.pid for one in own._free]
         place = Path("/proc") / str(pid)
         assert (place / "cmdline").read_text().rstrip("\0").split("\0")[1:] == ["-P", "-m", MODULE]
         environment = (place / "environ").read_text()
         assert "hidden" not in environment
         assert here.pipeline.storage.root not in environment
-        assert (place / "oom_score_adj").read_text().strip() == "1000", "the first to go if the machine has no memory"
+        assert (place / "oom_score_adj").read_text().strip() == "1000", (
+            "the kernel kills the worker first if memory is short"
+        )
 
 
-def test_days_and_hours_are_those_of_the_pipeline(here: Served) -> None:
-    """Fails if DuckDB counts by UTC: an answer would change when a table grows, and Spark is asked."""
+def test_queries_use_the_time_zone_of_the_pipeline(here: Served) -> None:
+    """Fails if DuckDB uses UTC: an answer would change when a table grows and Spark answers."""
     sql = "SELECT hour(TIMESTAMPTZ '1970-01-01 00:00:00+00') AS h, TIMESTAMPTZ '1970-01-01 00:00:00+00' AS t"
     with _workers(here, "America/New_York") as own:
         rows = own.ask(Question(sql, engine=Chosen.duckdb)).rows
@@ -272,19 +276,19 @@ def _workers(here: Served, zone: str = "UTC") -> Workers:
     )
 
 
-def test_memory_and_disk_of_all_its_processes_are_looked_at(here: Served, tmp_path: Path) -> None:
-    """As they are of Spark, which the kernel does not bound. Fails if it is not looked at while it computes."""
+def test_memory_and_disk_of_all_worker_processes_are_limited(here: Served, tmp_path: Path) -> None:
+    """Also of Spark, which the kernel does not limit. Fails if usage is not checked during the query."""
     address = here.pipeline.storage.address
-    assert isinstance(address, Address)
+    assert isinstance(address, StorageAddress)
     for memory, spill, why in [
-        (1, 1 << 40, "take more than 1 bytes of memory"),
+        (1, 1 << 40, "use more than 1 bytes of memory"),
         (1 << 40, 1, "more than 1 bytes to disk"),
     ]:
         settings = Settings(query_spill_bytes=spill, query_limit_s=600)
         worker = Worker(Opening(Chosen.duckdb, address, {}, memory_bytes=memory), settings, SystemRuntime())
         (worker._scratch / "spilled").write_bytes(b"x" * 10_000)
         pid = worker.pid
-        assert belonging(pid) == [pid]
+        assert list_processes(pid) == [pid]
         with pytest.raises(LimitExceeded, match=why):
             worker.ask(Question(LONG, engine=Chosen.duckdb))
         assert worker.is_over
@@ -293,17 +297,17 @@ def test_memory_and_disk_of_all_its_processes_are_looked_at(here: Served, tmp_pa
     assert disk_bytes(tmp_path / "nothing") == 0
 
 
-def test_a_storage_that_is_gone_is_said_to_be(tmp_path: Path) -> None:
-    """By the worker, as it would be by anybody who opens it: nothing is made there."""
-    with Workers(Address(str(tmp_path / "s")), dict, settings=SETTINGS, runtime=SystemRuntime()) as own:
+def test_a_missing_storage_is_reported(tmp_path: Path) -> None:
+    """The worker reports it, and creates nothing there."""
+    with Workers(StorageAddress(str(tmp_path / "s")), dict, settings=SETTINGS, runtime=SystemRuntime()) as own:
         with pytest.raises(InvalidInput, match="the directory does not exist"):
             own.ask(Question("SELECT 1"))
-        assert own.pids() == []
+        assert not [*own._free, *own._busy]
     assert not (tmp_path / "s").exists()
 
 
-def test_what_duckdb_reads_is_bounded(tmp_path: Path) -> None:
-    """Fails if the rows are not counted first: they would all come into memory, for a LIMIT 1."""
+def test_the_rows_that_duckdb_reads_are_limited(tmp_path: Path) -> None:
+    """Fails if the rows are not counted first: all would be read into memory, for a LIMIT 1."""
     with shop(stored(tmp_path), settings=Settings(query_read_rows_max=2)) as (_, client):
         for rows, status in [([order(1), order(2)], 200), ([order(3)], 422)]:
             client.post(ROWS, rows)
@@ -311,3 +315,31 @@ def test_what_duckdb_reads_is_bounded(tmp_path: Path) -> None:
             assert answer.status == status
         assert answer.body["error_code"] == "limit_exceeded"
         assert "'orders'" in answer.body["why"]
+
+
+class Faulty:
+    """An engine with a bug."""
+
+    def answer(self, question: Question) -> Any:
+        raise KeyError(question.sql)
+
+    def interrupt(self) -> None: ...
+
+    def is_worn(self) -> bool:
+        return False
+
+    def close(self) -> None: ...
+
+
+def test_a_bug_in_an_engine_is_answered_and_the_process_continues() -> None:
+    """Fails if only expected errors are answered: the process would end, and the next query would wait for another."""
+    given, out = os.pipe()
+    asked = {"number": 1, "sql": "SELECT 1", "as_of": None, "engine": "duckdb", "limit": None, "parameters": []}
+    assert _answer(Faulty(), asked, out, 1)
+    assert read_frame(given) is not None
+    frame = read_frame(given)
+    os.close(given)
+    os.close(out)
+    assert frame is not None
+    assert (frame.facts["error"]["error_code"], frame.facts["is_last"]) == ("unexpected", False)
+    assert "KeyError: 'SELECT 1'" in frame.facts["traceback"]

@@ -1,4 +1,4 @@
-"""Rows that go out, in every format and of every type; and what changed between two times."""
+"""Rows in every format and of every type, and changes between two times."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ from typing import Any
 from urllib.parse import quote
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from evertide.json_values import _integer_type
+from evertide.media import ARROW, PARQUET
 from evertide.pipeline.engine import DeclaredTable
+from evertide.rows.python_rows import _integer_type
 from evertide.server.endpoints import content
+from evertide.server.endpoints.formats import encode_rows
 from evertide.settings import Settings
 from evertide.shard.shard import Shard
-from evertide.testing.small_engine import SmallEngine
+from tests.kit.small_engine import SmallEngine
 from tests.pipeline.kit import open_pipeline, rows_of, storage
 from tests.server.kit import Client, order, served, shop, until
 
@@ -66,9 +69,9 @@ SOME = [
 
 
 @pytest.mark.parametrize("form", ["json", "ndjson", "csv", "arrow", "parquet"])
-def test_what_is_given_out_can_be_pushed_again_and_is_the_same(form: str) -> None:
-    """All types of Spark, NULL, NaN, -0.0, an empty text. Fails if CSV writes NULL and an empty text alike, or JSON
-    rounds a decimal."""
+def test_rows_of_an_answer_can_be_pushed_again_unchanged(form: str) -> None:
+    """All types of Spark, NULL, NaN, -0.0, an empty text. Fails if CSV does not distinguish NULL and an empty text, or
+    JSON rounds a decimal."""
     tables = DeclaredTable("types", TYPES, key=("id",)), DeclaredTable("copy", TYPES, key=("id",))
     with open_pipeline(storage(), SmallEngine(tables, [])) as p, served(p) as client:
         assert client.post("/v1/tables/types/rows", SOME).status == 200
@@ -86,7 +89,18 @@ def test_what_is_given_out_can_be_pushed_again_and_is_the_same(form: str) -> Non
         assert [row[0] for row in rows_of(p, "copy")] == [4]
 
 
-def test_the_header_accept_chooses_the_format_and_what_is_not_there_is_406() -> None:
+@pytest.mark.parametrize("media", [ARROW, PARQUET])
+def test_v5_a_null_struct_with_a_not_null_field_is_encoded(media: str) -> None:
+    """Arrow's own cast refuses such rows, even to their own type."""
+    texts = pa.array([b"a", None])
+    column = pa.StructArray.from_arrays([texts, texts], fields=list(VARIANT), mask=pa.array([False, True]))
+    rows = pa.table({"v": column})
+    file = pa.BufferReader(b"".join(encode_rows(media, rows.schema, [rows])))
+    found = pa.ipc.open_stream(file).read_all() if media == ARROW else pq.read_table(file)
+    assert found.to_pylist() == rows.to_pylist()
+
+
+def test_the_header_accept_chooses_the_format_and_an_unknown_format_is_406() -> None:
     with shop() as (_, client):
         client.post(ROWS, [order(1)])
         for accept, media in [
@@ -102,7 +116,7 @@ def test_the_header_accept_chooses_the_format_and_what_is_not_there_is_406() -> 
             assert "text/csv" in answer.body["message"]
 
 
-def test_some_columns_and_rows_at_a_time_that_was() -> None:
+def test_some_columns_and_rows_at_an_earlier_time() -> None:
     with shop() as (_, client):
         client.post(ROWS, [order(number, "bob" if number % 2 else "ann", number) for number in range(1, 7)])
         client.post(ROWS, {"deletes": [1]})
@@ -129,7 +143,7 @@ def test_some_columns_and_rows_at_a_time_that_was() -> None:
         ("limit=many", 400, "limit"),
     ],
 )
-def test_rows_that_cannot_be_given(query: str, status: int, why: str) -> None:
+def test_invalid_requests_for_rows_are_refused(query: str, status: int, why: str) -> None:
     with shop() as (_, client):
         client.post(ROWS, [order(1)])
         answer = client.get(f"{ROWS}?{query}")
@@ -137,7 +151,7 @@ def test_rows_that_cannot_be_given(query: str, status: int, why: str) -> None:
         assert why in str(answer.body)
 
 
-def test_a_time_that_is_forgotten_is_410_with_the_smallest_that_can_be_read() -> None:
+def test_a_compacted_time_is_410_with_the_first_readable_time() -> None:
     with shop() as (p, client):
         for number in range(1, 5):
             client.post(ROWS, [order(number)])
@@ -147,8 +161,7 @@ def test_a_time_that_is_forgotten_is_410_with_the_smallest_that_can_be_read() ->
 
 
 def test_a_large_collection_comes_in_pieces_and_is_exact(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Parts with and without retractions, read piece by piece. Fails if a piece sums up for itself what another takes
-    away."""
+    """Parts with and without retractions, read piece by piece. Fails if a piece ignores deletes in another."""
     monkeypatch.setattr(content, "_WHOLE_BYTES", 1)
     monkeypatch.setattr(content, "_PIECE_BYTES", 2000)
     with shop(settings=Settings(inline_bytes_max=1, part_rows_max=50)) as (p, client):
@@ -163,23 +176,23 @@ def test_a_large_collection_comes_in_pieces_and_is_exact(monkeypatch: pytest.Mon
         lines = client.raw("GET", f"{ROWS}?columns=id&where={where}&format=ndjson").content.splitlines()
         expected = {row[0] for row in rows_of(p, "orders") if row[2] < 0}
         assert {json.loads(line)["id"] for line in lines} == expected
-        assert not p.storage.meta.heads("lease/"), "leases are given back"
+        assert not p.storage.meta.heads("lease/"), "leases are released"
 
 
-def test_a_client_that_goes_away_leaves_no_lease(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fails if what is streamed is not closed with its connection."""
+def test_a_client_that_disconnects_leaves_no_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if the stream is not closed with its connection."""
     monkeypatch.setattr(content, "_WHOLE_BYTES", 1)
     monkeypatch.setattr(content, "_PIECE_BYTES", 1)
     with shop(settings=Settings(inline_bytes_max=1, part_rows_max=2000)) as (p, client):
         wide = "x" * 1000
         client.post(ROWS, [order(number, f"{wide}{number}") for number in range(20_000)])
-        gone = _begun(client, f"{ROWS}?format=ndjson")
+        gone = _begin_download(client, f"{ROWS}?format=ndjson")
         assert p.storage.meta.heads("lease/")
         gone.close()
         until(lambda: not p.storage.meta.heads("lease/"))
 
 
-def _begun(client: Client, path: str) -> Any:
+def _begin_download(client: Client, path: str) -> Any:
     import socket  # noqa: PLC0415 - only here
 
     connection = socket.create_connection((client.host, client.port))
@@ -195,7 +208,7 @@ def changes(client: Client, query: str) -> tuple[list[Any], int]:
     return [(one["time"], one["diff"], one["row"]["amount"]) for one in told], end["complete"]
 
 
-def test_changes_are_told_between_two_times_and_waited_for() -> None:
+def test_changes_between_two_times_are_returned_and_waited_for() -> None:
     with shop() as (_, client), ThreadPoolExecutor(1) as threads:
         for amount in (10, 11, 12):
             client.post(ROWS, [order(1, amount=amount)])
@@ -213,7 +226,7 @@ def test_changes_are_told_between_two_times_and_waited_for() -> None:
 
 
 @pytest.mark.parametrize("query", ["", "since=9", "since=2&until=1", "since=1&wait_s=61", "since=1&until=9"])
-def test_changes_that_cannot_be_told(query: str) -> None:
+def test_invalid_requests_for_changes_are_refused(query: str) -> None:
     with shop() as (_, client):
         client.post(ROWS, [order(1)])
         client.post(ROWS, [order(2)])
@@ -221,14 +234,14 @@ def test_changes_that_cannot_be_told(query: str) -> None:
 
 
 def test_head_is_answered_by_the_headers_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fails if anything is read for it, or waited for."""
+    """Fails if the server reads or waits for anything."""
 
     def unread(*_: object) -> None:
-        raise AssertionError("it is read")
+        raise AssertionError("a HEAD request read rows")
 
     with shop() as (_, client):
         client.post(ROWS, [order(1)])
-        monkeypatch.setattr(content.Content, "tables", unread)
+        monkeypatch.setattr(content.CollectionContent, "tables", unread)
         monkeypatch.setattr(Shard, "wait_for_upper", unread)
         monkeypatch.setattr(Shard, "changes", unread)
         for path, media in [
@@ -267,15 +280,15 @@ FAR_TOLD = [
 
 
 def far_rows() -> pa.Table:
-    """As numbers, which Python cannot show as days."""
+    """Return days as numbers, as Python cannot represent them."""
     columns = [pa.array([row[at] for row in FAR_ROWS], _integer_type(field.type)) for at, field in enumerate(FAR)]
     typed = [column.cast(field.type) for column, field in zip(columns, FAR, strict=True)]
     return pa.Table.from_arrays(typed, schema=FAR)
 
 
-def test_days_that_python_does_not_have_are_told_as_spark_writes_them() -> None:
-    """Beyond year 9999 and before year 1, also inside of others. Fails with an `OverflowError` if each is to be one of
-    Python's."""
+def test_days_beyond_the_range_of_python_are_written_as_by_spark() -> None:
+    """Beyond year 9999 and before year 1, also inside of other types. Fails with an `OverflowError` if each is
+    converted to a Python value."""
     with open_pipeline(storage(), SmallEngine([DeclaredTable("far", FAR, key=("id",))], [])) as p, served(p) as client:
         p.push("far", far_rows())
         p.commit()

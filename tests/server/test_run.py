@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from evertide.cli.commands import run as running
-from evertide.cli.running.open_pipeline import opened
+from evertide.cli.running.open_pipeline import open_for_command
 from evertide.server.http.server import Server
 from tests.cli.kit import SHOP, evertide, lines, one_error, order
 from tests.server.kit import Answer, Client
@@ -29,7 +29,7 @@ def script(tmp_path: Path) -> Path:
     return path
 
 
-def test_an_address_that_cannot_be_had_is_refused_before_spark_starts(tmp_path: Path, script: Path) -> None:
+def test_an_unavailable_address_is_refused_before_spark_starts(tmp_path: Path, script: Path) -> None:
     assert "HOST:PORT" in one_error(evertide("run", script, "--storage", tmp_path / "s", "--listen", "here"), 2)
     with Server() as taken:
         taken._socket.listen()
@@ -39,20 +39,20 @@ def test_an_address_that_cannot_be_had_is_refused_before_spark_starts(tmp_path: 
     assert not (tmp_path / "s").exists()
 
 
-def test_rows_that_are_pushed_by_http_are_transactions_of_the_run(
+def test_rows_pushed_over_http_are_transactions_of_the_run(
     tmp_path: Path, script: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever asks while the pipeline is opened is told to come again. Fails if nobody listens before it is open: then
-    the one who waits here for that answer never gets it."""
+    """Requests during opening get 503 with Retry-After. Fails if the server does not listen before the pipeline is
+    open: then the client that waits here for that answer never gets it."""
     was_told = threading.Event()
 
     @contextmanager
     def slowly(*given: Any, **options: Any) -> Iterator[Any]:
         assert was_told.wait(120)
-        with opened(*given, **options) as pipeline:
+        with open_for_command(*given, **options) as pipeline:
             yield pipeline
 
-    monkeypatch.setattr(running, "opened", slowly)
+    monkeypatch.setattr(running, "open_for_command", slowly)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     with ThreadPoolExecutor(1) as threads:
@@ -71,7 +71,7 @@ def test_rows_that_are_pushed_by_http_are_transactions_of_the_run(
 
 
 def patient(client: Client, was_told: threading.Event | None = None) -> Answer:
-    """As soon as somebody listens, and the pipeline is open."""
+    """Retry until the server listens and the pipeline is open."""
     for _ in range(1200):
         try:
             answer = client.post("/v1/tables/orders/rows", [order(1)])
@@ -83,4 +83,4 @@ def patient(client: Client, was_told: threading.Event | None = None) -> Answer:
         except ConnectionRefusedError:
             pass
         threading.Event().wait(0.05)
-    raise AssertionError("nobody listens")
+    raise AssertionError("the server does not listen")

@@ -1,4 +1,4 @@
-"""`Server`: addresses, starting and stopping beside a pipeline; and a process that is killed while rows are pushed."""
+"""`Server`: addresses, starting and stopping beside a pipeline; and a process that is killed during pushes."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from evertide.server.access import Access, ListenOptions, Role, Token
 from evertide.server.http.app import make_app
 from evertide.server.http.server import LOOPBACK, Server
 from evertide.sources.generated.seeded import RandomStream
-from evertide.testing import ManualRuntime
 from tests.cli.kit import open_small
+from tests.kit.runtime import ManualRuntime
 from tests.pipeline.kit import SETTINGS, open_pipeline, rows_of, storage
 from tests.server.kit import Client, numbered, order, served
 
@@ -33,19 +33,19 @@ ROWS = "/v1/tables/orders/rows"
 
 
 @pytest.mark.parametrize("listen", ["8080", "localhost", "host:http", "a:b:70000", ":-1", "127.0.0.1:", ""])
-def test_an_address_that_is_none_is_refused(listen: str) -> None:
+def test_an_invalid_address_is_refused(listen: str) -> None:
     with pytest.raises(InvalidInput, match="HOST:PORT"):
         Server(listen)
 
 
-def test_an_address_that_is_not_ours_is_refused() -> None:
+def test_an_address_of_another_machine_is_refused() -> None:
     with pytest.raises(InvalidInput, match=r"192\.0\.2\.1"):
         Server("192.0.2.1:0")
     with pytest.raises(InvalidInput, match="cannot resolve the host"):
         Server("no-such-host.invalid:0")
 
 
-def test_a_port_that_is_taken_is_refused_and_one_just_left_is_not() -> None:
+def test_a_port_in_use_is_refused_and_one_just_released_is_not() -> None:
     with open_pipeline(storage()) as p:
         with Server(":0").start(make_app(p)) as first:
             assert (first.host, first.address) == (LOOPBACK, f"http://127.0.0.1:{first.port}")
@@ -56,14 +56,14 @@ def test_a_port_that_is_taken_is_refused_and_one_just_left_is_not() -> None:
             assert Client(second.host, second.port).get("/v1/health").status == 200
 
 
-def test_of_two_that_bound_the_same_port_one_listens() -> None:
+def test_of_two_servers_that_bind_the_same_port_one_listens() -> None:
     with open_pipeline(storage()) as p, Server() as first, Server(f"127.0.0.1:{first.port}") as second:
         first.start(make_app(p))
         with pytest.raises(InvalidInput, match="address"):
             second.start(make_app(p))
 
 
-def test_ipv6_has_its_brackets() -> None:
+def test_an_ipv6_url_has_brackets() -> None:
     try:
         server = Server("[::1]:0")
     except InvalidInput:
@@ -73,7 +73,7 @@ def test_ipv6_has_its_brackets() -> None:
         assert Client(server.host, server.port).get("/v1/health").status == 200
 
 
-def test_other_machines_are_let_in_only_if_asked_and_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_other_machines_connect_only_with_insecure_and_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     with Server() as server:
         assert server.host == LOOPBACK
         assert not caplog.records
@@ -87,7 +87,7 @@ def test_other_machines_are_let_in_only_if_asked_and_with_a_warning(caplog: pyte
         assert "--tls-cert" in caplog.text
 
 
-def test_nobody_is_let_in_before_the_start_and_nobody_changes_the_signals() -> None:
+def test_no_request_is_answered_before_the_start_and_signals_stay_unchanged() -> None:
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     with Server() as server:
         with pytest.raises(ConnectionRefusedError):
@@ -101,7 +101,7 @@ def test_nobody_is_let_in_before_the_start_and_nobody_changes_the_signals() -> N
                 Client(server.host, server.port).get("/v1/health")
 
 
-def test_while_the_pipeline_is_opened_whoever_asks_is_told_so() -> None:
+def test_requests_get_503_while_the_pipeline_opens() -> None:
     """Fails if connections are refused until there is an app, or if the process counts as dead meanwhile."""
     with Server().begin() as server, pytest.raises(InvalidInput, match="address"):
         Server(f"127.0.0.1:{server.port}").begin()
@@ -135,7 +135,7 @@ def test_while_the_pipeline_is_opened_whoever_asks_is_told_so() -> None:
 
 
 def test_opening_that_hangs_is_not_alive() -> None:
-    """Fails if a server that has no pipeline yet answers for it: nobody would start the process again."""
+    """Fails if a server without a pipeline reports itself alive: no supervisor would restart the process."""
     runtime = ManualRuntime()
     with Server().begin() as server, watch_for_hang("starting Spark", runtime, SETTINGS):
         client = Client(server.host, server.port)
@@ -146,7 +146,7 @@ def test_opening_that_hangs_is_not_alive() -> None:
         assert "starting Spark" in live.body["why"]
 
 
-def test_an_app_that_cannot_begin_is_no_app() -> None:
+def test_an_app_that_fails_to_start_is_an_error() -> None:
     async def failing(scope: Scope, receive: Receive, send: Send) -> None:
         assert (await receive())["type"] == "lifespan.startup"
         await send({"type": "lifespan.startup.failed", "message": "no"})
@@ -157,7 +157,7 @@ def test_an_app_that_cannot_begin_is_no_app() -> None:
         assert Client(server.host, server.port).get("/v1/health").status == 503
 
 
-def test_a_request_under_way_is_answered_before_the_server_stops() -> None:
+def test_a_request_in_progress_is_answered_before_the_server_stops() -> None:
     """Fails if `stop` does not wait for the thread: the answer is cut off."""
     with open_pipeline(storage()) as p, ThreadPoolExecutor(2) as threads:
         server = Server().start(make_app(p))
@@ -173,11 +173,11 @@ def test_a_request_under_way_is_answered_before_the_server_stops() -> None:
             threading.Event().wait(0.3)
             assert not stopping.done()
         assert asked.result().body == {"time": 1, "rows": 1}
-        stopping.result()  # a connection that is kept open, and asks for nothing, holds nobody up
+        stopping.result()  # an idle open connection delays nothing
         idle.close()
 
 
-def test_a_client_that_goes_away_in_the_middle_of_its_body_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_client_that_disconnects_within_its_body_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
     with open_pipeline(storage()) as p, Server().start(make_app(p)) as server:
         for _ in range(3):
             with socket.create_connection((server.host, server.port)) as gone:
@@ -188,7 +188,7 @@ def test_a_client_that_goes_away_in_the_middle_of_its_body_changes_nothing(caplo
         assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
-def test_reads_and_half_sent_bodies_hold_nobody_up(caplog: pytest.LogCaptureFixture) -> None:
+def test_reads_and_incomplete_bodies_delay_no_other_request(caplog: pytest.LogCaptureFixture) -> None:
     """Fails if the server waits for them when it stops: half a minute, and then they are cancelled with a trace."""
     with open_pipeline(storage()) as p, ThreadPoolExecutor(1) as threads:
         server = Server().start(make_app(p))
@@ -198,17 +198,19 @@ def test_reads_and_half_sent_bodies_hold_nobody_up(caplog: pytest.LogCaptureFixt
         with socket.create_connection((server.host, server.port)) as slow:
             head = f"POST {ROWS} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             slow.sendall(f"{head}Content-Length: 999\r\nExpect: 100-continue\r\n\r\n[".encode())
-            assert slow.recv(25) == b"HTTP/1.1 100 Continue\r\n\r\n"  # it is waited for
+            assert slow.recv(25) == b"HTTP/1.1 100 Continue\r\n\r\n"  # the read is waiting
             server.stop()
             answer = b"".join(iter(lambda: slow.recv(65536), b""))
         assert answer.startswith(b"HTTP/1.1 503")
         assert json.loads(answer.partition(b"\r\n\r\n")[2])["error_code"] == "stopping"
-        assert waiting.result().status == 200  # nothing came
+        assert waiting.result().status == 200  # nothing was sent
         assert p.time == 1
     assert "Traceback" not in caplog.text
 
 
-def test_a_download_that_is_not_taken_is_cut_off_when_the_server_stops(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_download_that_the_client_does_not_read_is_cut_off_when_the_server_stops(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     began = threading.Event()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -236,7 +238,7 @@ async def lifespan(receive: Receive, send: Send) -> None:
 
 @contextmanager
 def worker(path: Path) -> Iterator[tuple[subprocess.Popen[str], Client]]:
-    command = [sys.executable, "-m", "tests.server.worker", str(path)]
+    command = [sys.executable, "-m", "tests.server.serve_until_killed", str(path)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
@@ -248,9 +250,9 @@ def worker(path: Path) -> Iterator[tuple[subprocess.Popen[str], Client]]:
             process.kill()
 
 
-def test_j10_killed_in_the_middle_of_pushes_each_is_taken_once_in_the_end(tmp_path: Path) -> None:
-    """Clients repeat what was not answered, as they must. Fails if the number of a request is not bound with its rows:
-    a push that was bound, and whose answer the kill cut off, is there twice."""
+def test_j10_each_push_is_applied_once_although_the_server_is_killed(tmp_path: Path) -> None:
+    """Clients repeat requests without an answer. Fails if the number of a request is not bound with its rows: a bound
+    push whose answer the kill cut off is there twice."""
     chance, clients = RandomStream(3), 4
     answered: dict[int, dict[int, int]] = {client: {} for client in range(clients)}
 
@@ -279,7 +281,7 @@ def test_j10_killed_in_the_middle_of_pushes_each_is_taken_once_in_the_end(tmp_pa
             for each in asked:
                 each.result()
     with open_small(tmp_path / "s") as p, served(p) as client:
-        for producer, done in answered.items():  # the one that each of them never heard of
+        for producer, done in answered.items():  # the request of each client that got no answer
             row = [{"text": f"{producer}-{len(done)}"}]
             answer = client.post("/v1/tables/notes/rows", row, numbered(f"till-{producer}", len(done)))
             done[len(done)] = answer.body["time"]

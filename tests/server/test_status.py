@@ -1,4 +1,4 @@
-"""Health, status and checkpoints, and that they are there whatever the pushes do."""
+"""Health, status and checkpoints, which are answered however many pushes wait."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from tests.pipeline.kit import (
     CandidSource,
     ScriptedSource,
     engine,
-    kept_less,
     open_pipeline,
     storage,
     with_sources,
+    without_shard,
 )
 from tests.server.kit import order, served, shop
 
 ROWS = "/v1/tables/orders/rows"
 
 
-def test_a_running_pipeline_is_active_and_tells_its_whole_status() -> None:
+def test_a_running_pipeline_is_healthy_and_returns_its_whole_status() -> None:
     with shop() as (p, client):
         client.post(ROWS, [order(1)])
         health = client.get("/v1/health")
@@ -46,7 +46,7 @@ def test_a_running_pipeline_is_active_and_tells_its_whole_status() -> None:
         assert (paused.status, paused.body["status"]) == (200, "paused")
 
 
-def test_a_source_that_stalls_is_said_and_does_not_take_the_service_down() -> None:
+def test_a_stalled_source_is_reported_and_does_not_make_the_service_unhealthy() -> None:
     source = ScriptedSource("files", ("notes",))
     source.error = SourceFailed(source="files", where="/in", why="no such directory")
     with with_sources(source), open_pipeline(storage()) as p, served(p) as client:
@@ -56,7 +56,7 @@ def test_a_source_that_stalls_is_said_and_does_not_take_the_service_down() -> No
         assert "no such directory" in health.body["why"]
 
 
-def test_how_sources_fare_is_part_of_the_status_and_no_reason_to_be_taken_away() -> None:
+def test_problems_of_sources_are_in_the_status_and_do_not_make_it_unhealthy() -> None:
     source = CandidSource("shop", ("orders",))
     source.lag = Lag(rows=12, seconds=0.5)
     source.error = SourceAway(source="shop", where="there", why="connection refused")
@@ -71,17 +71,17 @@ def test_how_sources_fare_is_part_of_the_status_and_no_reason_to_be_taken_away()
         assert (health.status, health.body["status"], health.body["error_code"]) == (200, "reconnecting", "source_away")
 
 
-def test_views_that_are_still_computed_are_named() -> None:
+def test_views_that_are_hydrating_are_named() -> None:
     with shop() as (p, client):
         views = dict(p.definition.views)
-        away = Away("hydrating", 0, "it is computed from the tables", 0.0)
+        away = Away("hydrating", 0, "the view is computed from its tables", 0.0)
         views["revenue"] = msgspec.structs.replace(views["revenue"], away=away)
-        p._runner.members = p._runner.members.moved(msgspec.structs.replace(p.definition, views=views))
+        p._runner.members = p._runner.members.move_to(msgspec.structs.replace(p.definition, views=views))
         health = client.get("/v1/health")
         assert (health.status, health.body) == (202, {"status": "hydrating", "views": ["revenue"]})
 
 
-def test_checkpoints_are_listed_and_made() -> None:
+def test_checkpoints_are_listed_and_can_be_requested() -> None:
     with shop() as (_, client):
         before = client.get("/v1/checkpoints").body["checkpoints"]
         client.post(ROWS, [order(1)])
@@ -92,10 +92,10 @@ def test_checkpoints_are_listed_and_made() -> None:
         assert {name: newest[name] for name in made} == made
         assert newest["files"] > 0 < newest["bytes"]
         assert made["number"] > before[0]["number"]
-        assert client.post("/v1/checkpoints").body == made, "nothing happened since"
+        assert client.post("/v1/checkpoints").body == made, "nothing was committed since"
 
 
-def test_health_is_told_while_more_pushes_wait_than_there_are_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_health_is_answered_while_more_pushes_wait_than_there_are_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails if pushes wait in the threads that everything else runs in."""
     monkeypatch.setattr(pushing, "_THREADS", 50)
     with shop() as (p, client), ThreadPoolExecutor(60) as threads:
@@ -107,10 +107,10 @@ def test_health_is_told_while_more_pushes_wait_than_there_are_threads(monkeypatc
         assert {each.result().status for each in asked} == {200}
 
 
-def test_storage_that_does_not_answer_is_no_health(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fails without a limit: whoever asks waits for as long as storage is given to come back.
+def test_storage_that_does_not_answer_makes_the_service_unhealthy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails without a limit: the request would wait for as long as storage calls are retried.
 
-    `/v1/status` has what is known meanwhile.
+    `/v1/status` has the last known status meanwhile.
     """
     monkeypatch.setattr(StatusEndpoints.__init__, "__defaults__", (0.1,))
     over = threading.Event()
@@ -131,7 +131,7 @@ def test_storage_that_does_not_answer_is_no_health(monkeypatch: pytest.MonkeyPat
             over.set()
 
 
-def test_the_tables_of_a_pipeline_need_not_be_kept() -> None:
-    with open_pipeline(storage(), engine("revenue", tables=(kept_less(ORDERS),))) as p, served(p) as client:
+def test_a_pipeline_whose_tables_have_no_shards_is_served() -> None:
+    with open_pipeline(storage(), engine("revenue", tables=(without_shard(ORDERS),))) as p, served(p) as client:
         assert client.post(ROWS, [order(1)]).status == 200
         assert [row["amount"] for row in p.view("revenue").to_pylist()] == [10]

@@ -1,4 +1,4 @@
-"""A real browser: Chromium, driven by Playwright through node. `page.mjs` says what it can be told."""
+"""A real browser: Chromium, driven by Playwright through node. `page.mjs` lists its commands."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NAMES = ("chromium", "chromium-browser", "google-chrome")
 
 
 def executable() -> str | None:
-    """The browser of this machine; None if there is none and npm has one. Skips the test if npm has none either."""
+    """The browser of this machine; None if it has none and npm provides one. Skips the test if npm has none either."""
     for name in NAMES:
         if found := shutil.which(name):
             return found
@@ -32,7 +32,7 @@ def executable() -> str | None:
 
 
 def browser_folder() -> Path:
-    """Where Playwright is installed. Skips the test if there is no browser, or no node."""
+    """The folder in which Playwright is installed. Skips the test if there is no browser, or no node."""
     executable()
     return npm_folder("browser", HERE / "package.json")
 
@@ -48,18 +48,18 @@ class Page:
         return json.loads(line)
 
     def do(self, **command: Any) -> None:
-        answer = self.told(**command)
+        answer = self.send(**command)
         assert answer == {"errors": []}, answer
 
-    def told(self, **command: Any) -> Any:
+    def send(self, **command: Any) -> Any:
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(command) + "\n")
         self._process.stdin.flush()
         return self.answer()
 
     def ask(self, expression: str) -> Any:
-        """What it comes to in the page."""
-        answer = self.told(ask=expression)
+        """The value of the expression in the page."""
+        answer = self.send(ask=expression)
         assert answer.keys() <= {"told", "errors"}, answer
         assert answer["errors"] == [], answer
         return answer.get("told")
@@ -69,12 +69,12 @@ class Page:
 
 
 @contextmanager
-def opened(url: str) -> Iterator[Page]:
+def open_page(url: str) -> Iterator[Page]:
     folder = browser_folder()
     shutil.copy(HERE / "page.mjs", folder)
     found = executable()
     command = ["node", "page.mjs", url, *([found] if found else [])]
-    env = {**os.environ, "TMPDIR": str(folder)}  # where the browser from npm is unpacked, once
+    env = {**os.environ, "TMPDIR": str(folder)}  # the browser from npm is unpacked here, once
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, cwd=folder, env=env, text=True, **pipes) as process:
         try:

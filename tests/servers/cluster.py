@@ -1,4 +1,4 @@
-"""A real Spark cluster for tests: a master and workers, each a process of its own, on loopback ports that are free."""
+"""A real Spark cluster for tests: a master and workers, each a process of its own, on free loopback ports."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _SMALL = ("-Xmx256m", *QUICK_JAVA.split())
 
 
 class _Daemon:
-    """A process of Spark, known by what it says when it has started."""
+    """A Spark process. It has started when it prints a given line."""
 
     def __init__(self, name: str, *arguments: str, says: re.Pattern[str], env: dict[str, str]) -> None:
         java = [_java(), "-cp", f"{_HOME / 'jars'}/*", *_SMALL]
@@ -54,7 +54,7 @@ class _Daemon:
             raise RuntimeError(f"{name} did not start: {self._lines[-5:]}")
 
     def _read(self, says: re.Pattern[str]) -> None:
-        """To the end: a pipe that nobody empties stops who writes into it."""
+        """Read to the end: a full pipe would block the process that writes to it."""
         assert self.process.stderr is not None
         for line in self.process.stderr:
             self._lines = [*self._lines[-20:], line.strip()]
@@ -73,13 +73,13 @@ class _Daemon:
 
 class SparkWorker(_Daemon):
     def executors(self) -> list[psutil.Process]:
-        """Of all drivers. They are its children, and outlive it for a while."""
+        """The executors of all drivers. They are children of the worker, and outlive it for a while."""
         if self.process.poll() is not None:
             return []
         return [each for each in psutil.Process(self.process.pid).children() if _is_executor(each)]
 
     def kill(self) -> None:
-        """As if the machine went down: the worker and its executors, at once."""
+        """Kill the worker and its executors at once, as if the machine failed."""
         executors = self.executors()
         self.end()
         for each in executors:
@@ -97,7 +97,7 @@ class SparkCluster:
     workers: list[SparkWorker] = field(default_factory=list)
 
     def env(self, **conf: str) -> dict[str, str]:
-        """For a driver: where its Spark finds what this cluster needs, and these settings of Spark besides."""
+        """The environment for a driver: its Spark finds this cluster's settings there, and these additional ones."""
         submit = [f"--conf spark.{name.replace('_', '.')}={value}" for name, value in conf.items()]
         return {
             **_clean(),
@@ -151,7 +151,7 @@ def _is_executor(process: psutil.Process) -> bool:
 
 
 def _clean() -> dict[str, str]:
-    """The environment without what the Spark of this process has put there."""
+    """The environment without the variables that this process's Spark set."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("SPARK_", "PYSPARK_"))}
     return {
         **kept,

@@ -20,7 +20,7 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
 from evertide.runtime import SystemRuntime
-from tests.servers.maven import PLUGIN, copied, program
+from tests.servers.maven import PLUGIN, copy_jars, program
 
 __all__ = ["PASSWORD", "USER", "KafkaBroker", "running_kafka"]
 
@@ -74,7 +74,7 @@ broker.session.timeout.ms=1000
 
 @dataclass
 class KafkaBroker:
-    """`stop` and `start` are a restart with the same data and ports."""
+    """`stop` and `start` restart the broker with the same data and ports."""
 
     directory: Path
     port: int
@@ -126,7 +126,7 @@ class KafkaBroker:
 @contextmanager
 def running_kafka() -> Iterator[KafkaBroker]:
     goal = ["-f", str(POM), f"{PLUGIN}:copy-dependencies", "-DincludeScope=runtime"]
-    jars = copied("kafka", goal, POM.read_bytes())
+    jars = copy_jars("kafka", goal, POM.read_bytes())
     directory = Path(tempfile.mkdtemp(prefix="evertide-kafka-"))
     try:
         port, sasl, controller = _free_ports(3)
@@ -140,7 +140,7 @@ def running_kafka() -> Iterator[KafkaBroker]:
         format_storage = ["kafka.tools.StorageTool", "format", "-t", CLUSTER, "-c", str(properties)]
         formatted = subprocess.run([*broker.java(), *format_storage], capture_output=True, text=True, check=False)
         if formatted.returncode:
-            raise RuntimeError(f"Kafka's storage could not be made:\n{formatted.stdout}{formatted.stderr}")
+            raise RuntimeError(f"Kafka's storage could not be formatted:\n{formatted.stdout}{formatted.stderr}")
         try:
             broker.start()
             yield broker
@@ -151,7 +151,7 @@ def running_kafka() -> Iterator[KafkaBroker]:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Taken at once, so that they differ."""
+    """Reserved together, so that they differ."""
     sockets = [socket.socket() for _ in range(count)]
     try:
         for each in sockets:

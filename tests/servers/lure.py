@@ -1,4 +1,4 @@
-"""An HTTP server on loopback that nobody should be made to reach."""
+"""An HTTP server on loopback that no process under test should call."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What tests take from Maven: jars, copied once into the user's cache, in a directory named after what was asked for.
+"""Jars from Maven for tests, copied once into the user's cache, in a directory named after the request.
 
-Nothing is skipped if that cannot be done: the error says what is missing.
+If that fails, the tests fail and are not skipped: the error says what is missing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-__all__ = ["PLUGIN", "copied", "program"]
+__all__ = ["PLUGIN", "copy_jars", "program"]
 
 PLUGIN = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1"
 
@@ -26,10 +26,10 @@ def program(name: str) -> str:
     return found
 
 
-def copied(name: str, arguments: Sequence[str], content: bytes = b"") -> Path:
+def copy_jars(name: str, arguments: Sequence[str], content: bytes = b"") -> Path:
     """The directory of the jars that a goal of Maven copies. `content` is what the goal reads, such as a pom.
 
-    Made beside its place and renamed, so that nobody meets half of it.
+    It is created under another name and renamed, so that no other process sees an incomplete one.
     """
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "evertide-tests"
     stamp = hashlib.sha256(content or " ".join(arguments).encode()).hexdigest()[:16]
@@ -38,11 +38,11 @@ def copied(name: str, arguments: Sequence[str], content: bytes = b"") -> Path:
         return jars
     cache.mkdir(parents=True, exist_ok=True)
     with (cache / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # one at a time, as Maven's own cache is not made for two
-        return jars if jars.exists() else _resolved(cache, jars, arguments)
+        fcntl.flock(lock, fcntl.LOCK_EX)  # one process at a time: Maven's own cache does not support two
+        return jars if jars.exists() else _resolve(cache, jars, arguments)
 
 
-def _resolved(cache: Path, jars: Path, arguments: Sequence[str]) -> Path:
+def _resolve(cache: Path, jars: Path, arguments: Sequence[str]) -> Path:
     made = Path(tempfile.mkdtemp(dir=cache))
     try:
         command = [program("mvn"), "-q", "-B", *arguments, f"-DoutputDirectory={made}/jars"]

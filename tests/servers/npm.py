@@ -1,4 +1,4 @@
-"""Packages of npm for tests: installed once, in the user's cache, in a directory named after what was asked for."""
+"""npm packages for tests: installed once, in the user's cache, in a directory named after the request."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ INSTALL = ["npm", "install", "--no-audit", "--no-fund", "--no-package-lock"]
 
 
 def npm_folder(name: str, package: Path) -> Path:
-    """With `node_modules` as a package.json says. Skips the test if there is no node on this machine."""
+    """The folder with `node_modules` as package.json defines it. Skips the test if this machine has no node."""
     if shutil.which("node") is None or shutil.which("npm") is None:
         pytest.skip(f"node and npm are not installed: {name} cannot run")
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "evertide-tests"
@@ -27,6 +27,6 @@ def npm_folder(name: str, package: Path) -> Path:
         shutil.copy(package, made)
         done = subprocess.run(INSTALL, cwd=made, capture_output=True, text=True, timeout=240, check=False)
         assert done.returncode == 0, done.stderr
-        with suppress(OSError):  # somebody else was first
+        with suppress(OSError):  # another process was first
             made.rename(folder)
     return folder

@@ -44,7 +44,7 @@ class PostgresServer:
 
 @contextmanager
 def running_postgres() -> Iterator[PostgresServer]:
-    """PostgreSQL refuses to run as root, so there it runs as nobody."""
+    """PostgreSQL refuses to run as root, so under root it runs as the user `nobody`."""
     directory = Path(tempfile.mkdtemp(prefix="evertide-pg-"))
     owner: dict[str, Any] = {"cwd": directory}
     if os.getuid() == 0:

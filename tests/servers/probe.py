@@ -1,4 +1,4 @@
-"""Speaks to Spark's services as a process without a secret does."""
+"""Connects to Spark's services as a process without the secret does."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ __all__ = ["has_endpoint"]
 
 
 def has_endpoint(spark: SparkSession, port: int, name: str, host: str = "127.0.0.1") -> bool:
-    """Whether the RPC of another Spark at this port tells a stranger about the endpoint. By a JVM that is at hand."""
+    """Whether the RPC service of another Spark at this port answers a question about the endpoint without the secret.
+    Uses the JVM of this session.
+    """
     packages = spark._jvm.org.apache.spark
     conf = packages.SparkConf(False).set("spark.app.id", "probe").set("spark.rpc.askTimeout", "20s")
     defaults = getattr(packages.SecurityManager, "$lessinit$greater$default$3")()

@@ -1,4 +1,4 @@
-"""A TCP proxy for tests, in front of a server on this machine: it cuts connections, and may be away for a while."""
+"""A TCP proxy for tests, in front of a server on this machine: it cuts connections, and can refuse them for a while."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 __all__ = ["CuttingProxy", "cutting_proxy"]
 
 _RESET = struct.pack("ii", 1, 0)
-"""With it, closing a socket is a reset: what was under way is lost, in both directions."""
+"""With it, closing a socket is a reset: data in flight are lost, in both directions."""
 _PIECE = 65_536
 
 
@@ -23,22 +23,22 @@ class CuttingProxy:
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
         self._is_away = False
         self.losing = 0
-        """So many answers do not arrive: what was asked for is done, and the connection is cut."""
+        """This many answers are lost: the server executes the request, and the connection is cut."""
         self.losing_after: tuple[bytes, int] | None = None
-        """An answer that holds this does not arrive, after so many that do; then nothing comes through (`back`)."""
+        """An answer with these bytes is lost, after this many that are forwarded; then nothing until `back`."""
         self.answer: tuple[bytes, bytes] | None = None
-        """How a request begins that is not passed on, and what it is answered with."""
+        """The beginning of a request that is not forwarded, and the proxy's answer to it."""
         self.speaks = threading.Event()
-        """While it is not set, nothing is passed on, and no connection is closed."""
+        """While it is not set, nothing is forwarded, and no connection is closed."""
         self.speaks.set()
         self.silent_after: bytes | None = None
-        """It falls silent instead of passing on a request that holds this."""
+        """The proxy stops forwarding at a request with these bytes."""
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listening.getsockname()[1]
         threading.Thread(target=self._accept, daemon=True).start()
 
     def cut(self) -> int:
-        """All connections there are: how many. They may come again at once."""
+        """Cut all connections, and return their number. Clients may reconnect at once."""
         with self._lock:
             pairs, self._pairs = self._pairs, []
         for pair in pairs:
@@ -48,7 +48,7 @@ class CuttingProxy:
 
     @contextmanager
     def away(self) -> Iterator[None]:
-        """Nothing comes through; who tries is cut at once."""
+        """From now on cut every connection at once."""
         self._is_away = True
         self.cut()
         try:
@@ -57,7 +57,7 @@ class CuttingProxy:
             self._is_away = False
 
     def back(self) -> None:
-        """Everything comes through again."""
+        """Forward connections again."""
         self.answer, self._is_away = None, False
 
     def close(self) -> None:
@@ -126,7 +126,7 @@ class CuttingProxy:
 def _reset(each: socket.socket) -> None:
     with suppress(OSError):
         each.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-        each.shutdown(socket.SHUT_RDWR)  # wakes who waits for it
+        each.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits for it
     each.close()
 
 

@@ -37,7 +37,7 @@ class S3Server:
         }
 
     def environment(self, endpoint: str = "") -> dict[str, str]:
-        """For processes, and whoever finds the options there: this server, or what stands in front of it."""
+        """The environment for processes: the options of this server, or of a proxy in front of it."""
         return {
             "AWS_ACCESS_KEY_ID": self.access_key_id,
             "AWS_SECRET_ACCESS_KEY": self.secret_access_key,
@@ -53,7 +53,7 @@ def running_s3(root: Path) -> Iterator[S3Server]:
     (root / stopped.bucket).mkdir()
     rclone = Path(sys.executable).with_name("rclone")
     keys = f"{stopped.access_key_id},{stopped.secret_access_key}"
-    # What it says goes to a file: a pipe that nobody empties stops who writes into it, also on its way to its end.
+    # Its output goes to a file: a full pipe would block it, also while it stops.
     with tempfile.NamedTemporaryFile() as log:
         process = subprocess.Popen(
             [rclone, "serve", "s3", "--config", "", "--addr", "127.0.0.1:0", "--auth-key", keys, root],
@@ -68,7 +68,7 @@ def running_s3(root: Path) -> Iterator[S3Server]:
 
 
 def _endpoint(process: subprocess.Popen[bytes], log: Path) -> str:
-    """Where it listens, once it says so."""
+    """The address at which it listens, once it prints that."""
     runtime = SystemRuntime()
     deadline_s = runtime.monotonic_s() + START_LIMIT_S
     while not (found := re.search(r"Starting s3 server on \[(http://[0-9.]+:[0-9]+)/?\]", log.read_text())):

@@ -1,4 +1,6 @@
-"""One Spark for all tests: starting it costs seconds. Those that tests start as processes are made quick, too."""
+"""One Spark for all tests, because its start takes seconds. The Sparks of processes that tests start are configured to
+start quickly.
+"""
 
 from __future__ import annotations
 
@@ -17,24 +19,24 @@ if TYPE_CHECKING:
 __all__ = ["QUICK", "QUICK_JAVA", "quick_sparks", "running_spark"]
 
 QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=240m"
-"""JVMs that compile little: what a test asks of Spark is over before more would pay. It halves the work of many.
+"""JVMs with the first compiler only: tests end before the second would pay off. It halves the work of many tests.
 
-Such a JVM has room for 48 MB of compiled code, which Spark fills in minutes: what it throws out then, it needs again.
+By default such a JVM has 48 MB for compiled code. Spark fills that in minutes, and would then compile code repeatedly.
 """
 QUICK = {f"spark.{which}.extraJavaOptions": QUICK_JAVA for which in ("driver", "executor")}
 
 _OPTIONS = "SPARK_SUBMIT_OPTS"
 _ROOMY = "-Xms1g -Xmn512m"
-"""For the one that lives long: plans die young, and are not copied about before."""
+"""For the long-lived session: plans are short-lived, and should not be promoted before they die."""
 _SAFE = "-Djavax.xml.accessExternalDTD="
 """As in sessions that Evertide starts."""
 
 
 @contextmanager
 def quick_sparks() -> Iterator[None]:
-    """For all processes that are started meanwhile: Spark finds it by the environment."""
+    """For all processes that are started meanwhile: Spark finds the configuration by the environment."""
     archive = shared_classes(QUICK_JAVA)
-    # What a JVM has to say of an archive that it does not like would be among what a process says.
+    # A JVM's warning about an unsuitable archive would be in the output of the process.
     mapped = f" -XX:SharedArchiveFile={archive} -Xlog:disable" if archive else ""
     before = os.environ.get(_OPTIONS)
     os.environ[_OPTIONS] = QUICK_JAVA + mapped
@@ -48,7 +50,7 @@ def quick_sparks() -> Iterator[None]:
 
 @contextmanager
 def running_spark(scratch: Path) -> Iterator[SparkSession]:
-    """Two threads, and four tries for a task, so that tests may let one fail."""
+    """Two threads, and four attempts per task, so that tests may let one fail."""
     from evertide.plan.catalyst.session import SETTINGS, SparkSession  # noqa: PLC0415 - costs a second
 
     os.environ["PYSPARK_PYTHON"] = sys.executable

@@ -1,8 +1,8 @@
-"""Spark's classes as a JVM has them when loaded, in a file that other JVMs map: they start for half the work.
+"""Spark's loaded classes in a file that other JVMs map, which halves the work of their start.
 
-Java calls that an archive for class data sharing. It lies in the user's cache, in a file named after the Java and the
-jars it was made of, and is made where there is none: that takes one Spark, and half a minute at most. A JVM that finds
-an archive of other jars goes on without it. Where none can be made, an empty file says so, and tests take longer.
+Java calls that an archive for class data sharing. It is in the user's cache, named after the Java and the jars that it
+was made of, and is created if it is missing: that takes one Spark, and half a minute at most. A JVM that finds an
+archive of other jars ignores it. If it cannot be created, an empty file records that, and tests take longer.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["shared_classes"]
 
 MAKE_LIMIT_S = 240.0
 KEPT = 3
-"""For as many clones and versions; the oldest go."""
+"""The number of archives that are kept, for several clones and versions; the oldest are deleted."""
 
 _RUN = """
 import pyarrow as pa
@@ -42,11 +42,11 @@ jvm.wait()  # it writes the archive when it ends
 
 
 def shared_classes(options: str) -> Path | None:
-    """The archive for JVMs with these options; None where there can be none."""
-    spec = find_spec("pyspark")  # not imported, as that costs those who need no Spark
+    """The archive for JVMs with these options; None if there can be none."""
+    spec = find_spec("pyspark")  # not imported at the top: that would cost tests that need no Spark
     assert spec is not None
     assert spec.origin is not None
-    jars = Path(spec.origin).parent / "jars"
+    jars = (Path(spec.origin).parent / "jars").resolve()
     java = _java()
     if java is None:
         return None
@@ -72,14 +72,14 @@ def shared_classes(options: str) -> Path | None:
 
 
 def _java() -> Path | None:
-    """The one that Spark takes. Where there is none, the tests that need it say so."""
+    """The Java that Spark uses. If there is none, the tests that need it report that."""
     home = os.environ.get("JAVA_HOME")
     found = shutil.which("java", path=f"{home}/bin" if home else None)
     return Path(found) if found else None
 
 
 def _make(archive: Path, options: str) -> None:
-    """Beside its place, and renamed, so that nobody maps half of it."""
+    """Create the archive under another name and rename it, so that no JVM maps an incomplete file."""
     made = archive.with_suffix(".making")
     made.unlink(missing_ok=True)
     env = {name: value for name, value in os.environ.items() if not name.startswith(("SPARK_", "PYSPARK_"))}
@@ -91,16 +91,16 @@ def _make(archive: Path, options: str) -> None:
     command = [sys.executable, "-c", _RUN]
     try:
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=MAKE_LIMIT_S, check=False)
-    except subprocess.TimeoutExpired:  # a machine that is busy: the next session tries again
+    except subprocess.TimeoutExpired:  # the machine is loaded: the next session tries again
         return
     if done.returncode:
-        raise RuntimeError(f"the Spark that makes {archive} failed:\n{done.stderr[-2000:]}")
+        raise RuntimeError(f"the Spark that creates {archive} failed:\n{done.stderr[-2000:]}")
     if not made.exists():
         made.touch()
     made.rename(archive)
 
 
 def _drop_old(cache: Path) -> None:
-    """Whoever has mapped one keeps it."""
+    """A process that has mapped one keeps it."""
     for old in sorted(cache.glob("spark-*.jsa"), key=lambda path: path.stat().st_mtime)[:-KEPT]:
         old.unlink(missing_ok=True)

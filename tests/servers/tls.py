@@ -1,7 +1,7 @@
 """TLS in front of a PostgreSQL that was built without it, as the one for tests is.
 
-A client asks for TLS before it says anything else; from then on, everything is between it and whoever has the
-certificate. So the client's side is the real one: libpq, its handshake, and what it verifies.
+A client requests TLS before it sends anything else; from then on, it talks only to the holder of the certificate. So
+the client's side is the real one: libpq, its handshake, and its verification.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ __all__ = ["Certificate", "free_port", "make_certificate", "tls_front"]
 
 _SSL = 80877103
 _GSS = 80877104
-"""What a client asks for, in place of a version."""
+"""The code of a request for TLS, in place of a protocol version."""
 
 
 @dataclass(frozen=True)
 class Certificate:
     certificate: Path
-    """Its own authority."""
+    """It is its own certificate authority."""
     key: Path
 
 
 def make_certificate(directory: Path, host: str) -> Certificate | None:
-    """For a host's name; None if there is no `openssl` to make it with."""
+    """A certificate for a host name; None if there is no `openssl` to create it."""
     openssl = shutil.which("openssl")
     if openssl is None:
         return None
@@ -52,7 +52,7 @@ def free_port() -> int:
 
 @contextmanager
 def tls_front(port: int, certificate: Certificate) -> Iterator[int]:
-    """The port where TLS is spoken for a server on a loopback port."""
+    """The port of a TLS proxy for a server on a loopback port."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate.certificate, certificate.key)
     listener = socket.create_server(("127.0.0.1", 0))
@@ -75,7 +75,7 @@ def tls_front(port: int, certificate: Certificate) -> Iterator[int]:
 
 
 def _serve(client: socket.socket, context: ssl.SSLContext, port: int) -> None:
-    with suppress(OSError, struct.error), client:  # a client that does not trust us goes away
+    with suppress(OSError, struct.error), client:  # a client that does not trust the certificate disconnects
         while (asked := struct.unpack(">II", client.recv(8, socket.MSG_WAITALL))[1]) == _GSS:
             client.sendall(b"N")
         if asked != _SSL:

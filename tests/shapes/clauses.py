@@ -120,7 +120,7 @@ def table() -> pa.Table:
 ROWS = table()
 
 
-def quoted(name: str) -> str:
+def quote(name: str) -> str:
     return '"' + name + '"'
 
 
@@ -143,7 +143,7 @@ def oracle(server: PostgresServer) -> Iterator[psycopg.Connection[Any]]:
 def _load(connection: psycopg.Connection[Any]) -> None:
     """Create the table `rows`, and `verdicts(clause)`, which evaluates row by row."""
     connection.execute("SET TimeZone = 'UTC'; SET IntervalStyle = 'iso_8601'; SET extra_float_digits = 1")
-    declared = ", ".join(f"{quoted(field.name)} {pg_type(field)}" for field in SCHEMA)
+    declared = ", ".join(f"{quote(field.name)} {pg_type(field)}" for field in SCHEMA)
     connection.execute(f"CREATE TEMP TABLE rows ({declared})")
     values = ", ".join(f"%s::{pg_type(field)}" for field in SCHEMA)
     columns = [texts(column) for column in ROWS.columns]

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from evertide.pipeline.engine import DeclaredTable
 from evertide.pipeline.pipeline import Pipeline
-from evertide.pipeline.replicas.ownership import Role
+from evertide.pipeline.replicas.ownership import ProcessRole
 from evertide.server.access import Access, ListenOptions
 from evertide.server.http.app import make_app
 from evertide.server.http.server import Server
@@ -23,7 +23,7 @@ from evertide.shapes.options import ShapeOptions
 from evertide.shapes.service import ShapeService
 from evertide.store.memory import MemoryBlob
 from evertide.store.open import Storage
-from evertide.testing.small_engine import SmallEngine, SmallView
+from tests.kit.small_engine import SmallEngine, SmallView
 from tests.pipeline.kit import NOTES, ORDERS, SETTINGS, by_customer, open_pipeline, storage
 
 __all__ = [
@@ -43,7 +43,7 @@ __all__ = [
 
 Row = dict[str, Any]
 BLOBS = replace(SETTINGS, inline_bytes_max=1)
-"""What is committed lies in files of its own."""
+"""Each commit writes separate blobs."""
 OPTIONS = ShapeOptions(long_poll_s=0.3, sse_s=0.6, keep_alive_s=0.2, ready_s=0.2, deletion=True)
 
 
@@ -166,7 +166,7 @@ def shop(
     made: SmallEngine | None = None,
     follow: bool = True,
     access: Access | None = None,
-    role: Role = Role.ALONE,
+    role: ProcessRole = ProcessRole.ALONE,
     listen: str = "127.0.0.1:0",
 ) -> Iterator[Shop]:
     """Without `follow`, no background thread runs."""
@@ -213,10 +213,10 @@ class Follower:
     refetched: int = 0
     is_up_to_date: bool = False
     again: str = ""
-    """The transaction that came by a stream last: some of it may come again."""
+    """The last transaction received from a stream: a part of it may be sent again."""
 
     def step(self, *, live: bool = False) -> Answer:
-        """One request."""
+        """Send one request."""
         asked = {**self.query, "offset": self.offset}
         if self.handle and self.offset != "-1":
             asked["handle"] = self.handle

@@ -15,10 +15,10 @@ from pathlib import Path
 import pyarrow as pa
 
 from evertide.pipeline.engine import DeclaredTable
-from evertide.pipeline.replicas.ownership import Role
+from evertide.pipeline.replicas.ownership import ProcessRole
 from evertide.runtime import SystemRuntime
 from evertide.store.open import Storage, open_storage
-from evertide.testing.small_engine import SmallEngine
+from tests.kit.small_engine import SmallEngine
 from tests.pipeline.kit import NOTES, SETTINGS, open_pipeline
 from tests.shapes.kit import VIEWS, engine
 from tests.sources.postgres.worker import _arm as arm
@@ -47,7 +47,7 @@ def main(storage: str, dsn: str, table: str, moment: str) -> None:
     death = Death(moment, 0)
     arm(death, dsn, table)
     made = following(declared(dsn, table))
-    with open_pipeline(stored(Path(storage)), made, settings=REPLICA, role=Role.REPLICA) as p:
+    with open_pipeline(stored(Path(storage)), made, settings=REPLICA, role=ProcessRole.REPLICA) as p:
         print("opened", flush=True)
         is_armed = False
         while True:

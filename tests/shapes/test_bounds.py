@@ -26,7 +26,7 @@ from evertide.shapes.log.live import LiveShape
 from evertide.shapes.log.registry import Shapes
 from evertide.shapes.log.snapshot import Snapshots
 from evertide.shapes.protocol.refusals import Refusal
-from evertide.shapes.protocol.requests import Identifier, identifiers, parse_request
+from evertide.shapes.protocol.requests import Identifier, parse_identifiers, parse_request
 from tests.servers.postgres import PostgresServer
 from tests.shapes.kit import OPTIONS, Follower, order, shop
 
@@ -41,7 +41,7 @@ def where(text: str, *params: str) -> Where:
 # Requests
 
 
-def test_a_handle_with_thousands_of_digits_is_nobodys() -> None:
+def test_a_handle_with_thousands_of_digits_is_unknown() -> None:
     """Python refuses to parse such numbers, which must not become an error 500."""
     with shop() as s:
         s.push(rows=[order(1)])
@@ -58,18 +58,18 @@ def test_a_handle_with_thousands_of_digits_is_nobodys() -> None:
 def test_long_names_take_time_in_proportion() -> None:
     """Fails, by its time limit, if names are built character by character: that takes minutes."""
     long = "a" * 4_000_000
-    assert identifiers(f'"{long}",b') == [Identifier(long, is_quoted=True), Identifier("b")]
-    assert identifiers('"a,b","c""d",e') == [Identifier("a,b", True), Identifier('c"d', True), Identifier("e")]
+    assert parse_identifiers(f'"{long}",b') == [Identifier(long, is_quoted=True), Identifier("b")]
+    assert parse_identifiers('"a,b","c""d",e') == [Identifier("a,b", True), Identifier('c"d', True), Identifier("e")]
 
 
-def test_columns_that_are_named_again_decide_nothing() -> None:
+def test_repeated_columns_of_an_order_are_ignored() -> None:
     assert _parse_order(["id", "t"], ",".join(["id desc", "ID", '"id" asc'] * 1000)) == [("id", True, True)]
     with pytest.raises(Refusal) as refused:
         _parse_order(["id"], "x" * 100_000)
     assert len(str(refused.value.body)) < 300
 
 
-def test_a_stream_whose_request_was_admitted_is_not_refused_half_way() -> None:
+def test_an_admitted_stream_is_not_refused_after_its_headers() -> None:
     """Its headers are sent by then, so a refusal would break the connection."""
 
     async def pieces() -> AsyncIterator[int]:
@@ -88,7 +88,7 @@ def test_a_stream_whose_request_was_admitted_is_not_refused_half_way() -> None:
     asyncio.run(streamed())
 
 
-def test_a_place_that_is_nowhere_is_not_looked_for_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_offset_beyond_the_log_does_not_cause_repeated_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[LiveShape] = []
     real = Shapes.catch_up
 
@@ -116,7 +116,7 @@ def test_a_place_that_is_nowhere_is_not_looked_for_all_the_time(monkeypatch: pyt
         ("t || $1", ("x" * 9000,)),
     ],
 )
-def test_texts_are_put_together(text: str, params: tuple[str, ...]) -> None:
+def test_concatenated_texts_match(text: str, params: tuple[str, ...]) -> None:
     rows = pa.table({"t": ["ab", None]}, pa.schema([("t", pa.string())]))
     made = "ab" * text.count("t") + "".join(params)
     assert where(f"{text} = '{made}'", *params).matches(rows).to_pylist() == [True, False]
@@ -134,12 +134,12 @@ def test_texts_are_put_together(text: str, params: tuple[str, ...]) -> None:
         (" / ".join(["(" + " * ".join(["n"] * 40) + ")"] * 3) + " > 1", ()),
     ],
 )
-def test_a_short_clause_does_not_make_gigabytes_of_a_row(text: str, params: tuple[str, ...]) -> None:
-    with pytest.raises(InvalidInput, match="a value is made of at most 10000 characters or digits"):
+def test_a_short_clause_does_not_produce_gigabytes(text: str, params: tuple[str, ...]) -> None:
+    with pytest.raises(InvalidInput, match="a value of more than 10000 characters"):
         where(text, *params)
 
 
-def test_what_is_long_and_not_put_together_is_as_good_as_ever() -> None:
+def test_long_texts_without_concatenation_are_accepted() -> None:
     many = "{" + ",".join(map(str, range(20_000))) + "}"
     rows = pa.table({"id": [5, -1], "t": ["x", None]}, pa.schema([("id", pa.int64()), ("t", pa.string())]))
     assert where("id = ANY ($1)", many).matches(rows).to_pylist() == [True, False]
@@ -147,7 +147,7 @@ def test_what_is_long_and_not_put_together_is_as_good_as_ever() -> None:
     assert where("coalesce(t, $1) = $1", "y" * 20_000).matches(rows).to_pylist() == [False, True]
 
 
-def test_of_many_rows_some_are_computed_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clauses_are_evaluated_in_batches_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     table = pa.table(
         {"id": range(10_000), "t": ["x" * (n % 7) for n in range(10_000)], "f": [0.5] * 10_000},
         pa.schema([*SCHEMA][:3]),
@@ -171,7 +171,7 @@ def test_of_many_rows_some_are_computed_at_a_time(monkeypatch: pytest.MonkeyPatc
     assert constant.matches(table).true_count == 10_000
 
 
-def test_long_patterns_are_remembered_a_few_at_a_time() -> None:
+def test_only_a_few_long_patterns_are_cached() -> None:
     for number in range(20):
         text = f"{number}" + "ab" * 1000
         like = where("t LIKE $1", f"{number}%" + "a_" * 1000)
@@ -180,15 +180,15 @@ def test_long_patterns_are_remembered_a_few_at_a_time() -> None:
     assert patterns._long.cache_info().currsize <= 8
 
 
-def test_what_is_wrong_with_a_number_is_said() -> None:
+def test_an_invalid_number_is_reported() -> None:
     with pytest.raises(InvalidInput, match="an exponent of at most four"):
         where("f > 1e99999")
 
 
-# What is remembered, and kept
+# Caches and stored definitions
 
 
-def test_what_requests_mean_is_remembered_up_to_a_length(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parsed_requests_are_cached_up_to_a_length(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_DEFINITIONS_CHARS", 200)
     with shop(follow=False) as s:
         s.push(rows=[order(1)])
@@ -202,7 +202,7 @@ def test_what_requests_mean_is_remembered_up_to_a_length(monkeypatch: pytest.Mon
         assert len({one.id for one in made}) == 20
 
 
-def test_definitions_that_take_too_much_end_those_that_nobody_asked_for_the_longest() -> None:
+def test_definitions_beyond_the_limit_end_the_least_recently_used_shapes() -> None:
     with shop(options=replace(OPTIONS, definitions_bytes=50_000), follow=False) as s:
         s.push(rows=[order(1)])
         clauses = [f"customer = '{number}{'x' * 20_000}'" for number in range(4)]
@@ -212,7 +212,7 @@ def test_definitions_that_take_too_much_end_those_that_nobody_asked_for_the_long
         assert [client.step().status for client in clients] == [200, 409, 409, 200]
 
 
-def test_who_serves_no_shapes_ends_none_because_there_are_many() -> None:
+def test_a_process_that_serves_no_shapes_ends_none() -> None:
     """Such a process knows neither when shapes were used nor the limit of the processes that serve them."""
     with shop(follow=False) as s:
         s.push(rows=[order(1)])
@@ -222,22 +222,22 @@ def test_who_serves_no_shapes_ends_none_because_there_are_many() -> None:
         assert [client.step().status for client in clients] == [200, 200, 200]
 
 
-def test_a_fault_while_a_snapshot_is_made_shows(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_error_while_a_snapshot_is_created_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     def failing() -> Iterator[bytes]:
         yield b"a"
-        raise ZeroDivisionError("a fault of ours")
+        raise ZeroDivisionError("an internal error")
 
     snapshots = Snapshots(OPTIONS)
     with pytest.raises(EvertideError):
         snapshots.get("h", failing, 1000).has(0)
     snapshots.stop()
-    assert "a fault of ours" in caplog.text
+    assert "an internal error" in caplog.text
 
 
-# As PostgreSQL orders
+# Order as in PostgreSQL
 
 
-def test_numbers_of_a_subset_are_ordered_as_postgresql_orders_them(postgres_server: PostgresServer) -> None:
+def test_numbers_of_a_subset_are_ordered_as_in_postgresql(postgres_server: PostgresServer) -> None:
     values = [1.5, math.nan, None, -math.inf, 0.0, math.inf, -2.0, math.nan, None]
     content = pa.table({"id": range(len(values)), "f": pa.array(values, pa.float64())})
     with psycopg.connect(postgres_server.dsn, autocommit=True) as server:

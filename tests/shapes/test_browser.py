@@ -22,9 +22,9 @@ from evertide.pipeline.engine import DeclaredTable
 from evertide.server.http.app import make_app
 from evertide.server.http.server import Server
 from evertide.shapes.service import ShapeService
-from evertide.testing.small_engine import SmallEngine, SmallView
+from tests.kit.small_engine import SmallEngine, SmallView
 from tests.pipeline.kit import open_pipeline, storage
-from tests.servers.browser import Page, browser_folder, opened
+from tests.servers.browser import Page, browser_folder, open_page
 from tests.servers.npm import npm_folder
 from tests.sources.postgres.server import Database, running_logical
 
@@ -152,13 +152,13 @@ def followed(db: Database) -> Iterator[str]:
             running.join()
 
 
-def test_a_change_in_postgresql_shows_on_the_page(built: Path) -> None:
+def test_a_change_in_postgresql_appears_on_the_page(built: Path) -> None:
     browser_folder()
     with running_logical() as server, hosted(built) as address:
         db = Database(server, "page")
         try:
             db.run(*TABLES)
-            with followed(db) as served, opened(f"{address}?server={served}") as page:
+            with followed(db) as served, open_page(f"{address}?server={served}") as page:
                 page.do(see='[role="status"]', text="live")
                 shows(page, "channels", "Google", "2")
                 shows(page, "local_sellers", "Ann Ash", "Portland")
@@ -175,7 +175,7 @@ def test_a_change_in_postgresql_shows_on_the_page(built: Path) -> None:
                 shows(page, "local_sellers", "Bob Birch", "Boise")
                 db.run("UPDATE local_sellers SET state = 'ID', city = 'Nampa' WHERE auction = 7")
                 shows(page, "local_sellers", "Ann Ash", "Nampa")
-                if shots := os.environ.get("EVERTIDE_SHOTS"):  # for people: what it looks like
+                if shots := os.environ.get("EVERTIDE_SHOTS"):  # a picture for people
                     for width, dark in ((1200, False), (1200, True), (390, False)):
                         page.do(shot=f"{shots}/{width}-{'dark' if dark else 'light'}.png", width=width, dark=dark)
         finally:

@@ -57,7 +57,7 @@ class Client:
             if wanted(told):
                 return told
             assert "error" not in told, told
-            assert "refetch" not in told, "it begins again"
+            assert "refetch" not in told, "the client fetches the shape again"
         raise AssertionError((said, self.process.stderr and self.process.stderr.read()))
 
     def count(self, rows: int) -> Any:
@@ -104,7 +104,7 @@ def test_a_table_and_a_view_are_followed(client_folder: Path, is_stream: bool) -
             multiset.rows(("ann",), (None,))
             t = s.push(rows=[order(1, "ann", 6), order(3, "ann", 1), order(100)], deletes=[2])
             told = table.rows(("1n", "ann", "6n"), ("3n", "ann", "1n"))
-            assert set(told["txids"]) == {t + 1}  # numbers, as clients compare them with those that they wrote under
+            assert set(told["txids"]) == {t + 1}  # numbers, as clients compare them with those of their writes
             view.rows(("ann", "17n"))
             multiset.rows(("ann",), ("ann",), ("ann",))
             for number in range(4, 8):
@@ -113,7 +113,7 @@ def test_a_table_and_a_view_are_followed(client_folder: Path, is_stream: bool) -
             table.rows(("1n", "ann", "6n"), ("3n", "ann", "1n"), *((f"{n}n", "bob", f"{n}n") for n in range(4, 8)))
 
 
-def test_a_shape_that_ends_is_fetched_again_by_itself(client_folder: Path) -> None:
+def test_the_client_fetches_an_ended_shape_again(client_folder: Path) -> None:
     with shop(options=LIVE) as s:
         s.push(rows=[order(1)])
         with following(client_folder, s, {"table": "orders", "columns": ["id"]}) as client:
@@ -126,7 +126,7 @@ def test_a_shape_that_ends_is_fetched_again_by_itself(client_folder: Path) -> No
 
 
 @pytest.mark.parametrize("is_stream", [False, True], ids=["long-poll", "sse"])
-def test_x9_a_part_that_is_missing_for_a_while_costs_no_fetch(client_folder: Path, is_stream: bool) -> None:
+def test_x9_a_temporarily_missing_part_causes_no_refetch(client_folder: Path, is_stream: bool) -> None:
     blob = Lossy()
     with shop(storage(blob=blob), LIVE, settings=BLOBS) as s:
         s.push(rows=[order(1)])
@@ -140,9 +140,7 @@ def test_x9_a_part_that_is_missing_for_a_while_costs_no_fetch(client_folder: Pat
             assert client.rows(("ann", "30n"))["handle"] == first["handle"]
 
 
-def test_a_client_that_begins_late_goes_on_from_a_later_snapshot(
-    client_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_late_client_continues_from_a_later_snapshot(client_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_FRESH_CHANGES", 20)
     with shop(options=LIVE) as s:
         s.push(rows=[order(1, "ann", 0)])
@@ -170,7 +168,7 @@ def test_changes_only_with_subsets_on_demand(client_folder: Path) -> None:
             )
 
 
-def test_a_request_that_is_wrong_is_told_to_the_caller(client_folder: Path) -> None:
+def test_an_invalid_request_is_reported_to_the_caller(client_folder: Path) -> None:
     with shop(options=LIVE) as s:
         s.push(rows=[order(1)])
         with following(client_folder, s, {"table": "orders", "where": "nope = 1"}) as client:
@@ -179,7 +177,7 @@ def test_a_request_that_is_wrong_is_told_to_the_caller(client_folder: Path) -> N
 
 
 @pytest.mark.parametrize("is_stream", [False, True], ids=["long-poll", "sse"])
-def test_a_server_that_is_killed_and_comes_back_costs_no_fetch(
+def test_a_kill_and_restart_of_the_server_causes_no_refetch(
     client_folder: Path, tmp_path: Path, is_stream: bool
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
@@ -201,7 +199,7 @@ def test_a_server_that_is_killed_and_comes_back_costs_no_fetch(
         with serving(tmp_path / "s", pipeline, "--listen", listen):
             pipeline.push("orders", [order(4, "bob")])
             pipeline.commit()
-            last = client.rows(("ann",), ("bob",), ("bob",))  # a refetch would be told, and is no such state
+            last = client.rows(("ann",), ("bob",), ("bob",))  # a refetch would be another state
             assert last["handle"] == first["handle"]
 
 
@@ -210,7 +208,7 @@ def test_a_kill_in_the_middle_of_a_large_snapshot_does_not_end_the_stream(
     client_folder: Path, tmp_path: Path, write: int
 ) -> None:
     rows = 6000  # some five chunks
-    with running("tests.server.killed", tmp_path / "s", rows) as worker:
+    with running("tests.server.kill_after_write", tmp_path / "s", rows) as worker:
         listen = worker.began.replace(" ", ":")
         s = at(listen)
         with following(client_folder, s, {"table": "orders"}, headers={"X-Kill": str(write)}) as client:
@@ -226,7 +224,7 @@ def test_a_kill_in_the_middle_of_a_large_transaction_does_not_end_the_stream(
 ) -> None:
     """The first two writes are the snapshot and the end of the log."""
     rows = 6000
-    with running("tests.server.killed", tmp_path / "s", 1) as worker:
+    with running("tests.server.kill_after_write", tmp_path / "s", 1) as worker:
         listen = worker.began.replace(" ", ":")
         s = at(listen)
         armed = {"X-Kill": str(write)}
@@ -246,7 +244,7 @@ def test_onerror_repeats_a_request_whose_response_was_cut_off(
     client_folder: Path, tmp_path: Path, repeats: bool
 ) -> None:
     """A row that is too large for one write."""
-    with running("tests.server.killed", tmp_path / "s", 1) as worker:
+    with running("tests.server.kill_after_write", tmp_path / "s", 1) as worker:
         listen = worker.began.replace(" ", ":")
         s = at(listen)
         wide = [order(1, "x" * 2_000_000)]

@@ -11,7 +11,7 @@ import pytest
 from evertide.rows.changes import DIFF
 from evertide.rows.digest import row_hashes
 from evertide.shapes.log import copies as module
-from evertide.shapes.log.copies import Copies, copies_before
+from evertide.shapes.log.copies import Copies, count_copies_before
 from evertide.sources.generated.seeded import RandomStream
 
 SCHEMA = pa.schema([("a", pa.int64()), (DIFF, pa.int64())])
@@ -27,7 +27,7 @@ def hashes(rows: list[int]) -> tuple[np.ndarray[tuple[int], np.dtype[np.uint64]]
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_counts_follow_and_are_taken_back(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counts_follow_changes_and_can_be_reverted(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_FOLD_ROWS", 5)
     chance = RandomStream(seed)
     counts = Counter({number: 1 + chance.below(3) for number in range(20) if chance.below(2)})
@@ -45,11 +45,11 @@ def test_counts_follow_and_are_taken_back(seed: int, monkeypatch: pytest.MonkeyP
         everyone = [*range(20)]
         assert copies.counts(hashes(everyone)).tolist() == [counts[number] for number in everyone]  # type: ignore[arg-type]
     found = hashes(rows)
-    before = copies_before(found, np.array(diffs, np.int64), copies.counts(found))  # type: ignore[arg-type]
+    before = count_copies_before(found, np.array(diffs, np.int64), copies.counts(found))  # type: ignore[arg-type]
     assert before.tolist() == expected
 
 
-def test_rows_that_share_half_of_a_hash_are_told_apart() -> None:
+def test_rows_that_share_half_of_a_hash_are_distinguished() -> None:
     copies = Copies(table({}))
     copies._high = np.array([7, 7, 7, 9], np.uint64)
     copies._low = np.array([1, 2, 5, 1], np.uint64)

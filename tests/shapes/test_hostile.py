@@ -12,7 +12,7 @@ import pyarrow as pa
 from evertide.pipeline.engine import DeclaredTable
 from evertide.shapes.options import ShapeOptions
 from evertide.sources.generated.seeded import RandomStream
-from evertide.testing.small_engine import SmallEngine
+from tests.kit.small_engine import SmallEngine
 from tests.shapes.kit import Follower, Shop, order, shop
 
 NAMES: tuple[str, ...] = (
@@ -71,14 +71,14 @@ def raw(s: Shop, request: bytes) -> bytes:
         return found
 
 
-def given(chance: RandomStream) -> str:
+def random_value(chance: RandomStream) -> str:
     kind = chance.below(3)
     if kind == 0:
         return "".join(string.printable[chance.below(len(string.printable))] for _ in range(chance.below(12)))
     return VALUES[chance.below(len(VALUES))] + (VALUES[chance.below(len(VALUES))] if kind == 1 else "")
 
 
-def test_whatever_is_asked_is_answered_with_a_reason_and_never_with_5xx() -> None:
+def test_every_request_is_answered_with_a_reason_and_never_with_5xx() -> None:
     chance = RandomStream(1)
     options = ShapeOptions(long_poll_s=0.01, sse_s=0.01, keep_alive_s=0.01, ready_s=0.01, deletion=True)
     found: dict[int, int] = {}
@@ -89,9 +89,9 @@ def test_whatever_is_asked_is_answered_with_a_reason_and_never_with_5xx() -> Non
             if number % 3 == 0:
                 query |= {"offset": "0_0", "handle": s.get().handle}
             for _ in range(1 + chance.below(4)):
-                query[NAMES[chance.below(len(NAMES))]] = given(chance)
+                query[NAMES[chance.below(len(NAMES))]] = random_value(chance)
             method = ("GET", "GET", "GET", "HEAD", "POST", "DELETE")[chance.below(6)]
-            body = given(chance).encode() if method == "POST" else None
+            body = random_value(chance).encode() if method == "POST" else None
             text = "&".join(f"{quote(name)}={quote(value)}" for name, value in query.items())
             answer = s.ask(method, f"/v1/shape?{text}", body=body)
             assert answer.status < 500, (method, query, body, answer)
@@ -101,7 +101,7 @@ def test_whatever_is_asked_is_answered_with_a_reason_and_never_with_5xx() -> Non
     assert {200, 400, 409} <= found.keys(), found
 
 
-def test_addresses_that_are_no_text() -> None:
+def test_urls_that_are_not_valid_text_are_refused() -> None:
     with shop() as s:
         s.push(rows=[order(1)])
         for query in (
@@ -118,7 +118,7 @@ def test_addresses_that_are_no_text() -> None:
         assert raw(s, b"nonsense\r\n\r\n").startswith(b"HTTP/1.1 400")
 
 
-def test_names_of_any_kind_are_told_in_headers_and_keys() -> None:
+def test_names_of_any_kind_are_sent_in_headers_and_keys() -> None:
     schema = pa.schema([pa.field('sch"lüssel, 名', pa.string(), nullable=False), ("a/b.c", pa.string())])
     table = DeclaredTable("größe/der.welt", schema, key=('sch"lüssel, 名',))
     with shop(made=SmallEngine((table,), [])) as s:
@@ -132,7 +132,7 @@ def test_names_of_any_kind_are_told_in_headers_and_keys() -> None:
         assert b"\\u540d" in answer.headers["electric-schema"].encode()
 
 
-def test_a_slow_client_holds_on_to_little_and_holds_nobody_up() -> None:
+def test_a_slow_client_takes_little_memory_and_delays_no_other() -> None:
     with shop(options=ShapeOptions(long_poll_s=0.1)) as s:
         s.push(rows=[order(number, "x" * 2000, number) for number in range(5000)])
         with socket.create_connection((s.host, s.port)) as slow:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evertide.errors import Conflict, InvalidInput
+from evertide.errors import InvalidInput, Unexpected
 from evertide.pgexpr.clause import Where, parse_where
 from evertide.shapes.log.index import ShapeIndex
 from tests.shapes.clauses import CLAUSES, ROWS, SCHEMA
@@ -51,21 +51,21 @@ KEYED = st.sampled_from(
 )
 
 
-def parsed(clause: str | None) -> Where | None:
+def parse_clause(clause: str | None) -> Where | None:
     return None if clause is None else parse_where(clause, {}, SCHEMA)
 
 
 def is_clause(clause: str | None) -> bool:
     """Constants such as 1 / 0 are refused; the oracle tests those."""
     try:
-        parsed(clause)
+        parse_clause(clause)
     except InvalidInput:
         return False
     return True
 
 
-def told(index: ShapeIndex, rows: pa.Table) -> dict[Hashable, list[int]]:
-    return {handle: chosen.tolist() for handle, chosen in index.candidates(rows).items()}
+def find_handles(index: ShapeIndex, rows: pa.Table) -> dict[Hashable, list[int]]:
+    return {handle: chosen.tolist() for handle, chosen in index.find_matches(rows).items()}
 
 
 def expected(wheres: dict[Any, Where | None], rows: pa.Table) -> dict[Hashable, list[int]]:
@@ -81,28 +81,28 @@ def expected(wheres: dict[Any, Where | None], rows: pa.Table) -> dict[Hashable, 
     st.lists(st.integers(0, ROWS.num_rows - 1), max_size=30),
     st.sets(st.integers(0, 11)),
 )
-def test_it_names_what_matches(clauses: list[str | None], places: list[int], removed: set[int]) -> None:
+def test_the_index_finds_the_matching_shapes(clauses: list[str | None], places: list[int], removed: set[int]) -> None:
     """Also after some shapes were removed and others added."""
-    wheres = {handle: parsed(clause) for handle, clause in enumerate(clauses) if is_clause(clause)}
+    wheres = {handle: parse_clause(clause) for handle, clause in enumerate(clauses) if is_clause(clause)}
     rows = ROWS.take(pa.array(places, pa.int64()))
     index = ShapeIndex()
     for handle, where in wheres.items():
         index.add(handle, where)
-    assert told(index, rows) == expected(wheres, rows)
+    assert find_handles(index, rows) == expected(wheres, rows)
     for handle in removed:
         index.remove(handle)
     left = {handle: where for handle, where in wheres.items() if handle not in removed}
-    assert told(index, rows) == expected(left, rows)
+    assert find_handles(index, rows) == expected(left, rows)
     assert len(index) == len(left)
     for handle in removed & set(wheres):
         index.add(handle, wheres[handle])
-    assert told(index, rows) == expected(wheres, rows)
+    assert find_handles(index, rows) == expected(wheres, rows)
 
 
-def test_rows_are_numbers_in_order() -> None:
+def test_matching_rows_are_returned_as_ordered_positions() -> None:
     index = ShapeIndex()
-    index.add("a", parsed("id IN (5, 3, 1) AND i IS NOT DISTINCT FROM i"))
-    (chosen,) = index.candidates(ROWS).values()
+    index.add("a", parse_clause("id IN (5, 3, 1) AND i IS NOT DISTINCT FROM i"))
+    (chosen,) = index.find_matches(ROWS).values()
     assert chosen.dtype == np.int64
     assert chosen.tolist() == [1, 3, 5]
 
@@ -110,17 +110,17 @@ def test_rows_are_numbers_in_order() -> None:
 def test_a_handle_is_added_once() -> None:
     index = ShapeIndex()
     index.add("a", None)
-    with pytest.raises(Conflict, match="it is in the index already"):
-        index.add("a", parsed("id = 1"))
+    with pytest.raises(Unexpected, match="the index already has it"):
+        index.add("a", parse_clause("id = 1"))
     index.remove("a")
     index.remove("a")
-    assert told(index, ROWS) == {}
+    assert find_handles(index, ROWS) == {}
 
 
-def test_what_was_removed_leaves_nothing() -> None:
+def test_a_removed_shape_leaves_nothing_in_the_index() -> None:
     index, empty = ShapeIndex(), vars(ShapeIndex())
     for handle, clause in enumerate(["id = 1", "id IN (1, 2) AND b", "t LIKE 'a%'", None, "id = 1"]):
-        index.add(handle, parsed(clause))
+        index.add(handle, parse_clause(clause))
     for handle in range(5):
         index.remove(handle)
     assert vars(index) == empty
@@ -140,24 +140,26 @@ class Counting:
         monkeypatch.setattr(Where, "matches", counted)
 
 
-def test_clauses_that_do_not_match_are_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clauses_whose_key_does_not_match_are_not_evaluated(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rest of a clause is evaluated only on the rows found by its key, and once for equal rests."""
     index = ShapeIndex()
     for number in range(300):
-        index.add(f"plain {number}", parsed(f"id = {number}"))
-        index.add(f"same {number}", parsed(f"id = {number} AND s >= -40000"))
-        index.add(f"own {number}", parsed(f"id = {number} AND id <> {number - 1}"))
+        index.add(f"plain {number}", parse_clause(f"id = {number}"))
+        index.add(f"same {number}", parse_clause(f"id = {number} AND s >= -40000"))
+        index.add(f"own {number}", parse_clause(f"id = {number} AND id <> {number - 1}"))
     counting = Counting(monkeypatch)
     rows = ROWS.filter(ROWS["s"].is_valid()).slice(20, 3)
     numbers = rows["id"].to_pylist()
-    assert told(index, rows).keys() == {f"{kind} {number}" for kind in ("plain", "same", "own") for number in numbers}
+    assert find_handles(index, rows).keys() == {
+        f"{kind} {number}" for kind in ("plain", "same", "own") for number in numbers
+    }
     assert sorted(count for _, count in counting.rows) == [1, 1, 1, 3]
 
 
-def test_the_same_clause_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_clause_is_evaluated_once(monkeypatch: pytest.MonkeyPatch) -> None:
     index = ShapeIndex()
     for number in range(100):
-        index.add(number, parsed("t LIKE 'a%'" if number % 2 else "t  LIKE  'a%'"))
+        index.add(number, parse_clause("t LIKE 'a%'" if number % 2 else "t  LIKE  'a%'"))
     counting = Counting(monkeypatch)
-    assert len(told(index, ROWS)) == 100
+    assert len(find_handles(index, ROWS)) == 100
     assert len(counting.rows) == 1

@@ -45,7 +45,7 @@ def test_a_snapshot_then_the_log_then_up_to_date() -> None:
         assert places == sorted(set(places))
         assert log.offset == f"{t + 1}_{places[-1]}"
         assert log.body[-1] == {"headers": {"control": "up-to-date", "global_last_seen_lsn": str(t + 1)}}
-        again = s.get(offset=f"{t}_0", handle=first.handle)  # a place where nothing stands
+        again = s.get(offset=f"{t}_0", handle=first.handle)  # an offset without an entry
         assert again.content == log.content
 
 
@@ -63,12 +63,12 @@ def test_a_live_request_waits_for_a_change_and_answers_with_it() -> None:
         assert client.content("id") == [("1",), ("2",)]
 
 
-def test_a_live_request_to_which_nothing_happens_says_so_in_the_end() -> None:
+def test_a_live_request_without_changes_ends_with_up_to_date() -> None:
     with shop() as s:
         s.push(rows=[order(1)])
         client = Follower(s, {"table": "orders", "where": "id = 1"}).caught_up()
         before = client.offset
-        t = s.push(rows=[order(2)])  # nothing for this one
+        t = s.push(rows=[order(2)])  # not in this shape
         answer = client.step(live=True)
         assert answer.body == [{"headers": {"control": "up-to-date", "global_last_seen_lsn": str(t + 1)}}]
         assert (answer.offset, answer.headers["electric-has-data"]) == (before, "false")
@@ -83,12 +83,16 @@ def test_rows_move_into_a_shape_and_out_of_it() -> None:
         answer = client.step()
         assert sorted(operations(answer.changes)) == [("delete", "2"), ("insert", "1"), ("update", "3")]
         told = {one["key"][-2]: one["value"] for one in answer.changes}
-        assert told["1"] == {"id": "1", "customer": "bob", "amount": "10"}  # all of it, as the client has nothing yet
+        assert told["1"] == {
+            "id": "1",
+            "customer": "bob",
+            "amount": "10",
+        }  # the whole row, as the client does not have it yet
         assert told["3"] == {"id": "3", "amount": "11"}
         assert client.content("id") == [("1",), ("3",)]
 
 
-def test_columns_are_told_as_they_are_selected_and_other_changes_are_not() -> None:
+def test_only_selected_columns_and_their_changes_are_sent() -> None:
     with shop() as s:
         s.push(rows=[order(1, "ann", 1)])
         client = Follower(s, {"table": "orders", "columns": "customer,id"}).caught_up()
@@ -99,7 +103,7 @@ def test_columns_are_told_as_they_are_selected_and_other_changes_are_not() -> No
         assert values(client.step().changes) == [{"id": "1", "customer": "bob"}]
 
 
-def test_replica_full_tells_whole_rows_and_what_changed_as_it_was() -> None:
+def test_replica_full_sends_whole_rows_and_old_values() -> None:
     with shop() as s:
         s.push(rows=[order(1, "ann", 1)])
         client = Follower(s, {"table": "orders", "replica": "full"}).caught_up()
@@ -144,7 +148,7 @@ def test_a_view_without_a_key_is_a_multiset_for_its_clients() -> None:
         s.push(rows=[order(6, "bob")], deletes=[1, 2, 3])
         deleted = [one for one in client.step().changes if one["headers"]["operation"] == "delete"]
         assert [one["key"][-2:] for one in deleted] == ["+5", "+4", "+3"]
-        assert values(deleted) == [{"customer": "ann"}] * 3  # without a key, the row is what tells it
+        assert values(deleted) == [{"customer": "ann"}] * 3  # without a key, the row identifies it
         assert client.content() == [("ann",), ("ann",), ("bob",)]
         late = Follower(s, {"table": "buyers"}).caught_up()
         assert (late.handle, late.rows) == (client.handle, client.rows)
@@ -175,7 +179,7 @@ def test_now_begins_at_the_end_of_the_log() -> None:
         later = s.get(offset="now", log="changes_only")
         assert (later.handle, later.offset) == (now.handle, log.offset)
         assert log.offset.startswith(f"{t + 1}_")
-        [end] = s.get(log="changes_only").body  # there are no rows to begin with
+        [end] = s.get(log="changes_only").body  # without initial rows
         assert end["headers"]["control"] == "snapshot-end"
 
 
@@ -199,7 +203,7 @@ def test_a_large_snapshot_and_a_large_log_come_in_chunks() -> None:
 
 
 def test_a_log_is_the_same_bytes_from_memory_and_from_the_shard() -> None:
-    """Also however it was committed, merged and read."""
+    """However it was committed, merged and read."""
     for table in ("orders", "revenue", "buyers", "notes"):
         with shop(follow=False) as s:
             s.push(rows=[order(number) for number in range(8)])
@@ -209,11 +213,11 @@ def test_a_log_is_the_same_bytes_from_memory_and_from_the_shard() -> None:
                 s.push(rows=[order(number % 5, "bob" if number % 2 else "ann", number)], deletes=[number % 7])
                 s.push("notes", [{"text": "ab"[number % 2]}])
                 if number % 3 == 0:
-                    s.get(table, "0_inf", handle=first.handle)  # takes them in
+                    s.get(table, "0_inf", handle=first.handle)  # the feed reads them
             told = s.get(table, "0_inf", handle=first.handle)
             [shape] = s.service.shapes.live()
             s.service.shapes._feeds[shape.record.shard].drop_tail(shape)
-            for shard in s.pipeline._runner.members.all().values():
+            for shard in s.pipeline._runner.members.open_all().values():
                 shard.compact(s.pipeline._writer)
             assert not shape.tail.entries
             again = s.get(table, "0_inf", handle=first.handle)
@@ -223,13 +227,13 @@ def test_a_log_is_the_same_bytes_from_memory_and_from_the_shard() -> None:
             assert rest.changes == told.changes[len(told.changes) // 2 + 1 :]
 
 
-def test_a_shape_that_begins_while_others_are_behind_is_not_told_what_its_snapshot_holds() -> None:
+def test_a_new_shape_gets_no_change_that_its_snapshot_contains() -> None:
     """Fails if the feed does not skip the times up to the snapshot."""
     with shop(follow=False) as s:
         s.push(rows=[order(1)])
         Follower(s, {"table": "orders"}).caught_up()
         Follower(s, {"table": "buyers"}).caught_up()
-        s.push(rows=[order(2)])  # nobody takes it in
+        s.push(rows=[order(2)])  # no feed has read it
         new = Follower(s, {"table": "orders", "where": "id > 0"})
         copies = Follower(s, {"table": "buyers", "where": "customer = 'ann'"})
         assert (len(new.step().changes), len(copies.step().changes)) == (2, 2)
@@ -238,7 +242,7 @@ def test_a_shape_that_begins_while_others_are_behind_is_not_told_what_its_snapsh
         assert [one["key"][-2:] for one in copies.step().changes] == ["+3"]
 
 
-def test_a_change_between_looking_and_waiting_is_not_waited_for() -> None:
+def test_a_change_between_the_check_and_the_wait_is_returned_at_once() -> None:
     """Fails if the request does not check again after it registers its waiter: the wake-up came before."""
     with shop(options=ShapeOptions(long_poll_s=1000), follow=False) as s:
         s.push(rows=[order(1)])
@@ -246,7 +250,7 @@ def test_a_change_between_looking_and_waiting_is_not_waited_for() -> None:
         shapes = s.service.shapes
         known, look = shapes.span_known, shapes.span
 
-        def looked(*question: Any) -> Any:
+        def push_after_check(*question: Any) -> Any:
             shapes.span_known = known  # type: ignore[method-assign]
             found = look(*question)
             s.push(rows=[order(2)])
@@ -254,5 +258,5 @@ def test_a_change_between_looking_and_waiting_is_not_waited_for() -> None:
             return found
 
         shapes.span_known = lambda *_: None  # type: ignore[method-assign]
-        shapes.span = looked  # type: ignore[method-assign, assignment]
+        shapes.span = push_after_check  # type: ignore[method-assign, assignment]
         assert operations(client.step(live=True).changes) == [("insert", "2")]

@@ -43,7 +43,7 @@ class Wanted:
         return sorted((tuple(_text(row[name]) for name in columns) for row in rows), key=repr)
 
 
-def copied(client: Follower) -> Follower:
+def copy_follower(client: Follower) -> Follower:
     return replace(client, rows={key: dict(row) for key, row in client.rows.items()})
 
 
@@ -71,19 +71,19 @@ class Watched:
     wanted: Wanted
     client: Follower
     before: list[Follower] = field(default_factory=list)
-    """As it was earlier: it may lose what it got since, and come back from there."""
+    """An earlier state of the client, which may lose later messages and continue from there."""
     checked: int = 0
 
     def step(self, s: Shop, chance: RandomStream, *, may_wait: bool = True) -> None:
         self.client.shop = s
         kind = chance.below(10)
         if kind == 0 and self.before:
-            self.client = copied(self.before[chance.below(len(self.before))])
+            self.client = copy_follower(self.before[chance.below(len(self.before))])
             self.client.shop = s
         elif kind == 1:
             self.client = Follower(s, self.wanted.query)
         elif kind == 2 and may_wait and self.client.offset != "-1" and self.client.is_up_to_date:
-            self._stream(s)  # which says nothing until it ends, if nothing happens
+            self._stream(s)  # which is silent until it ends, if nothing happens
             return
         answer = self.client.step(live=may_wait and kind > 6 and self.client.offset != "-1")
         self._check(s, answer)
@@ -94,7 +94,7 @@ class Watched:
         self._remember()
 
     def _remember(self) -> None:
-        self.before = [*self.before[-4:], copied(self.client)]
+        self.before = [*self.before[-4:], copy_follower(self.client)]
 
     def _compare(self, s: Shop, transaction: int) -> None:
         expected = self.wanted.expected(s, transaction - 1)
@@ -137,7 +137,7 @@ def beside(s: Shop, chance: RandomStream) -> None:
     if kind == 0:
         s.pipeline.checkpoint()
     elif kind == 1:
-        for shard in s.pipeline.collections.members().all().values():
+        for shard in s.pipeline.collections.members().open_all().values():
             shard.compact(s.pipeline._writer)
     elif kind == 2:
         s.service.shapes.release_idle()
@@ -149,7 +149,7 @@ def beside(s: Shop, chance: RandomStream) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_every_client_holds_what_its_query_says_at_each_up_to_date(seed: int) -> None:
+def test_every_client_equals_its_query_at_each_up_to_date(seed: int) -> None:
     chance = RandomStream(seed)
     blob, meta = MemoryBlob(), MemoryMeta(SystemRuntime())
     watched: list[Watched] = []

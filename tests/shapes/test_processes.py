@@ -35,7 +35,7 @@ def serving(path: Path, pipeline: Any, *options: str) -> Iterator[tuple[subproce
             print(process.stderr.read())  # shown if the test fails
 
 
-def test_killed_at_any_moment_clients_go_on_with_the_next_process(tmp_path: Path) -> None:
+def test_clients_continue_with_the_next_process_after_a_kill(tmp_path: Path) -> None:
     chance = RandomStream(5)
     store = open_storage(tmp_path / "s", runtime=SystemRuntime(), settings=SETTINGS)
     with open_pipeline(store, engine()) as pipeline:
@@ -55,7 +55,7 @@ def test_killed_at_any_moment_clients_go_on_with_the_next_process(tmp_path: Path
                     one.client.caught_up()
                 process.kill()
             pipeline.checkpoint()
-            transaction(s, chance)  # while nobody serves
+            transaction(s, chance)  # while no process serves
         assert sum(one.client.refetched for one in watched) == 0
         with serving(tmp_path / "s", pipeline, "--allow-deletion") as (process, s):
             for one in watched:
@@ -70,7 +70,7 @@ def test_killed_at_any_moment_clients_go_on_with_the_next_process(tmp_path: Path
             assert process.wait(30) == 0
 
 
-def test_a_secret_and_health_and_what_is_not_there(tmp_path: Path, monkeypatch: Any) -> None:
+def test_the_secret_health_and_unknown_addresses(tmp_path: Path, monkeypatch: Any) -> None:
     store = open_storage(tmp_path / "s", runtime=SystemRuntime(), settings=SETTINGS)
     monkeypatch.setenv("EVERTIDE_SHAPES_SECRET", "hush-hush-hush-hush")
     with open_pipeline(store, engine()) as pipeline:
@@ -87,6 +87,6 @@ def test_a_secret_and_health_and_what_is_not_there(tmp_path: Path, monkeypatch: 
             pipeline.close()
             waiting = s.ask(path="/v1/health")
             assert (waiting.status, waiting.body["status"]) == (202, "waiting")
-            assert s.get(secret="hush-hush-hush-hush").status == 200  # what is there can still be had
+            assert s.get(secret="hush-hush-hush-hush").status == 200  # existing shapes are still served
     assert "no storage" in one_error(evertide("shapes", "--storage", tmp_path / "none", "--listen", ":0"), 2)
     assert "expected HOST:PORT" in one_error(evertide("shapes", "--storage", tmp_path / "s", "--listen", "x"), 2)

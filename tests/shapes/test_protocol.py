@@ -38,7 +38,7 @@ def errors(s: Shop, **query: Any) -> dict[str, list[str]]:
     return found
 
 
-def test_what_is_wrong_with_a_request_is_told_by_parameter() -> None:
+def test_errors_of_a_request_are_listed_by_parameter() -> None:
     with shop() as s:
         s.push(rows=[order(1)])
         assert errors(s) == {"table": ["can't be blank"], "offset": ["can't be blank"]}
@@ -72,7 +72,7 @@ def test_a_table_is_found_under_every_way_of_writing_its_name(table: str) -> Non
         assert s.get(table).handle == s.get("orders").handle
 
 
-def test_requests_that_mean_the_same_share_a_shape() -> None:
+def test_requests_with_the_same_meaning_share_a_shape() -> None:
     with shop() as s:
         s.push(rows=[order(1)])
         assert s.get(where="id=1 AND amount = 10").handle == s.get(where=" amount=10 and  id = 1").handle
@@ -124,7 +124,7 @@ def test_headers_of_every_kind_of_answer() -> None:
         assert page.headers["access-control-allow-origin"] == "http://localhost:5173"
 
 
-def test_an_answer_that_the_client_has_is_not_sent_again() -> None:
+def test_an_answer_that_the_client_has_is_304() -> None:
     with shop() as s:
         s.push(rows=[order(1)])
         first = s.get()
@@ -148,7 +148,7 @@ def test_an_answer_that_the_client_has_is_not_sent_again() -> None:
         assert known(nothing.headers["etag"], offset=end.offset, handle=end.handle) == 200
 
 
-def test_a_handle_that_is_not_of_this_shape_is_answered_with_the_one_that_is() -> None:
+def test_a_handle_of_another_shape_is_answered_with_the_right_one() -> None:
     with shop() as s:
         s.push(rows=[order(1)])
         right, other = s.get().handle, s.get(where="id = 1").handle
@@ -162,7 +162,7 @@ def test_a_handle_that_is_not_of_this_shape_is_answered_with_the_one_that_is() -
             assert CORS.items() <= answer.headers.items()
 
 
-def test_a_place_beyond_the_log_is_waited_for_and_then_refused() -> None:
+def test_an_offset_beyond_the_log_waits_and_is_then_refused() -> None:
     with shop() as s:
         t = s.push(rows=[order(1)])
         handle = s.get().handle
@@ -171,7 +171,7 @@ def test_a_place_beyond_the_log_is_waited_for_and_then_refused() -> None:
         assert s.get(offset=f"{t + 1}_99999", handle=handle).status == 200
 
 
-def test_head_options_and_other_methods() -> None:
+def test_answers_to_head_options_and_other_methods() -> None:
     with shop(access=GUARDED) as s:
         s.push(rows=[order(1)])
         head = s.ask("HEAD", table="orders", offset="-1", secret=SECRET)
@@ -191,7 +191,7 @@ def test_head_options_and_other_methods() -> None:
         assert s.ask("PUT", table="orders", offset="-1").status == 404
 
 
-def test_without_the_secret_nobody_gets_anything_however_the_address_is_written() -> None:
+def test_without_the_secret_no_spelling_of_the_address_is_answered() -> None:
     with shop(access=GUARDED) as s:
         s.push(rows=[order(1)])
         right: dict[str, Any] = {"table": "orders", "offset": "-1", "secret": SECRET}
@@ -242,7 +242,7 @@ def test_deleting_a_shape_ends_it() -> None:
         assert s.ask("DELETE").status == 400
 
 
-def test_a_request_for_too_many_at_a_time_is_told_when_to_come_again() -> None:
+def test_requests_beyond_the_limit_get_retry_after() -> None:
     with shop(options=ShapeOptions(clients_max=1, long_poll_s=5)) as s:
         s.push(rows=[order(1)])
         client = Follower(s, {"table": "orders"}).caught_up()
@@ -257,18 +257,18 @@ def test_a_request_for_too_many_at_a_time_is_told_when_to_come_again() -> None:
         assert (endpoint._admission.clients, endpoint._admission.newcomers) == (0, 0)
 
 
-def test_a_view_that_is_still_computed_is_not_ready_and_is_waited_for() -> None:
+def test_a_hydrating_view_is_503_until_it_is_ready() -> None:
     with shop() as s:
         s.push(rows=[order(1)])
         runner = s.pipeline._runner
         there = runner.members
-        away = Away("hydrating", 1, "it is computed from the tables", 0.0)
+        away = Away("hydrating", 1, "the view is computed from its tables", 0.0)
         view = msgspec.structs.replace(there.definition.views["revenue"], shard="", away=away)
         views = {**there.definition.views, "revenue": view}
-        runner.members = there.moved(msgspec.structs.replace(there.definition, views=views, change="not yet"))
+        runner.members = there.move_to(msgspec.structs.replace(there.definition, views=views, change="not yet"))
         answer = s.get("revenue")
         assert (answer.status, answer.headers["retry-after"]) == (503, "5")
-        assert "it is computed from the tables" in answer.body["message"]
+        assert "the view is computed from its tables" in answer.body["message"]
         assert answer.headers["electric-internal-known-error"] == "true"
         assert s.get("orders").status == 200
         runner.members = there

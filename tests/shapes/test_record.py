@@ -42,7 +42,7 @@ RECORDS: dict[str, msgspec.Struct] = {
 
 
 @pytest.mark.parametrize("name", RECORDS)
-def test_records(name: str) -> None:
+def test_records_equal_the_golden_files(name: str) -> None:
     value = RECORDS[name]
     path = GOLDEN / f"record-{name}-v1.bin"
     if os.environ.get("EVERTIDE_GOLDEN") == "write":
@@ -52,13 +52,13 @@ def test_records(name: str) -> None:
     assert seal(value) == stored
 
 
-def test_a_handle_says_where_its_record_lies() -> None:
+def test_a_handle_names_the_key_of_its_record() -> None:
     assert key_of(RECORD.handle) == "shape/0123456789abcdef0123456789abcdef/1794769520285214526"
     for wrong in ("", "-", "x-1", "0" * 32, "0" * 32 + "-", "0" * 32 + "-x", "0" * 31 + "/-1", "0" * 32 + "-\u0661"):
         assert key_of(wrong) is None
 
 
-def test_a_handle_never_comes_back_also_if_the_clock_does() -> None:
+def test_a_handle_is_never_reused_even_if_the_clock_goes_back() -> None:
     with shop(follow=False) as s:
         s.push(rows=[order(1)])
         s.service.shapes.runtime.wall_s = lambda: 1.0  # type: ignore[method-assign]
@@ -75,7 +75,7 @@ def batch(lower: int, upper: int, rows: int, since: int | None = None) -> Batch:
     return Batch(Time(lower), Time(upper), (part,))
 
 
-def test_how_much_is_kept_for_a_shape_is_known_also_after_merging() -> None:
+def test_the_size_kept_for_a_shape_is_known_after_merging() -> None:
     record = msgspec.structs.replace(RECORD, time=10, rows=100)
     before, after = batch(0, 11, 100), [batch(11, 20, 30), batch(20, 25, 5)]
     assert log_rows(record, ShardState("s", b"", Time(0), Time(25), (before, *after))) == 35
@@ -84,7 +84,7 @@ def test_how_much_is_kept_for_a_shape_is_known_also_after_merging() -> None:
     assert log_rows(record, ShardState("s", b"", Time(0), Time(11), (before,))) == 0
 
 
-def test_ends_that_nobody_kept_are_found_by_looking_at_all_shapes() -> None:
+def test_truncated_ends_are_found_by_listing_all_shapes() -> None:
     with shop(options=replace(OPTIONS), follow=False) as s:
         s.push(rows=[order(1)])
         shapes = s.service.shapes
@@ -92,19 +92,19 @@ def test_ends_that_nobody_kept_are_found_by_looking_at_all_shapes() -> None:
         shapes.records.end(one, "by another process")
         shapes.records.end(s.get(where="id = 2").handle, "as well")
         shapes.meta.truncate("shapes", 2)
-        shapes.learn_ended()
+        shapes.forget_ended()
         assert [shape.handle for shape in shapes.live()] == [other]
         assert s.get(offset="0_0", handle=one).status == 409
 
 
-def test_logs_are_told_by_the_same_bytes_in_every_version(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logs_are_the_same_bytes_in_every_version(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients continue in the middle of a log with a newer process. Changing the log needs a new record version."""
     told = []
     with shop(follow=False) as s:
         s.push(rows=[order(1, "a/b", 1), order(2, None, None), order(3, 'q"', 3)])
         tables = ("orders", "revenue", "buyers")
         new = [s.get(table, where="true").body for table in tables]
-        monkeypatch.setattr(s.service.shapes.numbers, "visible", lambda time: msgspec.UNSET)  # as versions before did
+        monkeypatch.setattr(s.service.shapes.numbers, "visible", lambda time: msgspec.UNSET)  # as earlier versions did
         handles = {table: s.get(table).handle for table in tables}
         s.push(rows=[order(1, "a/b", 2), order(4, "é", -1), order(5, "é", 0)], deletes=[2])
         s.push(rows=[order(3, 'q"', 3), order(5, None, 7)], deletes=[4])
@@ -119,7 +119,7 @@ def test_logs_are_told_by_the_same_bytes_in_every_version(monkeypatch: pytest.Mo
         assert with_end[-1]["headers"]["control"] == "snapshot-end"
 
 
-def test_the_status_says_how_many_shapes_there_are_of_each_collection() -> None:
+def test_the_status_has_the_number_of_shapes_of_each_collection() -> None:
     with shop(follow=False) as s:
         s.push(rows=[order(1)])
         s.get()

@@ -19,7 +19,7 @@ from evertide.server.http.server import Server
 from evertide.server.http.shapes_app import make_shapes_app
 from evertide.settings import Settings
 from evertide.shapes.log.follower import enforce_limits
-from evertide.shapes.log.live import LiveShape, Span
+from evertide.shapes.log.live import LiveShape, LogSpan
 from evertide.shapes.log.record import HOLD
 from evertide.shapes.log.stretch import Stretch
 from evertide.shapes.options import ShapeOptions
@@ -34,8 +34,8 @@ from tests.shapes.kit import OPTIONS, VIEWS, Follower, Shop, doubled, engine, op
 LONG = replace(OPTIONS, long_poll_s=30)
 
 
-def held(s: Shop, collection: str = "orders") -> int | None:
-    return s.pipeline.collections.members().collection(collection).holds.get(HOLD)
+def read_hold(s: Shop, collection: str = "orders") -> int | None:
+    return s.pipeline.collections.members().open_collection(collection).holds.get(HOLD)
 
 
 def at(path: Path) -> Storage:
@@ -87,7 +87,7 @@ def test_after_a_restart_handles_offsets_and_bytes_are_the_same(tmp_path: Path) 
             assert len(clients["buyers"].rows) == len(s.pipeline.view("buyers").to_arrow())
 
 
-def test_a_client_in_the_middle_of_a_snapshot_goes_on_with_a_process_of_other_options(tmp_path: Path) -> None:
+def test_a_snapshot_continues_in_a_process_with_other_options(tmp_path: Path) -> None:
     """Fails if chunks are cut by the serving process's options: rows would be missing or repeated."""
     with shop(at(tmp_path / "s"), replace(OPTIONS, chunk_bytes=900)) as s:
         s.push(rows=[order(number) for number in range(40)])
@@ -113,13 +113,13 @@ def test_several_processes_serve_the_same_shapes(tmp_path: Path) -> None:
                 threading.Event().wait(0.01)
             s.push(rows=[order(2)])
             assert waiting.result(30).changes == here.step().changes
-            # A client may go on with whichever process: also with one that has not come so far.
+            # A client may continue with any process, also with one that is behind.
             s.push(rows=[order(3)])
             here.step()
             here.shop = third
             here.step()
             assert here.content("id") == [("1",), ("2",), ("3",)]
-            # And what one ends, the others know.
+            # Every process knows when another ends a shape.
             there.step()
             waiting = aside.submit(there.step, live=True)
             while not any(shape.waiters for shape in other.service.shapes.live()):
@@ -127,11 +127,13 @@ def test_several_processes_serve_the_same_shapes(tmp_path: Path) -> None:
             assert third.ask("DELETE", handle=here.handle).status == 202
             ended = waiting.result(30)
             assert (ended.status, ended.handle != here.handle) == (409, True)
-            assert s.get().handle == ended.handle  # also one that was told nothing: it looks before it says a handle
+            assert (
+                s.get().handle == ended.handle
+            )  # also a process without a notification: it checks before it returns a handle
             assert s.get(offset=here.offset, handle=here.handle).status == 409
 
 
-def test_all_who_look_for_a_shape_at_the_same_time_find_the_same(tmp_path: Path) -> None:
+def test_concurrent_requests_for_a_shape_get_the_same_shape(tmp_path: Path) -> None:
     """Fails if the record is not written together with the hold: two processes would each create a shape."""
     with shop(at(tmp_path / "s")) as s:
         s.push(rows=[order(1)])
@@ -148,18 +150,18 @@ def test_all_who_look_for_a_shape_at_the_same_time_find_the_same(tmp_path: Path)
         assert len(s.service.shapes.records.all()) == 8
 
 
-def test_what_a_shape_needs_is_held_until_it_ends(tmp_path: Path) -> None:
+def test_times_that_a_shape_needs_are_held_until_it_ends(tmp_path: Path) -> None:
     """Fails if no hold is taken: a checkpoint would compact the times of the log."""
     with shop(at(tmp_path / "s"), follow=False) as s:
         began = s.push(rows=[order(1)])
         client = Follower(s, {"table": "orders"}).caught_up()
         other = Follower(s, {"table": "orders", "where": "id > 0"}).caught_up()
-        assert held(s) == began
+        assert read_hold(s) == began
         for number in range(2, 9):
             s.push(rows=[order(number)])
             s.pipeline.checkpoint()
-        assert s.pipeline.collections.members().collection("orders").since <= began
-        assert s.pipeline.collections.members().collection("revenue").since > began
+        assert s.pipeline.collections.members().open_collection("orders").since <= began
+        assert s.pipeline.collections.members().open_collection("revenue").since > began
         for shape in s.service.shapes.live():
             s.service.shapes._feeds[shape.record.shard].drop_tail(shape)
         s.service.shapes.snapshots.forget(client.handle)
@@ -167,16 +169,16 @@ def test_what_a_shape_needs_is_held_until_it_ends(tmp_path: Path) -> None:
         assert (late.handle, late.content()) == (client.handle, client.caught_up().content())
         s.ask("DELETE", handle=client.handle)
         enforce_limits(s.service.shapes)
-        assert held(s) == began  # the other needs it
+        assert read_hold(s) == began  # the other shape needs it
         s.ask("DELETE", handle=other.handle)
         enforce_limits(s.service.shapes)
-        assert held(s) is None
+        assert read_hold(s) is None
         s.push(rows=[order(9)])
         s.pipeline.checkpoint()
         s.push(rows=[order(10)])
         s.pipeline.checkpoint()
         with pytest.raises(TimeCompacted):
-            s.pipeline.collections.members().collection("orders").snapshot(began)
+            s.pipeline.collections.members().open_collection("orders").snapshot(began)
 
 
 def test_a_hold_moves_with_the_oldest_shape_and_never_past_a_new_one() -> None:
@@ -185,13 +187,13 @@ def test_a_hold_moves_with_the_oldest_shape_and_never_past_a_new_one() -> None:
         one = s.get().handle
         second = s.push(rows=[order(2)])
         s.get(where="id = 1")
-        assert held(s) == first
+        assert read_hold(s) == first
         s.ask("DELETE", handle=one)
         records = s.service.shapes.records
-        shard = s.pipeline.collections.members().collection("orders")
+        shard = s.pipeline.collections.members().open_collection("orders")
         looked = records.all
 
-        def looked_too_early() -> list[object]:
+        def list_then_create() -> list[object]:
             """A process creates a shape after another has listed the shapes."""
             found = looked()
             records.all = looked  # type: ignore[method-assign]
@@ -199,12 +201,12 @@ def test_a_hold_moves_with_the_oldest_shape_and_never_past_a_new_one() -> None:
             return [*found]
 
         s.push(rows=[order(3)])
-        records.all = looked_too_early  # type: ignore[assignment]
+        records.all = list_then_create  # type: ignore[assignment]
         records.move_hold(shard)
-        assert held(s) == second
+        assert read_hold(s) == second
 
 
-def test_a_log_that_grows_too_long_ends_its_shape_and_whoever_waits_is_told() -> None:
+def test_a_log_that_grows_too_long_ends_its_shape_and_wakes_waiting_clients() -> None:
     settings = Settings(beat_interval_s=0.05, retry_limit_s=1)
     with shop(options=replace(LONG, log_rows_max=20), settings=settings) as s, ThreadPoolExecutor(1) as aside:
         s.push(rows=[order(1)])
@@ -216,10 +218,10 @@ def test_a_log_that_grows_too_long_ends_its_shape_and_whoever_waits_is_told() ->
         assert (ended.status, client.refetched) == (409, 1)
         assert ended.handle != client.handle
         assert client.caught_up().content("id") == [("1",)]
-        assert held(s) is not None
+        assert read_hold(s) is not None
 
 
-def test_too_many_shapes_end_those_that_nobody_asked_for_the_longest() -> None:
+def test_too_many_shapes_end_the_least_recently_used() -> None:
     with shop(options=replace(OPTIONS, shapes_max=3), follow=False) as s:
         s.push(rows=[order(1)])
         clients = [Follower(s, {"table": "orders", "where": f"id = {number}"}).caught_up() for number in range(5)]
@@ -228,7 +230,7 @@ def test_too_many_shapes_end_those_that_nobody_asked_for_the_longest() -> None:
         assert [client.step().status for client in clients] == [200, 409, 409, 200, 200]
 
 
-def test_a_view_that_is_computed_anew_ends_its_shapes() -> None:
+def test_a_recomputed_view_ends_its_shapes() -> None:
     store = storage()
     with shop(store) as s:
         s.push(rows=[order(1, "ann", 5)])
@@ -246,12 +248,12 @@ def test_a_view_that_is_computed_anew_ends_its_shapes() -> None:
         assert len(s.service.shapes.records.all()) == 2
 
 
-def test_a_view_that_failed_is_served_as_it_was_and_ends_its_shapes_when_it_comes_back() -> None:
+def test_shapes_of_a_failed_view_are_served_until_the_view_recovers() -> None:
     with shop(options=LONG, made=engine(SMALL["share"])) as s, ThreadPoolExecutor(1) as aside:
         s.push(rows=[order(1, "ann", 5)])
         client = Follower(s, {"table": "share"}).caught_up()
         s.push(rows=[order(2, "ann", 0)])
-        assert s.pipeline.definition.away("failed") == ["share"]
+        assert s.pipeline.definition.list_away("failed") == ["share"]
         assert client.step().changes == []
         assert Follower(s, {"table": "share"}).caught_up().content() == client.content() == [("1", "20")]
         waiting = aside.submit(client.step, live=True)
@@ -262,7 +264,7 @@ def test_a_view_that_failed_is_served_as_it_was_and_ends_its_shapes_when_it_come
         assert client.caught_up().content() == [("1", "20"), ("2", "10")]
 
 
-def test_who_asks_before_anybody_noticed_that_a_view_is_another_is_not_sent_to_the_old_one() -> None:
+def test_a_request_right_after_a_view_was_replaced_gets_the_new_one() -> None:
     """Fails if the current shards are not read again: the old one has ended and has no content."""
     with shop(made=engine(SMALL["share"]), follow=False) as s:
         s.push(rows=[order(1, "ann", 5)])
@@ -274,7 +276,7 @@ def test_who_asks_before_anybody_noticed_that_a_view_is_another_is_not_sent_to_t
         assert client.caught_up().content() == [("1", "20"), ("2", "10")]
 
 
-def test_a_key_that_is_declared_later_is_a_new_shape() -> None:
+def test_a_key_declared_later_makes_a_new_shape() -> None:
     store = storage()
     keyless = replace(VIEWS[0], key=())
     with shop(store, made=engine(keyless)) as s:
@@ -288,7 +290,7 @@ def test_a_key_that_is_declared_later_is_a_new_shape() -> None:
         assert [*client.caught_up().rows] == ['"public"."revenue"/"ann"']
 
 
-def test_an_idle_shape_is_let_go_and_taken_up_again() -> None:
+def test_an_idle_shape_is_dropped_and_loaded_again() -> None:
     with shop(options=replace(OPTIONS, idle_s=1e-9), follow=False) as s:
         s.push(rows=[order(1)])
         client = Follower(s, {"table": "orders"}).caught_up()
@@ -300,7 +302,7 @@ def test_an_idle_shape_is_let_go_and_taken_up_again() -> None:
         assert (client.refetched, client.content("id")) == (0, [("1",), ("2",)])
 
 
-def test_a_shape_that_is_let_go_in_the_middle_of_a_request_is_not_answered_from_what_it_knew() -> None:
+def test_a_shape_that_is_dropped_during_a_request_is_not_answered_from_stale_memory() -> None:
     """Fails without the check that the shape is still followed: the client would miss a change."""
     with shop(options=replace(OPTIONS, idle_s=1e-9), follow=False) as s:
         s.push(rows=[order(1)])
@@ -308,7 +310,7 @@ def test_a_shape_that_is_let_go_in_the_middle_of_a_request_is_not_answered_from_
         shapes = s.service.shapes
         known = shapes.span_known
 
-        def late(shape: LiveShape, after: Offset) -> Span | None:
+        def late(shape: LiveShape, after: Offset) -> LogSpan | None:
             """Drop the shape between finding and reading it, and follow others."""
             shapes.span_known = known  # type: ignore[method-assign]
             shapes.release_idle()
@@ -318,20 +320,20 @@ def test_a_shape_that_is_let_go_in_the_middle_of_a_request_is_not_answered_from_
 
         shapes.span_known = late  # type: ignore[method-assign]
         answer = s.get(offset=client.offset, handle=client.handle)
-        assert (answer.status, operations(answer.changes)) == (200, [("insert", "2")])  # it is taken up again
+        assert (answer.status, operations(answer.changes)) == (200, [("insert", "2")])  # the shape is loaded again
         assert client.step().changes
         assert client.refetched == 0
 
-        def always(shape: LiveShape, after: Offset) -> Span | None:
+        def always(shape: LiveShape, after: Offset) -> LogSpan | None:
             shapes.release_idle()
             return known(shape, after)
 
         shapes.span_known = always  # type: ignore[method-assign]
         answer = s.get(offset=client.offset, handle=client.handle)
-        assert (answer.status, answer.headers["retry-after"]) == (503, "5")  # never 409 with the handle that it has
+        assert (answer.status, answer.headers["retry-after"]) == (503, "5")  # never 409 with the client's own handle
 
 
-def test_memory_is_bounded_and_what_was_forgotten_is_read_again() -> None:
+def test_memory_is_bounded_and_dropped_entries_are_read_again() -> None:
     with shop(options=replace(OPTIONS, memory_bytes=6000), follow=False) as s:
         s.push(rows=[order(1)])
         clients = [Follower(s, {"table": "orders", "where": f"id <> {n + 100}"}).caught_up() for n in range(4)]
@@ -362,7 +364,7 @@ def test_a_transaction_too_large_for_memory_comes_from_the_shard_in_chunks() -> 
         assert s.get(offset="now").offset == clients[0].offset
 
 
-def test_a_fault_half_way_leaves_no_shape_with_half_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_within_a_transaction_leaves_no_half_of_it_in_a_shape(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails if entries from before the fault are kept: they would be sent again, and copies counted twice."""
     with shop(follow=False) as s:
         s.push(rows=[order(1)])

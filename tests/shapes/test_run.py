@@ -21,11 +21,11 @@ HUSH = "hush-hush-hush-hush"
 WRITE = "who-may-write-has-this"
 
 
-def pushed(client: Client, *more: dict[str, Any]) -> Client:
+def push_first(client: Client, *more: dict[str, Any]) -> Client:
     """Push the first transaction as soon as the server listens."""
     for _ in range(1200):
         try:
-            if client.post("/v1/tables/orders/rows", [order(1), *more]).status != 503:  # it is being opened
+            if client.post("/v1/tables/orders/rows", [order(1), *more]).status != 503:  # the pipeline is being opened
                 break
         except ConnectionRefusedError:
             pass
@@ -42,7 +42,7 @@ def test_tables_and_views_of_a_run_are_followed_live(
         port = free.getsockname()[1]
 
     def follow() -> list[Follower]:
-        pushing = pushed(Client("127.0.0.1", port, token=WRITE), order(2, "bob"))
+        pushing = push_first(Client("127.0.0.1", port, token=WRITE), order(2, "bob"))
         shop = Shop(None, None, "127.0.0.1", port)  # type: ignore[arg-type]
         assert shop.get().status == 401
         followers = [Follower(shop, {"table": table, "secret": HUSH}).caught_up() for table in ("orders", "revenue")]
@@ -50,7 +50,9 @@ def test_tables_and_views_of_a_run_are_followed_live(
             waiting = [threads.submit(one.step, live=True) for one in followers]
             pushing.post("/v1/tables/orders/rows", [order(3)])
             assert all(one.result().is_up_to_date for one in waiting)
-        pushing.post("/v1/tables/orders/rows", [order(4)])  # the last: it ends the run, and nobody waits for it
+        pushing.post(
+            "/v1/tables/orders/rows", [order(4)]
+        )  # the last push: it ends the run, and no request waits for it
         return followers
 
     with ThreadPoolExecutor(1) as threads:
@@ -61,11 +63,11 @@ def test_tables_and_views_of_a_run_are_followed_live(
         orders, revenue = asked.result()
     assert orders.content("id") == [("1",), ("2",), ("3",)]
     assert revenue.content("customer", "amount") == [("ann", "20"), ("bob", "10")]
-    assert sorted(revenue.rows) == ['"public"."revenue"/"ann"', '"public"."revenue"/"bob"']  # by what it is grouped by
+    assert sorted(revenue.rows) == ['"public"."revenue"/"ann"', '"public"."revenue"/"bob"']  # keyed by its grouping
 
 
 @pytest.mark.parametrize(("options", "status", "then"), [((), 405, 200), (("--allow-deletion",), 202, 409)])
-def test_clients_may_end_shapes_of_a_run_only_where_it_says_so(
+def test_clients_may_end_shapes_only_with_the_option(
     tmp_path: Path, spark: SparkSession, options: tuple[str, ...], status: int, then: int
 ) -> None:
     (tmp_path / "shop.sql").write_text(SHOP.split(";")[0] + ";")
@@ -73,7 +75,7 @@ def test_clients_may_end_shapes_of_a_run_only_where_it_says_so(
         port = free.getsockname()[1]
 
     def ask() -> tuple[int, int]:
-        pushing = pushed(Client("127.0.0.1", port))
+        pushing = push_first(Client("127.0.0.1", port))
         shop = Shop(None, None, "127.0.0.1", port)  # type: ignore[arg-type]
         handle = shop.get().handle
         ended = shop.ask("DELETE", handle=handle).status

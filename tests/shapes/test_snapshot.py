@@ -13,31 +13,31 @@ from evertide.shapes.log.snapshot import Chunks, Snapshots, SnapshotUsage
 from tests.shapes.kit import OPTIONS
 
 
-def made(count: int, size: int = 100_000, chunk_bytes: int = 250_000) -> Chunks:
+def make_chunks(count: int, size: int = 100_000, chunk_bytes: int = 250_000) -> Chunks:
     chunks = Chunks(SnapshotUsage())
     chunks.make((str(number).encode() * size for number in range(count)), chunk_bytes)
     return chunks
 
 
 def test_chunks_hold_all_messages_once() -> None:
-    chunks = made(10)
+    chunks = make_chunks(10)
     found = [b"".join(chunks.pieces(number)) for number in range(4)]
     assert not chunks.has(4)
     assert b",".join(one[1:-1] for one in found) == b",".join(str(number).encode() * 100_000 for number in range(10))
     assert [one.count(b",") for one in found] == [2, 2, 2, 0]
-    whole = made(6)  # ends where a chunk does
+    whole = make_chunks(6)  # the last message ends a chunk
     assert [whole.has(number) for number in range(3)] == [True, True, False]
 
 
 def test_without_a_row_there_is_one_empty_chunk() -> None:
-    chunks = made(0)
+    chunks = make_chunks(0)
     assert (chunks.has(0), chunks.has(1), b"".join(chunks.pieces(0)), chunks.size(0)) == (True, False, b"[]", 0)
 
 
 @pytest.mark.parametrize("count", [1, 10])
-def test_a_chunk_that_is_read_is_whole_although_it_is_forgotten(count: int) -> None:
+def test_a_chunk_that_is_dropped_while_it_is_read_is_complete(count: int) -> None:
     """Fails if the file is opened only when the client reads: it would read nothing and take that for the end."""
-    chunks = made(count, 10_000 if count == 1 else 100_000)
+    chunks = make_chunks(count, 10_000 if count == 1 else 100_000)
     expected = b"".join(chunks.pieces(0))
     reading = chunks.pieces(0)
     chunks.close()
@@ -48,7 +48,7 @@ def test_a_chunk_that_is_read_is_whole_although_it_is_forgotten(count: int) -> N
         chunks.has(1)
 
 
-def test_a_chunk_is_given_out_while_the_next_is_made() -> None:
+def test_a_chunk_is_served_while_the_next_is_created() -> None:
     goes_on = threading.Event()
 
     def messages() -> Iterator[bytes]:
@@ -66,7 +66,7 @@ def test_a_chunk_is_given_out_while_the_next_is_made() -> None:
     snapshots.stop()
 
 
-def test_what_goes_wrong_is_told_to_whoever_waits_and_tried_again_for_the_next() -> None:
+def test_an_error_is_reported_to_waiting_clients_and_the_next_request_retries() -> None:
     def failing() -> Iterator[bytes]:
         yield b"a"
         raise Unavailable(path="there", why="it rains")
@@ -80,7 +80,7 @@ def test_what_goes_wrong_is_told_to_whoever_waits_and_tried_again_for_the_next()
     snapshots.stop()
 
 
-def test_those_that_nobody_asked_for_the_longest_are_forgotten_first() -> None:
+def test_the_least_recently_used_snapshots_are_dropped_first() -> None:
     snapshots = Snapshots(replace(OPTIONS, memory_bytes=75_000, disk_bytes=400_000))
 
     def of(handle: str, size: int) -> Chunks:
@@ -97,7 +97,7 @@ def test_those_that_nobody_asked_for_the_longest_are_forgotten_first() -> None:
     snapshots.stop()
 
 
-def test_what_snapshots_take_is_counted_as_they_come_and_go() -> None:
+def test_the_size_of_snapshots_is_updated_as_they_come_and_go() -> None:
     """The usage is never summed over all snapshots: with ten thousand, new clients would wait for it."""
     usage = SnapshotUsage()
     small, large = Chunks(usage), Chunks(usage)

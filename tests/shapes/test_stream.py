@@ -71,24 +71,24 @@ def test_changes_come_as_events_each_transaction_with_its_end() -> None:
                 *told, end = stream.batch()
                 assert operations(told) == [("insert", str(number)), ("insert", str(number + 10))]
                 assert end == control(t + 1)
-        # A client goes on from the last transaction that it knows: what it has of that comes again, but for its begin.
+        # A client continues from its last known transaction: its changes are sent again, except its begin.
         with streaming(s, client, offset=f"{t + 1}_0") as stream:
             assert operations(stream.batch()[:-1]) == [("insert", "14")]
 
 
-def test_what_there_is_already_comes_first_and_the_stream_goes_on() -> None:
+def test_existing_changes_come_first_and_the_stream_continues() -> None:
     with shop(options=ShapeOptions(sse_s=60)) as s:
         s.push(rows=[order(1)])
         client = Follower(s, {"table": "orders"}).caught_up()
         s.push(rows=[order(2)])
-        s.get(offset=client.offset, handle=client.handle)  # it is taken in
+        s.get(offset=client.offset, handle=client.handle)  # the feed has read it
         with streaming(s, client) as stream:
             assert operations(stream.batch()[:-1]) == [("insert", "2")]
             s.push(deletes=[1])
             assert operations(stream.batch()[:-1]) == [("delete", "1")]
 
 
-def test_silence_is_kept_alive_and_ends_after_its_time() -> None:
+def test_an_idle_stream_is_kept_alive_and_ends_after_its_limit() -> None:
     with shop(options=OPTIONS) as s:
         s.push(rows=[order(1)])
         client = Follower(s, {"table": "orders"}).caught_up()
@@ -98,7 +98,7 @@ def test_silence_is_kept_alive_and_ends_after_its_time() -> None:
         assert len(told) >= 2
 
 
-def test_a_shape_that_ends_ends_its_streams_and_then_says_409() -> None:
+def test_the_end_of_a_shape_ends_its_streams_and_is_then_409() -> None:
     with shop(options=ShapeOptions(sse_s=60, deletion=True)) as s:
         s.push(rows=[order(1)])
         client = Follower(s, {"table": "orders"}).caught_up()
@@ -111,7 +111,7 @@ def test_a_shape_that_ends_ends_its_streams_and_then_says_409() -> None:
             assert (stream.status, stream.headers["content-type"]) == (409, "application/json")
 
 
-def test_a_stream_that_cannot_begin_is_refused_in_json() -> None:
+def test_a_stream_that_cannot_start_is_refused_in_json() -> None:
     with shop() as s:
         t = s.push(rows=[order(1)])
         client = Follower(s, {"table": "orders"}).caught_up()

@@ -21,15 +21,15 @@ def subset(s: Shop, table: str = "orders", **given: Any) -> list[Any]:
     return found
 
 
-def filled(s: Shop) -> int:
+def fill(s: Shop) -> int:
     return s.push(
         rows=[order(1, "ann", 5), order(2, "bob", None), order(3, "ann", 7), order(4, None, 1), order(5, "Bob", 7)]
     )
 
 
-def test_a_subset_says_at_which_transaction_it_was_read() -> None:
+def test_a_subset_names_the_transaction_at_which_it_was_read() -> None:
     with shop() as s:
-        t = filled(s)
+        t = fill(s)
         now = s.get(offset="now", log="changes_only")
         t = s.push(rows=[order(6)])
         answer = s.get(offset=now.offset, handle=now.handle, log="changes_only", subset__where="id > 4")
@@ -40,7 +40,7 @@ def test_a_subset_says_at_which_transaction_it_was_read() -> None:
         metadata = answer.body["metadata"]
         mark = metadata.pop("snapshot_mark")
         assert isinstance(mark, int)
-        # All transactions up to t are in it, and none that comes later: those have greater numbers in `txids`.
+        # It contains all transactions up to t and no later one: those have greater numbers in `txids`.
         assert metadata == {"xmin": str(t + 2), "xmax": str(t + 2), "xip_list": [], "database_lsn": str(t + 1)}
         assert ids(answer.body["data"]) == [5, 6]
         assert answer.body["data"][0] == {
@@ -57,9 +57,9 @@ def test_a_subset_says_at_which_transaction_it_was_read() -> None:
         assert later["headers"]["txids"][0] >= int(metadata["xmax"])
 
 
-def test_rows_are_chosen_ordered_and_limited() -> None:
+def test_rows_are_filtered_ordered_and_limited() -> None:
     with shop() as s:
-        filled(s)
+        fill(s)
         assert ids(subset(s, where="customer = $1", params='{"1": "ann"}')) == [1, 3]
         assert ids(subset(s, order_by="id desc")) == [5, 4, 3, 2, 1]
         assert ids(subset(s, order_by='amount, "id" DESC')) == [4, 1, 5, 3, 2]  # NULL last
@@ -69,7 +69,7 @@ def test_rows_are_chosen_ordered_and_limited() -> None:
         assert ids(subset(s, order_by="id", offset=3)) == [4, 5]
         assert ids(subset(s, order_by="customer", limit=3)) == [5, 1, 3]  # by the bytes of the text
         assert ids(subset(s, where="id = 99")) == []
-        # The shape's own clause holds as well, and a column that is not selected can be asked for.
+        # The shape's own clause applies as well, and a column that is not selected can be requested.
         both = s.get(offset="now", where="id < 4", columns="id", subset__where="amount > 1", subset__order_by="amount")
         assert both.body["data"][0]["value"] == {"id": "1"}
         assert ids(both.body["data"]) == [1, 3]
@@ -77,7 +77,7 @@ def test_rows_are_chosen_ordered_and_limited() -> None:
 
 def test_copies_of_rows_without_a_key_are_rows_of_a_subset() -> None:
     with shop() as s:
-        filled(s)
+        fill(s)
         found = subset(s, "buyers", order_by="customer", limit=3)
         assert [one["key"].partition("/")[2] for one in found] == ['"Bob"', '"ann"', '"ann"/+2']
         assert len(subset(s, "buyers", where="customer = 'ann'", order_by="customer", offset=1)) == 1
@@ -85,7 +85,7 @@ def test_copies_of_rows_without_a_key_are_rows_of_a_subset() -> None:
 
 def test_a_subset_by_post() -> None:
     with shop() as s:
-        filled(s)
+        fill(s)
 
         def post(body: Any, **query: Any) -> Any:
             content = body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -98,7 +98,7 @@ def test_a_subset_by_post() -> None:
         assert answer.headers["cache-control"] == "no-cache"
         assert ids(post({"subset": {**wanted, "params": ["bob"]}}).body["data"]) == [2]
         assert ids(post({"where": "id = $1", "params": {"1": 4}}).body["data"]) == [4]
-        assert post(b"").body[-1]["headers"]["control"] == "up-to-date"  # nothing in particular: as by GET
+        assert post(b"").body[-1]["headers"]["control"] == "up-to-date"  # no conditions: as with GET
         assert post(b"").headers["cache-control"] == "no-cache"
         assert post([1]).body == {"error": "Request body must be a JSON object"}
         broken = post(b"{")
@@ -112,9 +112,9 @@ def test_a_subset_by_post() -> None:
         assert post(b'"' + b"x" * 2_000_000 + b'"').status == 413
 
 
-def test_what_is_wrong_with_a_subset_is_told() -> None:
+def test_errors_of_a_subset_request_are_reported() -> None:
     with shop() as s:
-        filled(s)
+        fill(s)
 
         def wrong(**given: Any) -> list[str]:
             answer = s.get(offset="now", **given)
@@ -140,8 +140,8 @@ def test_what_is_wrong_with_a_subset_is_told() -> None:
         assert ids(allowed.body["data"]) == [3, 5]
 
 
-def test_a_row_that_is_there_a_billion_times_is_told_as_it_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And exactly as often as a limit says. Fails, by timeout, if all copies are rendered before the first is sent."""
+def test_a_row_with_a_billion_copies_is_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exactly as often as a limit says. Fails, by timeout, if all copies are rendered before the first is sent."""
     with shop() as s:
         s.push(rows=[order(1, "again")])
         counted = Contents.read_rows

@@ -66,7 +66,7 @@ def push(s: Shop, *rows: dict[str, Any]) -> int:
 
 @pytest.mark.parametrize("mode", ["eager", "progressive", "on-demand"])
 @pytest.mark.parametrize("is_stream", [False, True], ids=["long-poll", "sse"])
-def test_a_pushed_number_resolves_when_its_rows_are_there(tanstack_folder: Path, mode: str, is_stream: bool) -> None:
+def test_a_pushed_number_resolves_when_its_rows_are_visible(tanstack_folder: Path, mode: str, is_stream: bool) -> None:
     with shop(options=LIVE) as s:
         before = push(s, order(1, "ann", 1))
         with collecting(tanstack_folder, s, mode, liveSse=is_stream) as collection:

@@ -17,9 +17,9 @@ from evertide.journal.records import Committed, Content
 from evertide.journal.xids import Xids, own_number
 from evertide.pipeline.engine import DeclaredTable
 from evertide.pipeline.pipeline import Pipeline
-from evertide.pipeline.replicas.ownership import Role
+from evertide.pipeline.replicas.ownership import ProcessRole
 from evertide.runtime import SystemRuntime
-from evertide.shapes.log.numbers import Numbers, Visible
+from evertide.shapes.log.numbers import TransactionNumbers, Visible
 from evertide.sources.postgres.snapshot import _last_xids as last_xids
 from evertide.store import MemoryMeta
 from evertide.store.meta import Write
@@ -42,7 +42,7 @@ def db() -> Iterator[Database]:
         database.close()
 
 
-def written(db: Database, *statements: str) -> int:
+def run_statements(db: Database, *statements: str) -> int:
     """Run statements in one transaction; returns its number as applications get it."""
     with db.connection.transaction():
         for statement in statements:
@@ -50,12 +50,12 @@ def written(db: Database, *statements: str) -> int:
         return int(db.value("SELECT pg_current_xact_id()::xid::text"))
 
 
-def followed(db: Database, table: str) -> DeclaredTable:
+def create_table(db: Database, table: str) -> DeclaredTable:
     db.run(f"CREATE TABLE {table} (id int8 PRIMARY KEY, customer text, amount int8)")
     return declared(db.dsn, table)
 
 
-def taken(pipeline: Pipeline, is_there: Callable[[], bool]) -> None:
+def advance_until(pipeline: Pipeline, is_there: Callable[[], bool]) -> None:
     """Advance the pipeline until `is_there`."""
     runtime = SystemRuntime()
     deadline_s = runtime.monotonic_s() + 60
@@ -74,7 +74,7 @@ def count(pipeline: Pipeline, rows: int) -> Callable[[], bool]:
     return lambda: pipeline.view("orders").to_arrow().num_rows == rows
 
 
-def told(answer: Any) -> dict[int, list[int]]:
+def read_txids(answer: Any) -> dict[int, list[int]]:
     return {int(one["value"]["id"]): one["headers"]["txids"] for one in answer.changes}
 
 
@@ -101,37 +101,37 @@ def opened(store: Storage, table: DeclaredTable) -> Iterator[Pipeline]:
             pipeline.close(checkpoint=False)
 
 
-def test_a_change_tells_the_number_that_its_transaction_has_upstream(db: Database) -> None:
-    table = followed(db, "one")
-    first = written(db, "INSERT INTO one VALUES (1, 'ann', 5)")
+def test_a_change_has_the_number_of_its_upstream_transaction(db: Database) -> None:
+    table = create_table(db, "one")
+    first = run_statements(db, "INSERT INTO one VALUES (1, 'ann', 5)")
     with shop(made=engine(*VIEWS, tables=(table, NOTES))) as s:
-        taken(s.pipeline, count(s.pipeline, 1))
-        taken(s.pipeline, streams(s.pipeline))
+        advance_until(s.pipeline, count(s.pipeline, 1))
+        advance_until(s.pipeline, streams(s.pipeline))
         begun = s.get()
         end = end_of(begun)
-        assert is_visible(first, end), "it is in the first content"
+        assert is_visible(first, end), "the first snapshot contains it"
         assert not is_visible(first + 100, end)
         view = s.get("revenue")
-        second = written(db, "INSERT INTO one VALUES (2, 'ann', 1)", "INSERT INTO one VALUES (3, 'bob', 1)")
-        taken(s.pipeline, count(s.pipeline, 3))
+        second = run_statements(db, "INSERT INTO one VALUES (2, 'ann', 1)", "INSERT INTO one VALUES (3, 'bob', 1)")
+        advance_until(s.pipeline, count(s.pipeline, 3))
         answer = s.get(offset="0_0", handle=begun.handle)
-        assert told(answer) == {2: [second], 3: [second]}
+        assert read_txids(answer) == {2: [second], 3: [second]}
         assert {tuple(one["headers"]["txids"]) for one in s.get("revenue", "0_0", handle=view.handle).changes} == {
             (second,)
         }
-        assert is_visible(second, end_of(s.get(columns="id"))), "of a shape that begins later"
+        assert is_visible(second, end_of(s.get(columns="id"))), "of a later shape"
 
         s.pipeline.push("notes", [{"text": "not from there"}])
         s.pipeline.commit()
         notes = s.get("notes")
-        assert end_of(notes)["txids"] == [s.pipeline.txid_of(s.pipeline.time)], "the snapshot holds it"
+        assert end_of(notes)["txids"] == [s.pipeline.txid_of(s.pipeline.time)], "the snapshot contains it"
         s.pipeline.push("notes", [{"text": "nor this"}])
         s.pipeline.commit()
         [note] = s.get("notes", "0_0", handle=notes.handle).changes
-        assert note["headers"]["txids"][0] == s.pipeline.time + 1 + 2**32, "no number of the database's"
+        assert note["headers"]["txids"][0] == s.pipeline.time + 1 + 2**32, "not a number of the database"
 
 
-def arrived(pipeline: Pipeline, source: str) -> None:
+def wait_for_input(pipeline: Pipeline, source: str) -> None:
     """Wait until input is ready to be bound."""
     feed: Any = pipeline._runner.sources[source]
     runtime = SystemRuntime()
@@ -141,17 +141,17 @@ def arrived(pipeline: Pipeline, source: str) -> None:
         runtime.sleep_s(0.01)
 
 
-def test_many_upstream_transactions_are_one_and_all_of_them_are_told(db: Database) -> None:
-    table = followed(db, "several")
+def test_all_upstream_transactions_of_one_transaction_are_listed(db: Database) -> None:
+    table = create_table(db, "several")
     with shop(made=engine(*VIEWS, tables=(table, NOTES))) as s:
-        written(db, "INSERT INTO several VALUES (1, 'ann', 1)")
-        taken(s.pipeline, count(s.pipeline, 1))
-        taken(s.pipeline, streams(s.pipeline))
+        run_statements(db, "INSERT INTO several VALUES (1, 'ann', 1)")
+        advance_until(s.pipeline, count(s.pipeline, 1))
+        advance_until(s.pipeline, streams(s.pipeline))
         client = Follower(s, {"table": "orders"}).caught_up()
-        # While the first waits to be bound, the others gather behind it.
-        xids = [written(db, f"INSERT INTO several VALUES ({at}, 'ann', 1)") for at in range(10, 60)]
-        arrived(s.pipeline, "several")
-        taken(s.pipeline, count(s.pipeline, 51))
+        # While the first waits to be bound, the others collect behind it.
+        xids = [run_statements(db, f"INSERT INTO several VALUES ({at}, 'ann', 1)") for at in range(10, 60)]
+        wait_for_input(s.pipeline, "several")
+        advance_until(s.pipeline, count(s.pipeline, 51))
         changes = client.step().changes
         by_transaction: dict[str, list[Any]] = {}
         for one in changes:
@@ -161,48 +161,46 @@ def test_many_upstream_transactions_are_one_and_all_of_them_are_told(db: Databas
         assert [xid for several in by_transaction.values() for xid in several[-1]["txids"]] == xids
         for several in by_transaction.values():
             early = several[-1]["txids"] if len(several) <= 8 else []
-            assert [one["txids"] for one in several[:-1]] == [early] * (len(several) - 1), "a long list stands once"
+            assert [one["txids"] for one in several[:-1]] == [early] * (len(several) - 1), "a long list is sent once"
             assert several[-1]["last"]
 
 
-def test_numbers_outlive_a_crash_and_checkpoints_and_are_the_same_in_every_process(
-    db: Database, tmp_path: Path
-) -> None:
-    table = followed(db, "lasting")
+def test_numbers_survive_crashes_and_checkpoints_and_are_equal_in_every_process(db: Database, tmp_path: Path) -> None:
+    table = create_table(db, "lasting")
     where = tmp_path / "s"
 
     def store() -> Storage:
         return open_storage(where, runtime=SystemRuntime(), settings=SETTINGS)
 
-    xids = {1: written(db, "INSERT INTO lasting VALUES (1, 'ann', 1)")}
+    xids = {1: run_statements(db, "INSERT INTO lasting VALUES (1, 'ann', 1)")}
     with opened(store(), table) as pipeline:
-        taken(pipeline, count(pipeline, 1))
-        taken(pipeline, streams(pipeline))
+        advance_until(pipeline, count(pipeline, 1))
+        advance_until(pipeline, streams(pipeline))
         with serving(where, pipeline) as (_, s):
             begun = s.get()
             for at in range(2, 5):
-                xids[at] = written(db, f"INSERT INTO lasting VALUES ({at}, 'ann', 1)")
-                taken(pipeline, count(pipeline, at))
+                xids[at] = run_statements(db, f"INSERT INTO lasting VALUES ({at}, 'ann', 1)")
+                advance_until(pipeline, count(pipeline, at))
             first = s.get(offset="0_0", handle=begun.handle)
-            assert told(first) == {at: [xids[at]] for at in range(2, 5)}
-        xids[5] = written(db, "INSERT INTO lasting VALUES (5, 'ann', 1)")
-        arrived(pipeline, "lasting")
+            assert read_txids(first) == {at: [xids[at]] for at in range(2, 5)}
+        xids[5] = run_statements(db, "INSERT INTO lasting VALUES (5, 'ann', 1)")
+        wait_for_input(pipeline, "lasting")
         inputs, read = pipeline._input_reader.read()
         pipeline._runner.bind(inputs)  # bound, and not committed
         del read
         pipeline._runner.sources["lasting"].close()  # as its connection would be
         crash(pipeline)
     with opened(store(), table) as pipeline:
-        taken(pipeline, count(pipeline, 5))
+        advance_until(pipeline, count(pipeline, 5))
         for at in range(6, 9):
-            xids[at] = written(db, f"INSERT INTO lasting VALUES ({at}, 'ann', 1)")
-            taken(pipeline, count(pipeline, at))
+            xids[at] = run_statements(db, f"INSERT INTO lasting VALUES ({at}, 'ann', 1)")
+            advance_until(pipeline, count(pipeline, at))
             pipeline.checkpoint()
-        assert pipeline._context.journal.records(pipeline.time)[0].time > 5, "the journal has let go of most"
+        assert pipeline._context.journal.records(pipeline.time)[0].time > 5, "the journal has dropped most"
         for _ in range(2):
             with serving(where, pipeline) as (_, s):
                 answer = s.get(offset="0_0", handle=begun.handle)
-                assert told(answer) == {at: [xids[at]] for at in range(2, 9)}
+                assert read_txids(answer) == {at: [xids[at]] for at in range(2, 9)}
                 assert answer.changes[:3] == first.changes
 
 
@@ -212,77 +210,77 @@ def leading(path: Path, db: Database, table: str, moment: str) -> Iterator[subpr
     command = [sys.executable, "-m", "tests.shapes.replica", str(path), db.dsn, table, moment]
     with subprocess.Popen(command, cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, text=True) as process:
         try:
-            assert said(process) == "opened"
+            assert read_line(process) == "opened"
             yield process
         finally:
             process.kill()
 
 
-def said(process: subprocess.Popen[str]) -> str:
+def read_line(process: subprocess.Popen[str]) -> str:
     assert process.stdout is not None
     return process.stdout.readline().strip()
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("moment", ["staged", "bound", "committed"])
-def test_u1_the_leader_is_killed_and_another_replica_tells_the_same_numbers(
+def test_u1_another_replica_sends_the_same_numbers_after_the_leader_is_killed(
     db: Database, tmp_path: Path, moment: str
 ) -> None:
-    """Covers what the leader committed, what it left unfinished, and what follows."""
+    """Covers transactions that the leader committed or left unfinished, and later ones."""
     name = f"led_{moment}"
-    table = followed(db, name)
+    table = create_table(db, name)
 
     def insert(number: int) -> int:
-        return written(db, f"INSERT INTO {name} VALUES ({number}, 'ann', 1)")
+        return run_statements(db, f"INSERT INTO {name} VALUES ({number}, 'ann', 1)")
 
     xids = {1: insert(1)}
     with (
         leading(tmp_path / "s", db, name, moment) as leader,
-        shop(stored(tmp_path / "s"), settings=REPLICA, made=following(table), role=Role.REPLICA) as s,
+        shop(stored(tmp_path / "s"), settings=REPLICA, made=following(table), role=ProcessRole.REPLICA) as s,
     ):
-        taken(s.pipeline, streams(s.pipeline))
+        advance_until(s.pipeline, streams(s.pipeline))
         xids[2] = insert(2)
-        taken(s.pipeline, count(s.pipeline, 2))
+        advance_until(s.pipeline, count(s.pipeline, 2))
         begun, view = s.get(), s.get("revenue")
         assert is_visible(xids[1], end_of(begun))
         assert is_visible(xids[2], end_of(begun))
         xids[3] = insert(3)
-        taken(s.pipeline, count(s.pipeline, 3))
+        advance_until(s.pipeline, count(s.pipeline, 3))
         assert [s.pipeline.leads] == [False]
         first = s.get(offset="0_0", handle=begun.handle)
-        assert told(first) == {3: [xids[3]]}
+        assert read_txids(first) == {3: [xids[3]]}
         (tmp_path / "armed").touch()
-        assert said(leader) == "armed"
+        assert read_line(leader) == "armed"
         xids[4] = insert(4)
         assert leader.wait(120) == -signal.SIGKILL
-        taken(s.pipeline, count(s.pipeline, 4))
+        advance_until(s.pipeline, count(s.pipeline, 4))
         xids[5] = insert(5)
-        taken(s.pipeline, count(s.pipeline, 5))
+        advance_until(s.pipeline, count(s.pipeline, 5))
         assert s.pipeline.leads
         answer = s.get(offset="0_0", handle=begun.handle)
-        assert told(answer) == {number: [xids[number]] for number in (3, 4, 5)}
+        assert read_txids(answer) == {number: [xids[number]] for number in (3, 4, 5)}
         assert answer.changes[:1] == first.changes
         views = [one["headers"]["txids"] for one in s.get("revenue", "0_0", handle=view.handle).changes]
         assert views == [[xids[number]] for number in (3, 4, 5)]
         assert is_visible(xids[5], end_of(s.get(columns="id")))
 
 
-def committed(meta: MemoryMeta, time: int, *, pushed: int = 0, **given: Any) -> None:
+def commit_record(meta: MemoryMeta, time: int, *, pushed: int = 0, **given: Any) -> None:
     head = meta.head(COMMITTED)
     sources = {"db": Content(1, "0" * 32), "push": Content(pushed, "0" * 32)}
     record = Committed(Time(time), sources, {}, "w", **given)
     assert meta.commit([Write(COMMITTED, head.seqno if head else 0, seal(record))]) is None
 
 
-def numbers(meta: MemoryMeta) -> Numbers:
-    return Numbers(Xids(meta, SystemRuntime(), SETTINGS))
+def numbers(meta: MemoryMeta) -> TransactionNumbers:
+    return TransactionNumbers(Xids(meta, SystemRuntime(), SETTINGS))
 
 
 def test_without_a_database_upstream_a_transaction_has_its_own_number() -> None:
     meta = MemoryMeta()
     found = numbers(meta)
-    committed(meta, 0)
-    committed(meta, 1)
+    commit_record(meta, 0)
+    commit_record(meta, 1)
     assert ([*found.txids(0)], [*found.txids(1)]) == ([1], [2])
     assert found.visible(1) == Visible(3, 3)
     with shop(storage()) as s:
@@ -295,19 +293,19 @@ def test_without_a_database_upstream_a_transaction_has_its_own_number() -> None:
         assert is_visible(time, end_of(begun))
 
 
-def resolved(txids: list[int], xmax: int) -> int:
+def find_latest(txids: list[int], xmax: int) -> int:
     """The latest number, compared with a subset's `xmax` as Electric's client does."""
     return max(xmax + (xid - xmax + 2**31) % 2**32 - 2**31 for xid in txids)
 
 
-def test_a_push_beside_a_database_is_waited_for_until_it_is_there() -> None:
+def test_a_push_beside_a_database_resolves_when_it_is_visible() -> None:
     """Fails if a push has no number, or one that a snapshot of the database's numbers seems to contain."""
     meta = MemoryMeta()
     found = numbers(meta)
-    committed(meta, 0, xids=(1000,))
-    committed(meta, 1, xids=(), pushed=3)
-    committed(meta, 2, xids=(1001,), pushed=1)
-    committed(meta, 3, xids=())
+    commit_record(meta, 0, xids=(1000,))
+    commit_record(meta, 1, xids=(), pushed=3)
+    commit_record(meta, 2, xids=(1001,), pushed=1)
+    commit_record(meta, 3, xids=())
     own = {time: own_number(time, has_upstream=True) for time in range(4)}
     firsts = [found.txids(time)[:2] for time in range(4)]
     assert firsts == [(1000,), (own[1], own[1] + 2**52 + 2**31), (1001, own[2]), ()]
@@ -319,41 +317,41 @@ def test_a_push_beside_a_database_is_waited_for_until_it_is_there() -> None:
     )
     assert max(max(found.txids(time), default=0) for time in range(4)) < 2**53
     for xmax in (1, 5, 1001, 2**31 - 1, 2**31, 2**31 + 1, 2**32 - 1, 2**32):
-        assert resolved([*found.txids(1)], xmax) >= xmax, "it would be dropped"
+        assert find_latest([*found.txids(1)], xmax) >= xmax, "the client would drop it"
 
 
-def test_what_did_not_come_is_called_open_also_where_numbers_go_round() -> None:
+def test_missing_transactions_count_as_open_across_wraparound() -> None:
     meta = MemoryMeta()
     found = numbers(meta)
-    committed(meta, 0, xids=())
-    assert (found.txids(0), found.visible(0)) == ((), Visible(0, 0)), "nothing is known: nothing is said to be there"
-    committed(meta, 1, xids=(1000, 1003))
-    committed(meta, 2, xids=(1001,))
+    commit_record(meta, 0, xids=())
+    assert (found.txids(0), found.visible(0)) == ((), Visible(0, 0)), (
+        "without information, no number counts as contained"
+    )
+    commit_record(meta, 1, xids=(1000, 1003))
+    commit_record(meta, 2, xids=(1001,))
     missing = (*range(939, 1000), 1002)
     assert found.visible(2) == Visible(939, 1004, missing)
     assert found.visible(1) == Visible(939, 1004, (*range(939, 1000), 1001, 1002)), "as of that time"
     assert numbers(meta).visible(2) == found.visible(2)
     meta = MemoryMeta()
-    committed(meta, 0, xids=(2**32 - 2, 2**32 - 1, 5, 6))
+    commit_record(meta, 0, xids=(2**32 - 2, 2**32 - 1, 5, 6))
     assert numbers(meta).visible(0) == Visible(3, 7, (3, 4))
 
 
-def test_the_first_content_holds_what_was_not_open() -> None:
+def test_the_first_snapshot_contains_transactions_that_were_not_open() -> None:
     assert last_xids("5:9:5,7") == (0, 1, 2, 3, 4, 6, 8)
     assert last_xids(f"{2**32 + 1}:{2**32 + 2}:") == (*range(2**32 - 62, 2**32), 0, 1)
 
 
-def test_outcomes_that_name_upstream_transactions_are_kept_for_longer(
-    db: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_outcomes_with_upstream_transactions_are_kept_longer(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collection, "_NAMED_KEPT", 4)
-    table = followed(db, "kept")
+    table = create_table(db, "kept")
     with opened(storage(), table) as pipeline:
-        written(db, "INSERT INTO kept VALUES (0, 'ann', 1)")
-        taken(pipeline, count(pipeline, 1))
+        run_statements(db, "INSERT INTO kept VALUES (0, 'ann', 1)")
+        advance_until(pipeline, count(pipeline, 1))
         for at in range(1, 9):
-            written(db, f"INSERT INTO kept VALUES ({at}, 'ann', 1)")
-            taken(pipeline, count(pipeline, at + 1))
+            run_statements(db, f"INSERT INTO kept VALUES ({at}, 'ann', 1)")
+            advance_until(pipeline, count(pipeline, at + 1))
             pipeline.checkpoint()
         kept = [one.value.time for one in pipeline._context.journal._committed.read_all()]
         assert len(kept) == 4

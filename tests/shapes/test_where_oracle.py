@@ -64,7 +64,7 @@ def check(oracle: psycopg.Connection[Any], clause: str) -> None:
 
 @MANY
 @given(CLAUSES)
-def test_rows_match_as_postgresql_says(oracle: psycopg.Connection[Any], clause: str) -> None:
+def test_rows_match_as_in_postgresql(oracle: psycopg.Connection[Any], clause: str) -> None:
     """NOT also distinguishes false from NULL."""
     check(oracle, clause)
     check(oracle, f"NOT ({clause})")
@@ -72,7 +72,7 @@ def test_rows_match_as_postgresql_says(oracle: psycopg.Connection[Any], clause: 
 
 @settings(MANY, max_examples=100)
 @given(CLAUSES)
-def test_a_canonical_text_says_the_same(oracle: psycopg.Connection[Any], clause: str) -> None:
+def test_a_canonical_text_has_the_same_meaning(oracle: psycopg.Connection[Any], clause: str) -> None:
     found = ours(clause)
     if isinstance(found, Where):
         assert parse_where(found.canonical, {}, SCHEMA) == found
@@ -200,7 +200,7 @@ RULES = [
         "f::numeric = 0.1",
     ),
 ]
-"""One at least for each thing that is not as one would write it at first."""
+"""At least one clause for each rule of PostgreSQL that is easy to get wrong."""
 
 
 @pytest.mark.parametrize("clause", RULES)
@@ -219,8 +219,10 @@ NUMERICS = st.builds(
 
 @settings(MANY, max_examples=150)
 @given(NUMERICS, NUMERICS)
-def test_quotients_have_as_many_digits(oracle: psycopg.Connection[Any], above: str, below: str) -> None:
-    """And products, sums and roundings."""
+def test_quotients_have_as_many_digits_as_in_postgresql(
+    oracle: psycopg.Connection[Any], above: str, below: str
+) -> None:
+    """Also products, sums and roundings."""
     assume(Decimal(below) != 0)
     for expression in (
         f"('{above}'::numeric / '{below}'::numeric)::text",

@@ -1,4 +1,4 @@
-"""Two storages for tests of shards: one in memory, one on disk, each to be opened by several "processes"."""
+"""Two storages for tests of shards, in memory and on disk. Several "processes" can open each of them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from evertide.runtime import SystemRuntime
 from evertide.settings import Settings
 from evertide.shard.shard import Shards
 from evertide.store import Blob, LocalBlob, MemoryBlob, MemoryMeta, Meta, SqliteMeta
+from tests.shard.damage_kit import Place
+from tests.shard.hosts import Memory
 from tests.shard.kit import INLINE, make_shards
 
 
 @dataclass
 class Storage:
-    """Each `open` is what one process has: its own connection to the one storage."""
+    """A storage. Each `open` returns a connection of its own, as a process has."""
 
     kind: str
     root: Path
@@ -49,6 +51,18 @@ def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Storage]
 
 
 @pytest.fixture
-def quick_stop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Threads of a source look more often whether it was stopped: `join` costs a test no quarter of a second."""
+def shorten_stop_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The threads of a source check more often whether they were stopped, so that `join` takes less than 250 ms."""
     monkeypatch.setattr("evertide.shard.source._WAIT_S", 0.01)
+
+
+@pytest.fixture
+def memory() -> Memory:
+    return Memory()
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    made = Place(tmp_path)
+    yield made
+    made.close()

@@ -1,7 +1,7 @@
-"""What the tests of shards share: making them, changes to put in, content to compare, and storage that can be watched.
+"""What tests of shards share: shards, changes to append, content to compare, and storage with hooks.
 
-`changes` builds a delta, `rows_at` says what a shard holds; everything else is a `Blob` or `Meta` that passes calls
-through and lets a test step in between.
+`changes` builds a delta, `rows_at` reads a shard's content. Everything else is a `Blob` or `Meta` that forwards calls
+and lets a test intervene.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Row: TypeAlias = tuple[int, str]
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("name", pa.string())])
 
 INLINE = Settings(poll_interval_s=0.01, retry_wait_s=0.001, retry_wait_max_s=0.01, retry_limit_s=20.0)
-"""Small batches live in the state, as they do by default."""
+"""Small batches are inline in the state, as by default."""
 
 BLOBS = Settings(
     poll_interval_s=0.01, retry_wait_s=0.001, retry_wait_max_s=0.01, retry_limit_s=20.0, inline_bytes_max=1
@@ -39,7 +39,7 @@ BLOBS = Settings(
 def make_shards(
     blob: Blob | None = None, meta: Meta | None = None, *, runtime: Runtime | None = None, settings: Settings = INLINE
 ) -> Shards:
-    """The shards of one process; give two of them one blob and meta for two processes on one storage."""
+    """The shards of one process. Two calls with the same blob and meta give two processes on one storage."""
     return Shards(blob or MemoryBlob(), meta or MemoryMeta(), runtime=runtime or SystemRuntime(), settings=settings)
 
 
@@ -48,19 +48,19 @@ def make_writer(shards: Shards, label: str = "") -> Writer:
 
 
 def changes(rows: Iterable[Row], time: int, diff: int = 1) -> pa.Table:
-    """The same diff for all rows, at one time."""
+    """Changes at one time, with the same diff for all rows."""
     rows = list(rows)
     columns = [[row[0] for row in rows], [row[1] for row in rows], [time] * len(rows), [diff] * len(rows)]
     arrays = [pa.array(column, field.type) for column, field in zip(columns, changes_schema(SCHEMA), strict=True)]
     return pa.Table.from_arrays(arrays, schema=changes_schema(SCHEMA))
 
 
-def joined(*tables: pa.Table) -> pa.Table:
+def concat_changes(*tables: pa.Table) -> pa.Table:
     return pa.concat_tables([changes_schema(SCHEMA).empty_table(), *tables])
 
 
 def totals(*tables: pa.Table) -> Counter[Row]:
-    """The multiset that changes add up to; a negative count would be there as such."""
+    """The multiset that the changes add up to. A negative count stays negative."""
     count: Counter[Row] = Counter()
     for table in tables:
         for row in table.to_pylist():
@@ -69,21 +69,22 @@ def totals(*tables: pa.Table) -> Counter[Row]:
 
 
 def rows_at(shard: Shard, time: int) -> Counter[Row]:
-    """The content at a time."""
     with shard.snapshot(time, timeout_s=10.0) as snapshot:
         return totals(snapshot.to_arrow())
 
 
 def updates_of(shard: Shard) -> Counter[tuple[int, Row, int]]:
-    """Every change that lies in the shard as (time, row, diff), not summed up: one stored twice is counted twice."""
+    """Every change that is stored in the shard, as (time, row, diff), not consolidated: a change stored twice is
+    counted twice.
+    """
     version = shard.log.read()
     listed = Listing(Window(0, version.state.upper), version.state.parts, shard.schema, version.seqno)
     tables = [fetch(shard.log, part, listed) for part in listed.parts]
-    return Counter((row[TIME], (row["id"], row["name"]), row[DIFF]) for row in joined(*tables).to_pylist())
+    return Counter((row[TIME], (row["id"], row["name"]), row[DIFF]) for row in concat_changes(*tables).to_pylist())
 
 
 class PassingMeta:
-    """Passes every call on. Tests override what they step into."""
+    """Forwards every call. Tests override the calls that they intercept."""
 
     def __init__(self, inner: Meta) -> None:
         self.inner = inner
@@ -114,7 +115,7 @@ class PassingMeta:
 
 
 class PassingBlob:
-    """Passes every call on. Tests override what they step into."""
+    """Forwards every call. Tests override the calls that they intercept."""
 
     def __init__(self, inner: Blob) -> None:
         self.inner = inner
@@ -142,7 +143,7 @@ class PassingBlob:
 
 
 class HookMeta(PassingMeta):
-    """Runs hooks around the next commit that writes a key with this prefix; each hook is used up by one commit."""
+    """Runs hooks around the next commit that writes a key with this prefix. A hook runs for one commit only."""
 
     def __init__(self, inner: Meta, prefix: str = "shard/") -> None:
         super().__init__(inner)
@@ -154,7 +155,7 @@ class HookMeta(PassingMeta):
         self._before.append(hook)
 
     def after_commit(self, hook: Callable[[], None]) -> None:
-        """After a commit happened, before its caller learns so; an error of the hook is what the caller gets."""
+        """Run the hook after a commit took effect, before it returns. An error of the hook is raised to the caller."""
         self._after.append(hook)
 
     def commit(self, writes: Sequence[Write], guards: Sequence[Guard] = ()) -> Stale | None:
@@ -168,7 +169,10 @@ class HookMeta(PassingMeta):
 
 
 class GateBlob(PassingBlob):
-    """Each `get` of a part waits until the test opens it. Enter it last: it must open before a source is joined."""
+    """Each `get` of a part waits until the test opens it.
+
+    Enter this context last: it must open before a source is joined.
+    """
 
     def __init__(self, inner: Blob) -> None:
         super().__init__(inner)
@@ -182,7 +186,9 @@ class GateBlob(PassingBlob):
             with self._condition:
                 self._asked.add(key)
                 self._condition.notify_all()
-                assert self._condition.wait_for(lambda: not self._closed or key in self._opened, 60.0), "never opened"
+                assert self._condition.wait_for(lambda: not self._closed or key in self._opened, 60.0), (
+                    "the test did not open this part"
+                )
         return self.inner.get(key)
 
     def open(self, key: str) -> None:
@@ -202,14 +208,14 @@ class GateBlob(PassingBlob):
         self.open_all()
 
     def wait_until_asked(self, keys: Iterable[str]) -> None:
-        """Until a fetcher stands at each of these gates, or went through."""
+        """Wait until each of these parts was requested."""
         wanted = set(keys)
         with self._condition:
             assert self._condition.wait_for(lambda: wanted <= self._asked, 60.0), wanted - self._asked
 
 
 class StillMeta(PassingMeta):
-    """Knows up to which record the lister of a source has listed everything: it waits only then."""
+    """Records up to which record the lister of a source has listed everything. The lister waits only in that state."""
 
     def __init__(self, inner: Meta) -> None:
         super().__init__(inner)
@@ -227,11 +233,11 @@ class StillMeta(PassingMeta):
 
 
 def events_until_still(source: ShardSource, meta: StillMeta) -> list[Event]:
-    """All events, until nothing can move any more; nobody may commit meanwhile.
+    """Return all events, up to the point at which no thread can produce another. No commit may happen meanwhile.
 
-    Still means: the lister waits and knows everything (or has ended), no task is left and every fetcher waits for one,
-    and since that was so for the first time the lister went once around, in case a fetcher told it to start again.
-    Then no thread can produce an event, and those in the queue were the last ones.
+    This point is reached if the lister waits and has listed everything (or has ended), no task is left, every fetcher
+    waits for a task, and the lister has completed one more loop since then, in case a fetcher told it to restart. The
+    events that are in the queue by then are the last ones.
     """
     lister, tasks, key = source._threads[0], source._tasks, source.log.key
     seen: list[Event] = []

@@ -1,6 +1,6 @@
-"""What a shard should hold, in ten lines: a list of changes, a since and an upper.
+"""A model of a shard: a list of changes, a since and an upper.
 
-The machine (`tests/shard/test_machine.py`) and the processes (`tests/shard/worker.py`) are both judged by it.
+The state machine (`tests/shard/machine.py`) and the processes (`tests/shard/worker.py`) are both compared with it.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class Model:
         self.upper = upper
 
     def content(self, as_of: int) -> Counter[Row]:
-        return summed((row, diff) for row, time, diff in self.changes if time <= as_of)
+        return sum_diffs((row, diff) for row, time, diff in self.changes if time <= as_of)
 
     def between(self, lower: int, upper: int) -> Counter[tuple[Row, int]]:
-        return summed(((row, time), diff) for row, time, diff in self.changes if lower <= time < upper)
+        return sum_diffs(((row, time), diff) for row, time, diff in self.changes if lower <= time < upper)
 
 
-def summed(pairs: Iterable[tuple[object, int]]) -> Counter:  # type: ignore[type-arg]  # of whatever it is given
+def sum_diffs(pairs: Iterable[tuple[object, int]]) -> Counter:  # type: ignore[type-arg]  # of whatever it is given
     total: Counter[object] = Counter()
     for what, diff in pairs:
         total[what] += diff
@@ -55,21 +55,21 @@ def to_table(changes: Iterable[Change]) -> pa.Table:
 
 
 def to_changes(table: pa.Table) -> list[Change]:
-    """Also of a table without times, as a snapshot gives it: then the time is 0."""
+    """Accepts a table without times too, such as a snapshot: then the time is 0."""
     times = table[TIME].to_pylist() if TIME in table.schema.names else [0] * table.num_rows
     columns = (table["id"].to_pylist(), table["name"].to_pylist(), times, table[DIFF].to_pylist())
     return [((number, name), time, diff) for number, name, time, diff in zip(*columns, strict=True)]
 
 
 def to_rows(table: pa.Table) -> Counter[Row]:
-    return summed((row, diff) for row, _, diff in to_changes(table))
+    return sum_diffs((row, diff) for row, _, diff in to_changes(table))
 
 
 def scripted(time: int) -> list[Change]:
-    """What every replica appends at a time: new rows, and the end of some of earlier times.
+    """The changes that every replica appends at a time: new rows, and deletions of some earlier ones.
 
-    Of the rows of time t, number 0 stays; number 1 goes at t + 1; number 2 comes twice and goes, one by one, at t + 3
-    and t + 7. Every fifth time changes nothing.
+    Of the rows of time t, number 0 stays; number 1 is deleted at t + 1; number 2 is added twice and deleted once each
+    at t + 3 and t + 7. Every fifth time changes nothing.
     """
 
     def rows(born: int) -> list[Row]:
@@ -83,6 +83,6 @@ def scripted(time: int) -> list[Change]:
 
 
 def _before(time: int, steps: int) -> int:
-    """The time that many steps earlier, counting only those that change something; negative if there is none."""
+    """The time `steps` steps earlier, counting only times that change something; negative if there is none."""
     place = time // 5 * 4 + time % 5 - steps
     return -1 if place < 0 else place // 4 * 5 + place % 4

@@ -27,7 +27,7 @@ from evertide.rows.changes import (
     lowest,
 )
 from evertide.rows.digest import RowHashes, row_hashes
-from evertide.testing.arrow import canonical_rows, reencoded, tables
+from tests.kit.arrow import canonical_rows, reencoded, tables
 
 EXAMPLES = settings(max_examples=50, deadline=None)
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("name", pa.string())])
@@ -136,8 +136,8 @@ def test_equality_is_bit_exact() -> None:
 @pytest.mark.parametrize("key_bits", [0, 1, 64])
 @EXAMPLES
 @given(table=timed())
-def test_a_hash_is_never_trusted(key_bits: int, table: Any) -> None:
-    """All rows share a hash (or one of two, or half of it): still no row is taken for another."""
+def test_rows_with_equal_hashes_are_compared_by_value(key_bits: int, table: Any) -> None:
+    """All rows share a hash (or one of two, or half of it): rows are still told apart by value."""
 
     def poor(columns: Any) -> RowHashes:
         rows = columns.num_rows
@@ -158,8 +158,8 @@ def test_a_hash_is_never_trusted(key_bits: int, table: Any) -> None:
 ROW_HASHES = row_hashes
 
 
-def test_times_that_share_a_key_are_told_apart() -> None:
-    """A time's share of the key can make up for the difference of two hashes."""
+def test_times_with_the_same_sort_key_are_distinguished() -> None:
+    """The time's contribution to the sort key can cancel the difference of two hashes."""
     table = changes([(1, "a", 0, 1), (2, "b", 1, 1), (1, "a", 0, 1), (2, "b", 1, 1)])
     with pytest.MonkeyPatch.context() as patch:
         spread = module._TIME_SPREAD
@@ -181,13 +181,13 @@ def test_a_sum_that_does_not_fit_is_an_error(sign: int) -> None:
 def test_expand_repeats_rows_and_refuses_negative_counts() -> None:
     table = content(changes([(1, "a", 0, 2), (2, "b", 0, 1), (3, "c", 0, 1), (3, "c", 1, -1)]), 5)
     assert expand(table).to_pylist() == [{"id": 1, "name": "a"}] * 2 + [{"id": 2, "name": "b"}]
-    with pytest.raises(Damaged, match=r"shard z.*'id': 3.*-1 times"):
+    with pytest.raises(Damaged, match=r"shard z.*'id': 3.*count -1"):
         expand(content(changes([(3, "c", 1, -1)]), 5), "shard z")
 
 
 @EXAMPLES
 @given(timed())
-def test_lowest_is_the_lowest_sum_on_the_way(table: Any) -> None:
+def test_lowest_is_the_lowest_running_sum(table: Any) -> None:
     plain = table.drop_columns([TIME])
     rows = canonical_rows(plain.drop_columns([DIFF]))
     sums: Counter[Hashable] = Counter()
@@ -224,7 +224,7 @@ def test_empty() -> None:
         ({"id": [1], "name": [b"a"]}, "column 'name'.*binary.*string"),
     ],
 )
-def test_columns_that_are_not_the_shards_are_named(columns: dict[str, Any], message: str) -> None:
+def test_error_names_columns_that_the_shard_does_not_have(columns: dict[str, Any], message: str) -> None:
     rows = len(columns["id"])
     table = pa.table({**columns, TIME: [0] * rows, DIFF: [1] * rows})
     with pytest.raises(InvalidInput, match=f"(?s)shard x.*{message}"):
@@ -242,13 +242,13 @@ def test_columns_that_are_not_the_shards_are_named(columns: dict[str, Any], mess
         ([3, 3, 4], [1.0, 1.0, 1.0], "'__diff'.*double"),
     ],
 )
-def test_times_and_diffs_that_are_not_valid_are_named(times: Any, diffs: Any, message: str) -> None:
+def test_error_names_invalid_times_and_diffs(times: Any, diffs: Any, message: str) -> None:
     table = pa.table({"id": [1, 2, 3], "name": ["a", "b", "c"], TIME: times, DIFF: diffs})
     with pytest.raises(InvalidInput, match=f"shard x.*{message}"):
         check_changes(table, SCHEMA, 3, 6, "shard x")
 
 
-def test_the_row_of_a_null_is_counted_over_chunks_and_inside_nested_columns() -> None:
+def test_error_has_the_row_number_of_a_null_across_chunks_and_in_nested_columns() -> None:
     element = pa.field("element", pa.int64(), nullable=False)
     inner = pa.struct([pa.field("must", pa.list_(element), nullable=False), pa.field("may", pa.int64())])
     schema = pa.schema([pa.field("s", inner)])
@@ -257,21 +257,21 @@ def test_the_row_of_a_null_is_counted_over_chunks_and_inside_nested_columns() ->
     null_element = pa.array([{"must": []}, {"must": [1, None]}], open_type)
     null_list = pa.array([None, {"must": None}], open_type)
 
-    def checked(*chunks: Any) -> Any:
+    def check_chunks(*chunks: Any) -> Any:
         rows = sum(map(len, chunks))
         table = pa.table({"s": pa.chunked_array(chunks), TIME: [0] * rows, DIFF: [1] * rows})
         return check_changes(table, schema, 0, 1, "shard x")
 
-    assert checked(fine, fine).num_rows == 4
+    assert check_chunks(fine, fine).num_rows == 4
     for bad in (null_element, null_list):
         with pytest.raises(InvalidInput, match=r"'s'.*row 3 holds"):
-            checked(fine, bad)
+            check_chunks(fine, bad)
 
 
 @pytest.mark.parametrize(
     ("schema", "message"),
     [
-        (pa.schema([(TIME, pa.int64())]), "'__time'.*taken"),
+        (pa.schema([(TIME, pa.int64())]), "'__time'.*reserved"),
         (pa.schema([("a", pa.int64()), ("a", pa.int64())]), "'a'.*twice"),
         (pa.schema([("a", pa.list_(pa.struct([])))]), "'a'.*without fields"),
         (pa.schema([("a", pa.dictionary(pa.int8(), pa.string()))]), "'a'.*encoding"),

@@ -1,4 +1,4 @@
-"""Compaction: what it chooses, and that it changes nothing but the form."""
+"""Compaction: which batches it chooses, and that it preserves the content."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from evertide.shard.shard import Shard
 from evertide.shard.state import Batch, ShardState
 from evertide.store.writers import Writer
 from evertide.types import Time
-from tests.shard.kit import BLOBS, SCHEMA, changes, joined, make_shards, make_writer, rows_at
+from tests.shard.kit import BLOBS, SCHEMA, changes, concat_changes, make_shards, make_writer, rows_at
 
 FAN_IN = Settings().compaction_fan_in
 
@@ -40,7 +40,7 @@ def state(*sizes: int) -> ShardState:
 @given(st.lists(st.integers(1, 5000), max_size=300))
 @examples(max_examples=100, deadline=None)
 def test_batches_stay_few_and_rows_are_seldom_rewritten(sizes: list[int]) -> None:
-    """Whatever the sizes of transactions: fewer than `fan_in` batches a level, and few rewrites of each row."""
+    """For any sizes of transactions: fewer than `fan_in` batches per level, and few rewrites of each row."""
     batches: tuple[Batch, ...] = ()
     rewritten = 0
     for time, rows in enumerate(sizes):
@@ -55,12 +55,12 @@ def test_batches_stay_few_and_rows_are_seldom_rewritten(sizes: list[int]) -> Non
     assert rewritten <= sum(sizes) * levels * FAN_IN
 
 
-def test_a_small_batch_between_large_ones_is_not_left_for_ever() -> None:
+def test_a_small_batch_between_large_ones_is_merged_in_the_end() -> None:
     assert len(choose(state(*[9000, 1] * 4), Settings())) == 0
     assert len(choose(state(*[9000, 1] * 4, 9000), Settings())) == 9
 
 
-def test_what_is_below_since_is_summed_up_once_it_is_worth_it() -> None:
+def test_times_below_since_are_merged_if_there_are_enough_retractions() -> None:
     """Also in an idle shard, and only once for each since."""
     run = (batch(0, 70), batch(1, 10, retractions=10))
     idle = ShardState("t", b"", since=Time(1), upper=Time(2), batches=run)
@@ -74,8 +74,8 @@ def replace_batches(before: ShardState, batches: tuple[Batch, ...]) -> ShardStat
     return ShardState("t", b"", since=before.since, upper=before.upper, batches=batches)
 
 
-def filled(settings: Settings = BLOBS) -> tuple[Shard, Writer, list[Counter[tuple[int, str]]]]:
-    """Each time adds three rows and takes one of the last away; the contents are what the shard must hold."""
+def fill_shard(settings: Settings = BLOBS) -> tuple[Shard, Writer, list[Counter[tuple[int, str]]]]:
+    """A shard in which each time adds three rows and deletes one earlier row, and its expected contents."""
     shards = make_shards(settings=settings)
     writer = make_writer(shards)
     shard = shards.create("t", SCHEMA, writer)
@@ -84,7 +84,7 @@ def filled(settings: Settings = BLOBS) -> tuple[Shard, Writer, list[Counter[tupl
     for time in range(2 * FAN_IN):
         gone = [(3 * time - 3, "row")] if time else []
         added = [(3 * time + each, "row") for each in range(3)]
-        shard.compare_and_append(joined(changes(added, time), changes(gone, time, -1)), time, time + 1, writer)
+        shard.compare_and_append(concat_changes(changes(added, time), changes(gone, time, -1)), time, time + 1, writer)
         content.update(added)
         content.subtract(gone)
         contents.append(+content)
@@ -92,9 +92,9 @@ def filled(settings: Settings = BLOBS) -> tuple[Shard, Writer, list[Counter[tupl
 
 
 @pytest.mark.parametrize("since", [0, 5, 2 * FAN_IN - 1])
-def test_every_readable_time_holds_what_it_held(since: int) -> None:
-    """Taken out once (times moved to since + 1): every case failed."""
-    shard, writer, contents = filled()
+def test_the_content_of_every_readable_time_stays_the_same(since: int) -> None:
+    """Fails if times are moved to since + 1."""
+    shard, writer, contents = fill_shard()
     shard.advance_since(since, writer)
     assert shard.compact(writer)
     assert len(shard.log.read().state.batches) < FAN_IN
@@ -103,7 +103,7 @@ def test_every_readable_time_holds_what_it_held(since: int) -> None:
 
 
 def test_retractions_are_summed_up_below_since() -> None:
-    shard, writer, contents = filled()
+    shard, writer, contents = fill_shard()
     before = shard.inspect().rows
     shard.advance_since(len(contents) - 1, writer)
     shard.compact(writer)
@@ -112,8 +112,8 @@ def test_retractions_are_summed_up_below_since() -> None:
 
 @pytest.mark.parametrize("rows_max", [1, 7, 30])
 def test_a_large_merge_goes_slice_by_slice(rows_max: int) -> None:
-    """And the merge of sliced batches reads each slice's own parts only."""
-    shard, writer, contents = filled(replace(BLOBS, compaction_rows_max=rows_max, part_rows_max=5))
+    """A merge of sliced batches reads only the parts of each slice."""
+    shard, writer, contents = fill_shard(replace(BLOBS, compaction_rows_max=rows_max, part_rows_max=5))
     assert shard.compact(writer)
     parts = shard.log.read().state.parts
     assert max(part.slice_count for part in parts) > 1
@@ -123,7 +123,7 @@ def test_a_large_merge_goes_slice_by_slice(rows_max: int) -> None:
     shard.advance_since(len(contents) - 1, writer)
     shard.compact(writer)
     assert rows_at(shard, len(contents) - 1) == contents[-1]
-    assert shard.inspect().rows == contents[-1].total() + FAN_IN, "what was taken away met what it was taken from"
+    assert shard.inspect().rows == contents[-1].total() + FAN_IN, "deletions cancelled the rows that they delete"
     with shard.snapshot(len(contents) + FAN_IN - 1) as snapshot:
         for part in snapshot.parts:
             hashes = row_hashes(snapshot.fetch(part).drop_columns([TIME, DIFF])).high
@@ -131,8 +131,8 @@ def test_a_large_merge_goes_slice_by_slice(rows_max: int) -> None:
 
 
 def test_a_merge_in_slices_reads_each_part_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fails if each slice reads all of them."""
-    shard, writer, _ = filled(replace(BLOBS, compaction_rows_max=7))
+    """Fails if each slice reads all parts."""
+    shard, writer, _ = fill_shard(replace(BLOBS, compaction_rows_max=7))
     blob, got = shard.log.blob, Counter[str]()
     get = blob.get
 
@@ -151,7 +151,7 @@ LARGE = replace(BLOBS, part_rows_max=8)
 
 
 def grown(*, shrinks_at: int = -1) -> tuple[Shard, Writer, list[Counter[tuple[int, str]]]]:
-    """Most times bring six rows, every fifth one row; at one time a row goes, if so wanted."""
+    """Most times add six rows, every fifth one row. At `shrinks_at` one row is deleted."""
     shards = make_shards(settings=LARGE)
     writer = make_writer(shards)
     shard = shards.create("t", SCHEMA, writer)
@@ -160,15 +160,15 @@ def grown(*, shrinks_at: int = -1) -> tuple[Shard, Writer, list[Counter[tuple[in
     for time in range(3 * FAN_IN):
         added = [(10 * time + each, "row") for each in range(6 if time % 5 else 1)]
         gone = [(0, "row")] if time == shrinks_at else []
-        shard.compare_and_append(joined(changes(added, time), changes(gone, time, -1)), time, time + 1, writer)
+        shard.compare_and_append(concat_changes(changes(added, time), changes(gone, time, -1)), time, time + 1, writer)
         content.update(added)
         content.subtract(gone)
         contents.append(+content)
     return shard, writer, contents
 
 
-def test_what_only_grows_is_not_rewritten() -> None:
-    """Large parts stay as they are, small ones are merged; fails if all are read and written again."""
+def test_large_parts_without_retractions_are_not_rewritten() -> None:
+    """Large parts stay as they are, small ones are merged. Fails if all are read and written again."""
     shard, writer, contents = grown()
     large = {part.key for part in shard.log.read().state.parts if part.rows == 6}
     shard.advance_since(4, writer)
@@ -183,8 +183,8 @@ def test_what_only_grows_is_not_rewritten() -> None:
     assert [rows_at(shard, time) for time in range(4, len(contents))] == contents[4:]
 
 
-def test_where_a_row_goes_everything_is_summed_up() -> None:
-    """Fails if large parts stay as they are then: what was taken away would lie there for ever."""
+def test_a_deletion_makes_large_parts_be_rewritten() -> None:
+    """Fails if large parts stay as they are: deleted rows would never be removed from them."""
     shard, writer, contents = grown(shrinks_at=3 * FAN_IN - 1)
     shard.advance_since(len(contents) - 1, writer)
     while shard.compact(writer):
@@ -194,14 +194,14 @@ def test_where_a_row_goes_everything_is_summed_up() -> None:
     assert rows_at(shard, len(contents) - 1) == contents[-1]
 
 
-def test_a_merge_that_loses_the_race_deletes_only_what_it_wrote(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fails if it deletes the parts that it would have kept: they are the shard's."""
+def test_a_merge_that_loses_the_race_deletes_only_its_own_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if it also deletes the parts that it would have kept: they belong to the shard."""
     shard, writer, contents = grown()
 
-    def lost(*_: object) -> None:
+    def lose_race(*_: object) -> None:
         raise Conflict(where="there", why="a peer was faster")
 
-    monkeypatch.setattr(compaction, "commit", lost)
+    monkeypatch.setattr(compaction, "commit", lose_race)
     assert not shard.compact(writer)
     monkeypatch.undo()
     assert {entry.key for entry in shard.log.blob.list("parts/t/")} == {p.key for p in shard.log.read().state.parts}
@@ -209,8 +209,8 @@ def test_a_merge_that_loses_the_race_deletes_only_what_it_wrote(monkeypatch: pyt
 
 
 def test_a_merge_that_would_change_the_content_is_not_committed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Taken out once (the comparison of digests): the state machine refused the swap instead, as `RecordDamaged`."""
-    shard, writer, contents = filled()
+    """Fails without the comparison of digests: then the state machine refuses the swap, as `RecordDamaged`."""
+    shard, writer, contents = fill_shard()
     monkeypatch.setattr(compaction, "advance", lambda table, since: advance(table.slice(1), since))
     with pytest.raises(Unexpected, match="returned other rows than its parts have"):
         shard.compact(writer)
@@ -218,4 +218,6 @@ def test_a_merge_that_would_change_the_content_is_not_committed(monkeypatch: pyt
     assert [rows_at(shard, time) for time in range(len(contents))] == contents
     writer.beat()
     named = {part.key for part in shard.log.read().state.parts}
-    assert {entry.key for entry in shard.log.blob.list("parts/t/")} == named, "what it wrote is withdrawn"
+    assert {entry.key for entry in shard.log.blob.list("parts/t/")} == named, (
+        "the merge withdrew the parts that it wrote"
+    )

@@ -1,4 +1,4 @@
-"""The digest: a stored format, so its values are pinned; and a law per property that others rest on."""
+"""The digest: a stored format, so its values are pinned; and one test for each property that other modules rely on."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evertide.errors import InvalidInput
+from evertide.errors import InvalidInput, Unexpected
 from evertide.rows import digest as module
 from evertide.rows.digest import ZERO, RowHashes, add, digest, from_hex, negate, row_hashes, to_hex
-from evertide.testing.arrow import canonical_rows, reencoded, tables
+from tests.kit.arrow import canonical_rows, reencoded, tables
 
 EXAMPLES = settings(max_examples=50, deadline=None)
 MODULO = 1 << 128
@@ -69,11 +69,11 @@ GOLDEN: list[tuple[Any, Any, str]] = [
 
 
 @pytest.mark.parametrize(("kind", "value", "expected"), GOLDEN, ids=[f"{kind}-{value}" for kind, value, _ in GOLDEN])
-def test_hashes_are_those_that_are_stored(kind: Any, value: Any, expected: str) -> None:
+def test_hashes_equal_the_stored_ones(kind: Any, value: Any, expected: str) -> None:
     assert [to_hex(number) for number in column([value], kind)] == [expected]
 
 
-def test_the_digest_of_a_table_is_the_one_that_is_stored() -> None:
+def test_the_digest_of_a_table_equals_the_stored_one() -> None:
     table = pa.table(
         {
             "id": pa.array([1, 2, 3, 3], pa.int64()),
@@ -129,7 +129,7 @@ def test_rows_hash_alike_if_and_only_if_they_are_equal(data: st.DataObject) -> N
 
 @pytest.mark.parametrize("count", [1, 3, 9000, 20_000])
 def test_large_tables_are_exact_too(count: int) -> None:
-    """Over several blocks, with strings that repeat (a dictionary pays) and strings that do not."""
+    """Over several blocks, with strings that repeat (stored as a dictionary) and strings that do not."""
     numbers = np.arange(count)
     table = pa.table(
         {
@@ -161,7 +161,7 @@ def test_values_that_differ_hash_differently() -> None:
     differ(pa.decimal256(50, 0), *(Decimal(sign * 2**shift) for sign in (1, -1) for shift in (0, 63, 64, 128, 160)))
 
 
-def test_columns_keep_their_places() -> None:
+def test_the_digest_depends_on_the_order_of_columns() -> None:
     table = pa.table({"a": pa.array([None, 1, 1, 2]), "b": pa.array([1, None, 2, 1])})
     assert len(set(hashes(table))) == 4
     wide = pa.table({"a": pa.array(["ab", "a"]), "b": pa.array(["c", "bc"])})
@@ -176,7 +176,7 @@ def test_an_index_under_null_may_be_anything() -> None:
     assert hashes(pa.table({"c": coded})) == column([None, None, "a"], pa.string())
 
 
-def test_any_nan_is_the_one_nan() -> None:
+def test_all_nans_hash_alike() -> None:
     for dtype, numbers in (
         ("<u2", [0x7E00, 0xFE01, 0x7C01]),
         ("<u4", [0x7FC00000, 0xFFC00001, 0x7F800001]),
@@ -209,7 +209,7 @@ def test_a_type_that_has_no_hash_is_named() -> None:
 
 
 def test_rows_and_diffs_must_agree() -> None:
-    with pytest.raises(InvalidInput, match="2 rows and 1 diffs"):
+    with pytest.raises(Unexpected, match="2 rows have 1 diffs"):
         digest(pa.table({"a": [1, 2]}), np.array([1], np.int64))
 
 

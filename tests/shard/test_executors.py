@@ -1,4 +1,4 @@
-"""Parts that Spark's executors write: only those of the successful attempt are named."""
+"""Parts that Spark's executors write: only the parts of successful attempts are linked."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _task(root: str, writer: str, seq: int) -> Any:
             settings=SETTINGS,
         )
         if partition % 2 == 1 and attempt == 0:
-            raise RuntimeError("this attempt dies after it wrote its parts")
+            raise RuntimeError("this attempt fails after it wrote its parts")
         yield from stored
 
     return run

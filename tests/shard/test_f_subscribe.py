@@ -1,4 +1,6 @@
-"""Reading while everything moves: what a reader makes of the events is what the shard holds, at every frontier (I5)."""
+"""Reading during all kinds of changes: the content that a reader builds from events equals the shard's content at every
+frontier (I5).
+"""
 
 from __future__ import annotations
 
@@ -16,12 +18,12 @@ from evertide.shard.shard import Shard, Shards
 from evertide.shard.source import Delivered, Progressed, Restarted, ShardSource
 from evertide.store import Blob
 from evertide.store.writers import Writer
-from evertide.testing import ManualRuntime, RandomStream
 from evertide.types import Time
+from tests.kit.runtime import ManualRuntime, RandomStream
 from tests.shard.conftest import Storage
-from tests.shard.kit import SCHEMA, PassingBlob, Row, changes, joined, make_shards, make_writer, rows_at
+from tests.shard.kit import SCHEMA, PassingBlob, Row, changes, concat_changes, make_shards, make_writer, rows_at
 
-pytestmark = pytest.mark.usefixtures("quick_stop")
+pytestmark = pytest.mark.usefixtures("shorten_stop_checks")
 
 TRANSACTIONS = 200
 SETTINGS = Settings(
@@ -35,13 +37,13 @@ SETTINGS = Settings(
     compaction_rows_max=200,
     rollup_every_diffs=16,
 )
-"""Small everything: inline batches and blobs side by side, several parts per batch, merges in slices, many roll-ups."""
+"""All limits are small: inline batches and blobs, several parts per batch, merges in slices, many roll-ups."""
 
 ALL_BLOBS = replace(SETTINGS, inline_bytes_max=1)
 
 
 class History:
-    """What each transaction changes, and what the content is after it: known beforehand, from the seed."""
+    """The changes of each transaction and the content after it, derived from the seed."""
 
     def __init__(self, seed: int) -> None:
         chance = RandomStream(seed).fork(1)
@@ -61,7 +63,7 @@ class History:
 
 
 class Driver:
-    """Appends the history, and does to the shard whatever else can be done to it, as the seed says."""
+    """Appends the history, and compacts, collects and otherwise changes the shard, as the seed decides."""
 
     def __init__(self, shards: Shards, history: History, chance: RandomStream) -> None:
         self.shards = shards
@@ -71,7 +73,7 @@ class Driver:
         self.shard: Shard = shards.create("t", SCHEMA, self.writer)
         self.upper = 0
         self.floor = 0
-        """Since is moved up to here at most."""
+        """Since does not advance past this time."""
         self.error: EvertideError | None = None
         self.thread = threading.Thread(target=self.run, daemon=True)
 
@@ -82,7 +84,7 @@ class Driver:
             for time in range(self.upper, upper)
             for row, diff in self.history.deltas[time].items()
         ]
-        self.shard.compare_and_append(joined(*tables), self.upper, upper, self.writer)
+        self.shard.compare_and_append(concat_changes(*tables), self.upper, upper, self.writer)
         self.upper = upper
 
     def disturb(self) -> None:
@@ -108,7 +110,7 @@ class Driver:
 
 
 class Consumer:
-    """The content below the frontier, from the events alone."""
+    """The content below the frontier, built from events only."""
 
     def __init__(self, source: ShardSource, content: Counter[Row]) -> None:
         self.source = source
@@ -118,7 +120,7 @@ class Consumer:
         self.restarts = 0
 
     def advance(self) -> bool:
-        """Take an event; True if the frontier moved."""
+        """Take an event. True if the frontier moved."""
         event = self.source.poll(20.0)
         if isinstance(event, Delivered):
             for row in event.changes.to_pylist():
@@ -145,7 +147,7 @@ class Consumer:
 
 
 def open_source(shard: Shard, history: History, chance: RandomStream, upper: int) -> tuple[ShardSource, Counter[Row]]:
-    """Subscribe to, or listen after, a time that is there already or will be."""
+    """Subscribe to, or listen after, a time that exists already or will exist."""
     as_of = chance.below(upper + 5)
     if chance.below(2):
         return shard.subscribe(as_of), Counter()
@@ -154,11 +156,11 @@ def open_source(shard: Shard, history: History, chance: RandomStream, upper: int
 
 @pytest.mark.parametrize("seed", range(3))
 def test_f_subscribe_equals_snapshot(storage: Storage, seed: int) -> None:
-    """Guards I5 and I6 together: under appends, compaction, collection, roll-ups and a moving since, the content that
-    is rebuilt from the events equals the history, and a snapshot where one can be taken, at every frontier.
+    """Guards I5 and I6 together: under appends, compaction, garbage collection, roll-ups and a moving since, the
+    content that is built from events equals the history, and a snapshot where one can be taken, at every frontier.
 
-    Taken out once, each time this failed: the cut to the window, below and above (changes told twice), the frontier
-    waiting for parts (it moved when they were listed).
+    Fails without the cut to the window, below or above (changes are delivered twice), and if the frontier does not wait
+    for parts (it moves when they are listed).
     """
     history = History(seed)
     chance = RandomStream(seed).fork(2)
@@ -169,7 +171,7 @@ def test_f_subscribe_equals_snapshot(storage: Storage, seed: int) -> None:
     source, content = open_source(reader, history, chance, driver.upper)
     consumer = Consumer(source, content)
     with source:
-        driver.floor = TRANSACTIONS  # the lease keeps what the reader needs
+        driver.floor = TRANSACTIONS  # the lease protects the parts that the reader needs
         wait_for_lease(driver)
         driver.thread.start()
         while consumer.frontier < TRANSACTIONS:
@@ -195,12 +197,12 @@ def compare_with_snapshot(shard: Shard, consumer: Consumer) -> None:
     try:
         found = rows_at(shard, consumer.frontier - 1)
     except TimeCompacted:
-        return  # the source is ahead of its consumer, and lets go of what it handed out
+        return  # the source is ahead of its consumer, and has released the times that it delivered
     assert found == consumer.content
 
 
 class SlowBlob(PassingBlob):
-    """So slow that a collector is often faster."""
+    """So slow that garbage collection is often faster."""
 
     def __init__(self, inner: Blob, chance: RandomStream) -> None:
         super().__init__(inner)
@@ -215,7 +217,7 @@ class SlowBlob(PassingBlob):
 
 
 class JumpingDriver(Driver):
-    """Also lets the reader's lease run out, again and again, and collects right then."""
+    """Also lets the reader's lease expire again and again, and collects right then."""
 
     source: ShardSource
 
@@ -236,10 +238,11 @@ class JumpingDriver(Driver):
 
 @pytest.mark.parametrize("seed", range(1, 4))
 def test_f_subscribe_equals_snapshot_while_leases_are_lost(seed: int) -> None:
-    """F5 at random: the reader loses its lease whenever, restarts by itself, and is right at every frontier; it is
-    never told that a file is missing. Since stays below its frontier, so that it always can go on.
+    """F5 at random: the reader loses its lease at any moment, restarts by itself, and is right at every frontier. It
+    never gets an error about a missing file. Since stays below its frontier, so that it can always continue.
 
-    Taken out once (asking for the lease that the part was listed under): frozen with a missing part."""
+    Fails if a fetch does not check the lease that its part was listed under: the reader freezes on a missing part.
+    """
     history = History(seed)
     chance = RandomStream(seed).fork(2)
     shards = make_shards(runtime=ManualRuntime(seed), settings=ALL_BLOBS)

@@ -27,10 +27,11 @@ LISTINGS: dict[str, tuple[Listing, ...]] = {
 @pytest.mark.parametrize("name", LISTINGS)
 def test_f3_every_order_of_listing_and_completion(name: str) -> None:
     """Guards I5 in `Frontier`: after each step the frontier is the smallest time with an outstanding part, else the
-    upper of what was listed; the lease follows the smallest diff that is still needed, and moves at no other moment.
+    upper of the last listing. The lease follows the smallest diff that is still needed, and moves at no other
+    moment.
 
-    Taken out once, each time this failed: taking the largest delivered time + 1, counting only how many parts are left
-    in all, moving to the listed upper at listing, moving the lease's diff to the last listing at once.
+    Fails if the frontier is the largest delivered time + 1, if only the number of outstanding parts is counted, if the
+    frontier moves to the listed upper at listing, and if the lease's diff moves to the last listing at once.
     """
     listings = LISTINGS[name]
     orders = 0
@@ -41,7 +42,7 @@ def test_f3_every_order_of_listing_and_completion(name: str) -> None:
 
 
 def interleavings(listings: Sequence[Listing]) -> Iterator[list[tuple[int, int] | int]]:
-    """Steps: a number lists that window, a pair (window, part) delivers. Windows are listed in order."""
+    """A step that is a number lists that window; a pair (window, part) delivers. Windows are listed in order."""
     tasks = [(window, part) for window, listing in enumerate(listings) for part in range(len(listing[0]))]
     everything: list[tuple[int, int] | int] = [*range(len(listings)), *tasks]
     for steps in permutations(everything):
@@ -81,7 +82,7 @@ def check(listings: Sequence[Listing], steps: Sequence[tuple[int, int] | int]) -
 
 @pytest.mark.parametrize("lost", range(5))
 def test_f1_a_part_that_never_arrives_holds_its_time(lost: int) -> None:
-    """However much arrives after it, in whatever order, and however many windows are listed."""
+    """However many parts arrive after it, in any order, and however many windows are listed."""
     for order in permutations([part for part in range(5) if part != lost]):
         frontier = Frontier(Time(0))
         frontier.add_listing([Time(part) for part in range(5)], Time(5), SequenceNumber(2))
@@ -95,7 +96,7 @@ def test_f1_a_part_that_never_arrives_holds_its_time(lost: int) -> None:
 
 
 def test_f4_after_a_stop_nothing_moves() -> None:
-    """Guards step 5. Taken out once: the frontier moved to 3 with the last part, and to 9 with the next window."""
+    """Guards step 5. Without it the frontier moves to 3 with the last part, and to 9 with the next window."""
     frontier = Frontier(Time(0))
     frontier.add_listing([Time(0), Time(1), Time(2)], Time(3), SequenceNumber(2))
     assert frontier.add_delivery(Time(0), SequenceNumber(2))
@@ -106,7 +107,7 @@ def test_f4_after_a_stop_nothing_moves() -> None:
     assert (frontier.value, frontier.seqno) == (1, 2)
 
 
-def test_the_frontier_starts_where_it_is_told_and_never_goes_back() -> None:
+def test_the_frontier_starts_at_its_time_and_never_goes_back() -> None:
     frontier = Frontier(Time(7))
     assert not frontier.add_listing([], Time(7), SequenceNumber(1))
     assert frontier.value == 7
@@ -115,8 +116,8 @@ def test_the_frontier_starts_where_it_is_told_and_never_goes_back() -> None:
 
 
 @pytest.mark.parametrize(("time", "seqno"), [(0, 2), (1, 3), (5, 2)])
-def test_what_was_not_outstanding_cannot_be_delivered(time: int, seqno: int) -> None:
-    """A part counted twice would move the frontier past one that is missing. Taken out once: nothing was raised."""
+def test_only_outstanding_parts_can_be_delivered(time: int, seqno: int) -> None:
+    """A part counted twice would move the frontier past a missing one."""
     frontier = Frontier(Time(0))
     frontier.add_listing([Time(0), Time(1)], Time(2), SequenceNumber(2))
     frontier.add_delivery(Time(0), SequenceNumber(2))

@@ -1,10 +1,10 @@
-"""Golden files: what version 1 wrote, today's code reads, and writes the same bytes for the same values.
+"""Golden files: today's code reads what version 1 wrote, and writes the same bytes for the same values.
 
-`EVERTIDE_GOLDEN=write` makes them anew; that is right for a new version beside the old, never for an old one.
+`EVERTIDE_GOLDEN=write` rewrites them. Do that to add the files of a new version, never to change those of an old one.
 
-    record-*-v1.bin     one record of each kind that lies in Meta
-    state-v1.bin        a roll-up
-    meta-storage-v1/    a small complete storage: FORMAT, meta.db, parts, a roll-up
+record-*-v1.bin     one record of each kind in Meta
+state-v1.bin        a roll-up
+meta-storage-v1/    a small complete storage: FORMAT, meta.db, parts, a roll-up
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ from evertide.shard.state import (
 from evertide.store import SqliteMeta, Storage, Write, open_storage
 from evertide.store.sealed import seal, unseal
 from evertide.store.writers import Beat, GenerationRecord, Registration, Writer, read_generation
-from evertide.testing import ManualRuntime
 from evertide.types import Generation, SequenceNumber, Time
-from tests.shard.test_log import SETTINGS
+from tests.kit.runtime import ManualRuntime
+from tests.shard.hosts import SETTINGS
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 STORAGE = GOLDEN / "meta-storage-v1"
@@ -86,7 +86,7 @@ RECORDS: dict[str, msgspec.Struct] = {
     "entry-forgotten": LogEntry("0123456789abcdef", "6", Forgotten(("fedcba9876543210",))),
     "entry-finalized": LogEntry("0123456789abcdef", "7", Finalized(("parts/orders/a.parquet",))),
     "rollup": Rollup(SequenceNumber(128), "rollups/orders/0123456789abcdef-00000009.state", 4321, "0" * 32),
-    "hold": HoldRecord(7, {"sink/orders": 7, "shape": 2**40}, "00000000000000aa"),
+    "hold": HoldRecord(Time(7), {"sink/orders": 7, "shape": 2**40}, "00000000000000aa"),
     "lease": LeaseRecord(
         "00000000000000bb", "orders", "console", "host", 4242, SequenceNumber(17), Time(8), 3, 1_700_000_000.25, 60.0
     ),
@@ -157,16 +157,16 @@ def content(as_of: int) -> dict[tuple[int, str | None], int]:
     return {row: diff for row, diff in total.items() if diff}
 
 
-def found(shard: Shard, as_of: int) -> dict[tuple[int, str | None], int]:
+def read_rows(shard: Shard, as_of: int) -> dict[tuple[int, str | None], int]:
     with shard.snapshot(as_of, timeout_s=0.001) as snapshot:
         rows = snapshot.to_arrow().to_pylist()
     return {(row["id"], row["name"]): row["__diff"] for row in rows}
 
 
 def make_storage(root: Path) -> None:
-    """Blobs and an inline part, a compaction whose inputs are still there, a roll-up with diffs after it, a lease.
+    """Blobs and an inline part, a compaction whose inputs still exist, a roll-up with later diffs, a lease.
 
-    It names no real machine, as the file is for all of them.
+    It contains no real host name.
     """
     with mock.patch("socket.gethostname", return_value="golden"):
         _make_storage(root)
@@ -195,7 +195,7 @@ def _make_storage(root: Path) -> None:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def written() -> None:
+def write_storage_if_asked() -> None:
     if WRITE:
         shutil.rmtree(STORAGE, ignore_errors=True)
         make_storage(STORAGE)
@@ -206,7 +206,7 @@ def root(tmp_path: Path) -> Path:
     return Path(shutil.copytree(STORAGE, tmp_path / "storage"))
 
 
-def opened(root: Path, runtime: ManualRuntime) -> tuple[Storage, Shards]:
+def open_golden_storage(root: Path, runtime: ManualRuntime) -> tuple[Storage, Shards]:
     storage = open_storage(root, runtime=runtime, settings=SETTINGS)
     return storage, Shards(storage.blob, storage.meta, runtime=runtime, settings=SETTINGS)
 
@@ -217,13 +217,13 @@ def tree(root: Path, besides: str = "nothing") -> dict[str, bytes]:
 
 
 def test_a_storage_of_version_1_is_read(root: Path) -> None:
-    storage, shards = opened(root, ManualRuntime())
+    storage, shards = open_golden_storage(root, ManualRuntime())
     shard = shards.open("orders")
     state = shard.log.read().state
     assert (state.since, state.upper, shard.holds) == (SINCE, UPPER, {"sink": SINCE})
     assert shard.schema.equals(SCHEMA)
     assert sorted(bool(part.key) for part in state.parts) == [False, True, True]
-    assert [found(shard, time) for time in range(SINCE, UPPER)] == [content(t) for t in range(SINCE, UPPER)]
+    assert [read_rows(shard, time) for time in range(SINCE, UPPER)] == [content(t) for t in range(SINCE, UPPER)]
     generation = read_generation(storage.meta)
     assert generation is not None
     assert generation.members == ("orders",)
@@ -234,11 +234,11 @@ def test_a_storage_of_version_1_is_read(root: Path) -> None:
     storage.close()
 
 
-def test_a_storage_of_version_1_goes_on(root: Path) -> None:
-    """A new process ends the old one and its lease, appends, folds and collects."""
+def test_a_storage_of_version_1_is_read_and_written(root: Path) -> None:
+    """A new process ends the old one and its lease, appends, compacts and garbage-collects."""
     runtime = ManualRuntime(seed=8)
     runtime.advance_s(3600.0)
-    storage, shards = opened(root, runtime)
+    storage, shards = open_golden_storage(root, runtime)
     writer = Writer.register(storage.meta, runtime=runtime, settings=SETTINGS)
     shard = shards.open("orders")
     shard.compare_and_append(delta(3).slice(0, 0), UPPER, UPPER + 1, writer)
@@ -248,7 +248,7 @@ def test_a_storage_of_version_1_goes_on(root: Path) -> None:
     collected = shard.collect_garbage(writer)
     assert len(collected.writers_ended) == 1
     assert len(collected.parts) == 5
-    assert found(shard, UPPER) == content(UPPER)
+    assert read_rows(shard, UPPER) == content(UPPER)
     storage.close()
 
 
@@ -297,7 +297,7 @@ def test_a_newer_format_is_refused(root: Path) -> None:
     (root / "FORMAT").write_bytes(b"2\n")
     before = tree(root)
     with pytest.raises(UnsupportedFormat) as refused:
-        opened(root, ManualRuntime())
+        open_golden_storage(root, ManualRuntime())
     assert (refused.value.path, refused.value.found, refused.value.supported) == (str(root / "FORMAT"), 2, 1)
     assert refused.value.remedy in str(refused.value)
     assert tree(root) == before
@@ -305,11 +305,11 @@ def test_a_newer_format_is_refused(root: Path) -> None:
 
 @pytest.mark.parametrize("journal", ["WAL", "DELETE"])
 def test_a_newer_database_is_refused(root: Path, journal: str) -> None:
-    """Whatever way of journaling a newer version may have chosen: not a byte of it is changed."""
+    """For any journal mode that a newer version may use: not a byte of the file is changed."""
     run_sql(root, f"PRAGMA journal_mode = {journal}", "PRAGMA user_version = 2")
     before = tree(root)
     with pytest.raises(UnsupportedFormat) as refused:
-        opened(root, ManualRuntime())
+        open_golden_storage(root, ManualRuntime())
     assert (refused.value.path, refused.value.found, refused.value.supported) == (str(root / "meta.db"), 2, 1)
     assert tree(root) == before
 
@@ -331,9 +331,9 @@ NEWER: list[tuple[str, Use]] = [
 
 @pytest.mark.parametrize(("key", "use"), NEWER, ids=[f"{number}-{key}" for number, (key, _) in enumerate(NEWER)])
 def test_a_newer_record_is_refused(root: Path, key: str, use: Use) -> None:
-    """Also by a collection, which must not delete what it cannot judge (I12)."""
+    """Garbage collection refuses it too: it must not delete what it cannot interpret (I12)."""
     runtime = ManualRuntime(seed=9)
-    storage, shards = opened(root, runtime)
+    storage, shards = open_golden_storage(root, runtime)
     writer = Writer.register(storage.meta, runtime=runtime, settings=SETTINGS)
     [name] = [name for name in storage.meta.heads(key) if writer.id not in name][:1]
     head = storage.meta.head(name)
@@ -352,7 +352,7 @@ def test_a_newer_roll_up_is_refused(root: Path) -> None:
     [blob] = (root / "rollups").rglob("*.state")
     newer = b"\x02" + blob.read_bytes()[1:]
     blob.write_bytes(newer)
-    storage, shards = opened(root, ManualRuntime(seed=9))
+    storage, shards = open_golden_storage(root, ManualRuntime(seed=9))
     head = storage.meta.head("rollup/orders")
     assert head is not None
     address = msgspec.structs.replace(
@@ -367,7 +367,7 @@ def test_a_newer_roll_up_is_refused(root: Path) -> None:
 
 
 def state_of(storage: Storage, writer: Writer) -> tuple[Any, ...]:
-    """All blobs and all records, but for the heartbeat of the one who looks."""
+    """All blobs and all records, except the heartbeat of the reading process."""
     assert isinstance(storage.meta, SqliteMeta)
     root = Path(storage.root)
     return tree(root, besides="meta.db"), [record for record in records(root) if writer.id not in record[0]]

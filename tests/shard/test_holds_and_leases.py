@@ -1,4 +1,4 @@
-"""Since and what keeps it: holds, which never lapse, and leases, which end by compare-and-set only (I6, I16)."""
+"""Since, and what limits it: holds, which never expire, and leases, which end only by compare-and-set (I6, I16)."""
 
 from __future__ import annotations
 
@@ -8,29 +8,25 @@ from evertide.errors import InvalidInput, LeaseLost, OutcomeUnknown, RecordDamag
 from evertide.shard.lease import Lease, LeaseRecord, live_leases
 from evertide.shard.log import ShardLog
 from evertide.shard.shard import Shard
-from evertide.store import Fault, Faults, FaultyMeta, Write
+from evertide.store import Write
 from evertide.store.paths import hold_key, lease_key, lease_prefix
 from evertide.store.sealed import unseal
 from evertide.types import Time
-from tests.shard.test_log import HookedMeta, Host, Memory, changes, content_of
+from tests.kit.faulty import Fault, Faults, FaultyMeta
+from tests.shard.hosts import HookedMeta, Host, Memory, changes, content_of
 from tests.store.race import together
 
 TTL_S = 60.0
 
 
-@pytest.fixture
-def memory() -> Memory:
-    return Memory()
-
-
-def filled(host: Host, upper: int = 10) -> Shard:
+def fill_shard(host: Host, upper: int = 10) -> Shard:
     shard = host.create()
     for time in range(upper):
         host.append(shard, {time: 1})
     return shard
 
 
-def recorded(log: ShardLog, lease: Lease) -> LeaseRecord | None:
+def read_lease(log: ShardLog, lease: Lease) -> LeaseRecord | None:
     found = log.meta.head(lease_key(log.shard, lease.id))
     return unseal(found.data, LeaseRecord, "there") if found else None
 
@@ -38,17 +34,17 @@ def recorded(log: ShardLog, lease: Lease) -> LeaseRecord | None:
 # Holds
 
 
-def test_since_goes_as_far_as_asked_upper_holds_and_leases_allow(memory: Memory) -> None:
+def test_since_advances_to_the_minimum_of_request_upper_holds_and_leases(memory: Memory) -> None:
     host = memory.host()
-    shard = filled(host)
+    shard = fill_shard(host)
     assert shard.advance_since(99, host.writer) == 9, "the last complete time can always be read"
     assert (shard.since, shard.holds) == (9, {})
 
 
 def test_a_hold_keeps_since_until_it_moves(memory: Memory) -> None:
-    """Seen to fail with the holds left out of `allowed`."""
+    """Fails if `allowed` ignores the holds."""
     host = memory.host()
-    shard = filled(host)
+    shard = fill_shard(host)
     shard.hold("sink", 3)
     shard.hold("shape", 5)
     assert shard.advance_since(9, host.writer) == 3
@@ -63,9 +59,9 @@ def test_a_hold_keeps_since_until_it_moves(memory: Memory) -> None:
 
 
 def test_a_hold_below_since_is_refused_with_the_smallest_legal_time(memory: Memory) -> None:
-    """Seen to fail without the comparison in `set_hold`: it would promise what is gone."""
+    """Fails without the comparison in `set_hold`: it would grant times that can no longer be read."""
     host = memory.host()
-    shard = filled(host)
+    shard = fill_shard(host)
     shard.advance_since(4, host.writer)
     with pytest.raises(TimeCompacted, match="'sink' would be below since") as late:
         shard.hold("sink", 3)
@@ -76,15 +72,15 @@ def test_a_hold_below_since_is_refused_with_the_smallest_legal_time(memory: Memo
     assert shard.holds == {"sink": 4}
 
 
-def test_a_hold_that_was_granted_is_not_overtaken_at_any_step(memory: Memory) -> None:
-    """The hold is granted before each single step of `advance_since`, one run per step.
+def test_since_does_not_pass_a_hold_that_is_granted_at_any_step(memory: Memory) -> None:
+    """A hold is granted before each step of `advance_since`, one run per step.
 
-    Seen to fail with since moved in a commit of its own, without the record of the holds.
+    Fails if since moves in a commit that does not include the record of the holds.
     """
     for at in range(1, 12):
         memory = Memory()
         host, other = memory.host(), memory.host()
-        shard = filled(host)
+        shard = fill_shard(host)
         count = [0]
 
         def before(operation: str, key: str, memory: Memory = memory, count: list[int] = count, at: int = at) -> None:
@@ -96,15 +92,15 @@ def test_a_hold_that_was_granted_is_not_overtaken_at_any_step(memory: Memory) ->
         reached = shard.advance_since(9, host.writer)
         granted = other.open().holds
         assert reached == other.open().since == (2 if granted else 9)
-    assert count[0] < at, "every step was covered"
+    assert count[0] < at, "the last run had no more steps"
 
 
-def test_two_who_advance_since_at_once_are_no_damage() -> None:
-    """A peer moves it further before each single step, one run per step: the answer is the since that was reached."""
+def test_two_concurrent_advances_of_since_are_not_reported_as_damage() -> None:
+    """A peer advances since further before each step, one run per step: the result is the since that was reached."""
     for at in range(1, 12):
         memory = Memory()
         host, other = memory.host(), memory.host()
-        shard = filled(host)
+        shard = fill_shard(host)
         count = [0]
 
         def before(operation: str, key: str, other: Host = other, count: list[int] = count, at: int = at) -> None:
@@ -115,12 +111,12 @@ def test_two_who_advance_since_at_once_are_no_damage() -> None:
         shard.log.meta = HookedMeta(memory.meta, before)
         reached = shard.advance_since(3, host.writer)
         assert reached == (5 if count[0] >= at else 3) == other.open().since
-    assert count[0] < at, "every step was covered"
+    assert count[0] < at, "the last run had no more steps"
 
 
-def test_since_never_overtakes_a_hold_that_was_granted_while_threads_race(memory: Memory) -> None:
+def test_since_never_passes_a_hold_while_threads_race(memory: Memory) -> None:
     host = memory.host()
-    shard = filled(host, 64)
+    shard = fill_shard(host, 64)
 
     def advance(_number: int) -> None:
         mine = memory.host()
@@ -145,9 +141,9 @@ def test_since_never_overtakes_a_hold_that_was_granted_while_threads_race(memory
 
 
 @pytest.mark.parametrize("fault", list(Fault), ids=lambda fault: str(fault.name))
-def test_holds_and_since_move_once_whatever_is_answered(memory: Memory, fault: Fault) -> None:
+def test_holds_and_since_move_once_under_every_fault(memory: Memory, fault: Fault) -> None:
     host = memory.host()
-    shard = filled(host)
+    shard = fill_shard(host)
     records = len(memory.meta.scan(hold_key("a")))
     shard.log.meta = FaultyMeta(memory.meta, Faults.scripted([fault]))
     shard.hold("sink", 3)
@@ -160,18 +156,18 @@ def test_holds_and_since_move_once_whatever_is_answered(memory: Memory, fault: F
     assert len(memory.meta.scan(hold_key("a"))) == records + 3
 
 
-def test_a_hold_that_is_there_already_costs_nothing(memory: Memory) -> None:
+def test_setting_an_existing_hold_commits_nothing(memory: Memory) -> None:
     host = memory.host()
-    shard = filled(host)
+    shard = fill_shard(host)
     for _ in range(3):
         shard.hold("sink", 3)
         shard.release("nobody")
     assert len(memory.meta.scan(hold_key("a"))) == 2
 
 
-def test_old_records_of_holds_do_not_pile_up(memory: Memory) -> None:
+def test_old_records_of_holds_are_truncated(memory: Memory) -> None:
     host = memory.host()
-    shard = filled(host)
+    shard = fill_shard(host)
     for number in range(300):
         shard.hold("sink", number)
     assert len(memory.meta.scan(hold_key("a"))) <= 65
@@ -180,12 +176,12 @@ def test_old_records_of_holds_do_not_pile_up(memory: Memory) -> None:
 
 def test_a_finalized_shard_keeps_its_since(memory: Memory) -> None:
     host = memory.host()
-    shard = filled(host)
+    shard = fill_shard(host)
     shard.finalize(host.writer)
     assert shard.advance_since(9, host.writer) == 0
 
 
-def test_no_shard_has_no_holds(memory: Memory) -> None:
+def test_a_missing_shard_has_no_holds(memory: Memory) -> None:
     host = memory.host()
     with pytest.raises(InvalidInput, match="memory:hold/a"):
         host.shards._shard("a").hold("sink", 0)
@@ -195,25 +191,25 @@ def test_no_shard_has_no_holds(memory: Memory) -> None:
 
 
 def test_a_lease_keeps_since_while_it_lives(memory: Memory) -> None:
-    """Seen to fail with the leases left out of `allowed`."""
+    """Fails if `allowed` ignores the leases."""
     host = memory.host()
-    shard = filled(host)
+    shard = fill_shard(host)
     lease = host.shards.leases.take(shard.log, Time(4))
     assert shard.advance_since(9, host.writer) == 4
     lease.advance(shard.log.read().seqno, Time(6))
-    assert shard.advance_since(9, host.writer) == 4, "others learn of it with a beat"
+    assert shard.advance_since(9, host.writer) == 4, "other processes see the new time after a heartbeat"
     host.shards.leases.beat()
     assert shard.advance_since(9, host.writer) == 6
     lease.release()
     assert shard.advance_since(9, host.writer) == 9
 
 
-def test_a_silent_lease_ends_and_its_reader_is_told_where_to_restart(memory: Memory) -> None:
+def test_a_silent_lease_ends_and_its_reader_gets_the_time_to_restart_from(memory: Memory) -> None:
     host, other = memory.host(), memory.host()
-    shard = filled(host)
+    shard = fill_shard(host)
     lease = host.shards.leases.take(shard.log, Time(4))
     memory.runtime.advance_s(TTL_S)
-    assert len(live_leases(other.open().log)) == 1, "exactly its time to live is not too long"
+    assert len(live_leases(other.open().log)) == 1, "a lease is live for exactly its time to live"
     lease.check(4)
     memory.runtime.advance_s(0.5)
     assert live_leases(other.open().log) == {}
@@ -222,13 +218,13 @@ def test_a_silent_lease_ends_and_its_reader_is_told_where_to_restart(memory: Mem
     assert (lost.value.shard, lost.value.lease, lost.value.restart_from) == ("a", lease.id, 4)
     lease.release()
     host.shards.leases.beat()
-    assert memory.meta.heads(lease_prefix("a")) == {}, "what is lost does not come back"
+    assert memory.meta.heads(lease_prefix("a")) == {}, "a lost lease stays lost"
 
 
-def test_no_clock_of_its_own_ends_a_lease(memory: Memory) -> None:
-    """Silent for ever, and nobody looked: it is still there."""
+def test_a_silent_lease_ends_only_when_a_process_removes_it(memory: Memory) -> None:
+    """The lease is silent for ever, but no process removed it: it still exists."""
     host = memory.host()
-    shard = filled(host)
+    shard = fill_shard(host)
     lease = host.shards.leases.take(shard.log, Time(4))
     memory.runtime.advance_s(10**6)
     lease.check(4)
@@ -236,13 +232,13 @@ def test_no_clock_of_its_own_ends_a_lease(memory: Memory) -> None:
     assert len(live_leases(shard.log)) == 1
 
 
-def test_a_beat_in_between_saves_the_lease(memory: Memory) -> None:
-    """The collector read it as silent; it beats before it is removed.
+def test_a_heartbeat_before_the_removal_keeps_the_lease(memory: Memory) -> None:
+    """A collector reads the lease as silent; the reader beats before the removal.
 
-    Seen to fail with a removal that is tried again until it succeeds.
+    Fails if the removal is retried until it succeeds.
     """
     host, other = memory.host(), memory.host()
-    shard = filled(host)
+    shard = fill_shard(host)
     lease = host.shards.leases.take(shard.log, Time(4))
     memory.runtime.advance_s(TTL_S + 1)
     beats: list[str] = []
@@ -261,7 +257,7 @@ def test_a_beat_in_between_saves_the_lease(memory: Memory) -> None:
 
 
 def test_all_leases_of_a_process_beat_in_one_commit_that_touches_no_shard(memory: Memory) -> None:
-    """U8: a thousand shards under heartbeats do not fail an append."""
+    """U8: heartbeats of leases on a thousand shards do not fail an append."""
     host = memory.host()
     shards = [host.create(f"s{number:03}") for number in range(20)]
     leases = [host.shards.leases.take(shard.log, Time(0)) for shard in shards]
@@ -273,19 +269,19 @@ def test_all_leases_of_a_process_beat_in_one_commit_that_touches_no_shard(memory
     assert commits[0].split()[0] == "commit"
     assert len(commits[0].split()) == 21
     assert heads == {shard.name: shard.log.read().seqno for shard in shards}
-    records = [recorded(shard.log, lease) for shard, lease in zip(shards, leases, strict=True)]
+    records = [read_lease(shard.log, lease) for shard, lease in zip(shards, leases, strict=True)]
     assert [record.beat if record else None for record in records] == [1] * 20
 
 
-def test_one_lost_lease_does_not_silence_the_others(memory: Memory) -> None:
-    """Seen to fail with `beat` giving up at the first stale key."""
+def test_a_lost_lease_does_not_stop_the_beats_of_others(memory: Memory) -> None:
+    """Fails if `beat` stops at the first stale key."""
     host = memory.host()
-    shard = filled(host)
+    shard = fill_shard(host)
     leases = [host.shards.leases.take(shard.log, Time(number)) for number in range(6)]
     for lost in leases[1], leases[4]:
         memory.meta.commit([Write(lease_key("a", lost.id), 1, None)])
     host.shards.leases.beat()
-    beats = [record.beat if (record := recorded(shard.log, lease)) else None for lease in leases]
+    beats = [record.beat if (record := read_lease(shard.log, lease)) else None for lease in leases]
     assert beats == [1, None, 1, 1, None, 1]
     host.shards.leases.beat()
     for lost in leases[1], leases[4]:
@@ -293,9 +289,9 @@ def test_one_lost_lease_does_not_silence_the_others(memory: Memory) -> None:
             lost.check(0)
 
 
-def test_beats_do_not_pile_up(memory: Memory) -> None:
+def test_old_heartbeats_are_truncated(memory: Memory) -> None:
     host = memory.host()
-    shard = filled(host)
+    shard = fill_shard(host)
     lease = host.shards.leases.take(shard.log, Time(0))
     for _ in range(300):
         host.shards.leases.beat()
@@ -304,31 +300,33 @@ def test_beats_do_not_pile_up(memory: Memory) -> None:
 
 
 @pytest.mark.parametrize("fault", list(Fault), ids=lambda fault: str(fault.name))
-def test_take_beat_and_release_whatever_is_answered(memory: Memory, fault: Fault) -> None:
+def test_take_beat_and_release_under_every_fault(memory: Memory, fault: Fault) -> None:
     host = memory.host()
-    shard = filled(host)
+    shard = fill_shard(host)
     leases = host.shards.leases
     leases._meta = FaultyMeta(memory.meta, Faults.scripted([fault]))
     lease = leases.take(shard.log, Time(0))
     leases._meta = FaultyMeta(memory.meta, Faults.scripted([fault]))
     leases.beat()
     leases.beat()
-    record = recorded(shard.log, lease)
+    record = read_lease(shard.log, lease)
     assert record is not None
     assert record.beat == 2
     leases._meta = FaultyMeta(memory.meta, Faults.scripted([fault]))
     lease.release()
     lost = memory.meta.heads(lease_prefix("a"))
-    assert len(lost) == (1 if fault is Fault.DONE_LOST else 0), "taken, but nobody heard of it: it ends by itself"
+    assert len(lost) == (1 if fault is Fault.DONE_LOST else 0), "its reader does not know of it; it expires"
     memory.runtime.advance_s(61.0)
     assert live_leases(shard.log) == {}
     lease.release()
 
 
-def test_a_beat_whose_answer_never_came_does_not_lose_the_leases(memory: Memory) -> None:
-    """Storage was away for longer than we try; the beat had happened, and every lease is as live as before."""
+def test_a_heartbeat_whose_answer_is_lost_keeps_the_leases(memory: Memory) -> None:
+    """Storage was unavailable for longer than the retries; the heartbeat took effect, and every lease is as live as
+    before.
+    """
     host = memory.host(retry_limit_s=2.0)
-    shard = filled(host)
+    shard = fill_shard(host)
     leases = host.shards.leases
     taken = [leases.take(shard.log, Time(time)) for time in range(3)]
     leases._meta = FaultyMeta(memory.meta, Faults.scripted([Fault.DONE_LOST] + [Fault.REFUSED] * 100))
@@ -340,13 +338,13 @@ def test_a_beat_whose_answer_never_came_does_not_lose_the_leases(memory: Memory)
     assert [head.seqno if head else 0 for head in heads] == [3, 3, 3]
 
 
-def test_release_gives_parts_free_and_only_then(memory: Memory) -> None:
-    """I6. Seen to fail with the floor of a collection taken as its head, whatever the leases say.
+def test_parts_are_collected_only_after_the_lease_is_released(memory: Memory) -> None:
+    """I6. Fails if a collection takes its head as its floor and ignores the leases.
 
-    Also with diffs truncated beyond that floor: parts that neither state nor diffs name look like orphans.
+    Also fails if diffs beyond that floor are truncated: parts that neither state nor diffs name look like orphans.
     """
     host = memory.host()
-    shard = filled(host, 4)
+    shard = fill_shard(host, 4)
     before = host.blobs("parts")
     snapshot = shard.snapshot(3)
     shard.advance_since(3, host.writer)
@@ -365,14 +363,14 @@ def test_release_gives_parts_free_and_only_then(memory: Memory) -> None:
 
 
 def test_a_lease_is_taken_before_the_state_is_read(memory: Memory) -> None:
-    """A collector runs before each single step of a snapshot, one run per step: what it lists can be fetched.
+    """A collector runs before each step of a snapshot, one run per step: the listed parts can be fetched.
 
-    Seen to fail with the lease taken after the state was read.
+    Fails if the lease is taken after the state was read.
     """
     for at in range(1, 12):
         memory = Memory()
         host, other = memory.host(), memory.host()
-        filled(host, 4)
+        fill_shard(host, 4)
         count = [0]
 
         def before(operation: str, key: str, other: Host = other, count: list[int] = count, at: int = at) -> None:
@@ -387,13 +385,13 @@ def test_a_lease_is_taken_before_the_state_is_read(memory: Memory) -> None:
         reader.log.meta = host.shards.leases._meta = HookedMeta(memory.meta, before)
         with reader.snapshot(3) as snapshot:
             assert snapshot.to_arrow().num_rows == 4
-    assert count[0] < at, "every step was covered"
+    assert count[0] < at, "the last run had no more steps"
 
 
-def test_a_reader_that_slept_too_long_is_told_of_its_lease_not_of_a_file(memory: Memory) -> None:
-    """F5. Seen to fail without the look at the lease after `BlobMissing`."""
+def test_a_reader_that_was_silent_too_long_gets_lease_lost(memory: Memory) -> None:
+    """F5. Fails if `BlobMissing` is raised without a check of the lease."""
     host, other = memory.host(), memory.host()
-    shard = filled(host, 4)
+    shard = fill_shard(host, 4)
     snapshot = shard.snapshot(3)
     memory.runtime.advance_s(TTL_S + 1)
     same = other.open()
@@ -409,9 +407,9 @@ def test_a_reader_that_slept_too_long_is_told_of_its_lease_not_of_a_file(memory:
 
 
 def test_a_damaged_lease_stops_since_and_collection(memory: Memory) -> None:
-    """I12: nobody knows what it protects, so it protects everything."""
+    """I12: the process does not know what the lease protects, so it deletes nothing."""
     host = memory.host()
-    shard = filled(host, 4)
+    shard = fill_shard(host, 4)
     key = lease_key("a", "0123")
     memory.meta.commit([Write(key, 0, b"\x01not a lease")])
     shard.compact(host.writer)

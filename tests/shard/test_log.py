@@ -1,18 +1,12 @@
-"""The log of one shard: reading it while collectors move on, and changing it whatever storage answers.
-
-`Host`, `changes` and the hooked stores at the top serve the other tests of storage safety, too.
-"""
+"""The log of one shard: reading it while garbage is collected, and committing to it under every fault of storage."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import product
 from threading import Thread
 
-import pyarrow as pa
 import pytest
 
 from evertide.errors import (
@@ -21,239 +15,36 @@ from evertide.errors import (
     Fenced,
     OutcomeUnknown,
     RecordDamaged,
-    StorageFull,
-    Unavailable,
     Unexpected,
     UpperMismatch,
 )
-from evertide.rows.changes import changes_schema
-from evertide.runtime import Runtime
-from evertide.settings import Settings
-from evertide.shard.log import Proposal, ShardLog, commit
-from evertide.shard.shard import Shard, Shards
+from evertide.shard.log import Proposal, commit
+from evertide.shard.shard import Shards
 from evertide.shard.state import Appended, Diff, SinceAdvanced
-from evertide.store import (
-    Blob,
-    BlobEntry,
-    Fault,
-    Faults,
-    FaultyMeta,
-    Guard,
-    MemoryBlob,
-    MemoryMeta,
-    Meta,
-    Record,
-    Stale,
-    Write,
-)
+from evertide.store import Guard, Record, Write
 from evertide.store.paths import hold_key, part_prefix, rollup_key, rollup_prefix, shard_key, writer_key
-from evertide.store.writers import Writer
-from evertide.testing import ManualRuntime
 from evertide.types import SequenceNumber, Time
+from tests.kit.faulty import Fault, Faults, FaultyMeta
+from tests.shard.hosts import (
+    SCHEMA,
+    SETTINGS,
+    HookedBlob,
+    HookedMeta,
+    LateMeta,
+    Memory,
+    Steps,
+    changes,
+    content_of,
+    move_on,
+)
 
-SCHEMA = pa.schema([pa.field("k", pa.int64())])
-SETTINGS = Settings(inline_bytes_max=1, rollup_every_diffs=1000, compaction_fan_in=2, fetchers=1)
-"""Every part is a blob, and nothing is rolled up unless a test says so."""
-
-
-def changes(rows: Mapping[int, int], time: int) -> pa.Table:
-    """Rows, each with its diff, at one time."""
-    columns = [list(rows), [time] * len(rows), list(rows.values())]
-    schema = changes_schema(SCHEMA)
-    return pa.Table.from_arrays([pa.array(c, f.type) for c, f in zip(columns, schema, strict=True)], schema=schema)
-
-
-def content_of(shard: Shard, as_of: int) -> dict[int, int]:
-    with shard.snapshot(as_of, timeout_s=0.001) as snapshot:
-        found = snapshot.to_arrow()
-    return dict(zip(found["k"].to_pylist(), found["__diff"].to_pylist(), strict=True))
+# Reading during garbage collection
 
 
-class Host:
-    """One process on a storage: its view of it, and its writer."""
+def test_an_outdated_roll_up_address_is_read_again() -> None:
+    """The collector deletes the roll-up, and truncates, before every step of a reader that starts.
 
-    def __init__(self, blob: Blob, meta: Meta, runtime: Runtime, settings: Settings = SETTINGS) -> None:
-        self.blob = blob
-        self.meta = meta
-        self.runtime = runtime
-        self.settings = settings
-        self.shards = Shards(blob, meta, runtime=runtime, settings=settings)
-        self.writer = Writer.register(meta, runtime=runtime, settings=settings)
-
-    def create(self, name: str = "a") -> Shard:
-        return self.shards.create(name, SCHEMA, self.writer)
-
-    def open(self, name: str = "a") -> Shard:
-        return self.shards.open(name)
-
-    def append(self, shard: Shard, rows: Mapping[int, int], upper: int | None = None) -> None:
-        """At the shard's upper; the new upper is one more, unless told."""
-        lower = shard.upper
-        shard.compare_and_append(changes(rows, lower), lower, upper or lower + 1, self.writer)
-
-    def blobs(self, prefix: str = "") -> set[str]:
-        return {entry.key for entry in self.blob.list(prefix)}
-
-
-class Memory:
-    """A storage in memory, and the processes on it."""
-
-    def __init__(self) -> None:
-        self.runtime = ManualRuntime()
-        self.blob = MemoryBlob()
-        self.meta = MemoryMeta(self.runtime)
-
-    def host(self, blob: Blob | None = None, meta: Meta | None = None, **tuned: float) -> Host:
-        settings = dataclasses.replace(SETTINGS, **tuned)  # type: ignore[arg-type]
-        return Host(blob or self.blob, meta or self.meta, self.runtime, settings)
-
-    def log(self, blob: Blob | None = None, meta: Meta | None = None, name: str = "a") -> ShardLog:
-        """As a process sees it that just started."""
-        return ShardLog(name, blob or self.blob, meta or self.meta, self.runtime, SETTINGS)
-
-
-@pytest.fixture
-def memory() -> Memory:
-    return Memory()
-
-
-Before = Callable[[str, str], None]
-"""Is told the operation and its key before it happens."""
-
-
-class HookedBlob:
-    def __init__(self, inner: Blob, before: Before) -> None:
-        self._inner = inner
-        self._before = before
-
-    def get(self, key: str) -> bytes:
-        self._before("get", key)
-        return self._inner.get(key)
-
-    def get_range(self, key: str, offset: int, length: int) -> bytes:
-        self._before("get_range", key)
-        return self._inner.get_range(key, offset, length)
-
-    def put(self, key: str, data: bytes) -> None:
-        self._before("put", key)
-        self._inner.put(key, data)
-
-    def delete(self, key: str) -> bool:
-        self._before("delete", key)
-        return self._inner.delete(key)
-
-    def list(self, prefix: str) -> Iterator[BlobEntry]:
-        self._before("list", prefix)
-        return self._inner.list(prefix)
-
-    def unfinished(self, prefix: str) -> Iterator[str]:
-        self._before("unfinished", prefix)
-        return self._inner.unfinished(prefix)
-
-    def path(self, key: str) -> str:
-        return self._inner.path(key)
-
-
-class HookedMeta:
-    def __init__(self, inner: Meta, before: Before) -> None:
-        self._inner = inner
-        self._before = before
-
-    def head(self, key: str) -> Record | None:
-        self._before("head", key)
-        return self._inner.head(key)
-
-    def heads(self, prefix: str) -> dict[str, Record]:
-        self._before("heads", prefix)
-        return self._inner.heads(prefix)
-
-    def scan(self, key: str, after: int = 0, limit: int | None = None) -> list[Record]:
-        self._before("scan", key)
-        return self._inner.scan(key, after, limit)
-
-    def commit(self, writes: Sequence[Write], guards: Sequence[Guard] = ()) -> Stale | None:
-        self._before("commit", " ".join(write.key for write in writes))
-        return self._inner.commit(writes, guards)
-
-    def truncate(self, key: str, below: int) -> None:
-        self._before("truncate", key)
-        self._inner.truncate(key, below)
-
-    def wait(self, key: str, after: int, timeout_s: float) -> bool:
-        self._before("wait", key)
-        return self._inner.wait(key, after, timeout_s)
-
-    def close(self) -> None:
-        self._inner.close()
-
-    def path(self, key: str) -> str:
-        return self._inner.path(key)
-
-
-class Steps:
-    """Runs `act` before the operation of one number, and counts all."""
-
-    def __init__(self, at: int, act: Callable[[], None]) -> None:
-        self.at = at
-        self.act = act
-        self.count = 0
-        self.said: list[str] = []
-
-    def __call__(self, operation: str, key: str) -> None:
-        self.count += 1
-        self.said.append(f"{operation} {key}")
-        if self.count == self.at:
-            self.act()
-
-
-def nothing() -> None:
-    """For `Steps` that only count."""
-
-
-class LateMeta(HookedMeta):
-    """A server that takes a commit, loses its connection, and does the commit some time after."""
-
-    def __init__(self, inner: Meta) -> None:
-        super().__init__(inner, lambda _operation, _key: None)
-        self.under_way: list[tuple[Sequence[Write], Sequence[Guard]]] = []
-        self.script: list[str] = []
-        self.between: Callable[[], None] = nothing
-
-    def commit(self, writes: Sequence[Write], guards: Sequence[Guard] = ()) -> Stale | None:
-        step = self.script.pop(0) if self.script else "done"
-        path = self.path(writes[0].key)
-        if step == "late":
-            self.under_way.append((writes, guards))
-            raise OutcomeUnknown(path=path, why="the connection was lost")
-        if step == "full":
-            raise StorageFull(path=path, why="no space left on device")
-        if step == "away":
-            self.between()
-            raise Unavailable(path=path, why="no connection")
-        return super().commit(writes, guards)
-
-    def arrive(self) -> None:
-        for writes, guards in self.under_way:
-            self._inner.commit(writes, guards)
-        self.under_way.clear()
-
-
-def move_on(host: Host, shard: Shard, *, appends: int = 2) -> None:
-    """Appends, a roll-up of all of it, and a collection: what a cached view and an old address do not survive."""
-    for _ in range(appends):
-        host.append(shard, {shard.upper: 1})
-    assert shard.log.roll_up(host.writer)
-    host.writer.beat()
-    assert shard.collect_garbage(host.writer).diffs
-
-
-# Reading while a collector is at work
-
-
-def test_an_old_roll_up_address_is_looked_up_again() -> None:
-    """The collector deletes the roll-up, and truncates, before every single step of a reader that starts.
-
-    Seen to fail with `_opened` taking the first finding for damage.
+    Fails if `_opened` takes the first missing roll-up for damage.
     """
     for at in range(1, 5):
         memory = Memory()
@@ -263,10 +54,10 @@ def test_an_old_roll_up_address_is_looked_up_again() -> None:
         steps = Steps(at, partial(move_on, host, shard))
         found = memory.log(HookedBlob(memory.blob, steps), HookedMeta(memory.meta, steps)).read()
         assert found.state.upper == (4 if at <= 3 else 2), steps.said
-    assert [said.split()[0] for said in steps.said] == ["head", "get", "scan", "head"], "every step was covered"
+    assert [said.split()[0] for said in steps.said] == ["head", "get", "scan", "head"], "the last run had no more steps"
 
 
-def test_a_reader_that_is_overtaken_at_every_step_gets_there_in_the_end(memory: Memory) -> None:
+def test_a_reader_succeeds_although_a_collection_runs_before_each_of_its_steps(memory: Memory) -> None:
     host = memory.host()
     shard = host.create()
     move_on(host, shard)
@@ -283,7 +74,7 @@ def test_a_reader_that_is_overtaken_at_every_step_gets_there_in_the_end(memory: 
 
 
 def test_a_cached_log_behind_the_truncation_reads_and_commits(memory: Memory) -> None:
-    """Seen to fail with `_advanced` not looking at the number of the first diff."""
+    """Fails if `_advanced` ignores the number of the first diff."""
     behind, ahead = memory.host(), memory.host()
     old, new = behind.create(), ahead.create()
     behind.append(old, {1: 1})
@@ -318,7 +109,7 @@ def test_diffs_that_no_roll_up_covers_are_damage(memory: Memory) -> None:
 
 
 def test_a_log_that_ends_before_its_roll_up_is_damage(memory: Memory) -> None:
-    """As after a restore of meta.db that is older than its roll-up address, or of the one key."""
+    """As after a restore of a meta.db that is older than its roll-up address, or of that one key."""
     host = memory.host()
     shard = host.create()
     move_on(host, shard)
@@ -337,34 +128,36 @@ def test_two_roll_ups_at_once_leave_one_address_and_no_leak(memory: Memory) -> N
             assert same.log.roll_up(two.writer) is not None
 
     log = memory.log(meta=HookedMeta(memory.meta, race))
-    assert log.roll_up(one.writer) is None, "a peer was faster"
+    assert log.roll_up(one.writer) is None, "the peer's roll-up came first"
     assert len(memory.meta.scan(rollup_key("a"))) == 1
     assert len(one.blobs(rollup_prefix("a"))) == 1
     assert memory.log().read().state.upper == 1
 
 
-# Committing, whatever storage answers
+# Commits under every fault
 
 
 @pytest.mark.parametrize("faults", list(product(Fault, repeat=3)), ids=lambda faults: "-".join(f.name for f in faults))
-def test_an_append_happens_exactly_once_whatever_is_answered(memory: Memory, faults: tuple[Fault, ...]) -> None:
-    """Seen to fail with `commit` not looking for its token: then it is `UpperMismatch` after DONE_LOST."""
+def test_an_append_happens_exactly_once_under_every_fault(memory: Memory, faults: tuple[Fault, ...]) -> None:
+    """Fails if `commit` does not look up its token: then it raises `UpperMismatch` after DONE_LOST."""
     host = memory.host()
     host.create()
     script = Faults.none()
     shard = Shards(memory.blob, FaultyMeta(memory.meta, script), runtime=memory.runtime, settings=SETTINGS).open("a")
-    script._choose = Faults.scripted(faults)._choose  # only now, as opening reads
+    script._choose = Faults.scripted(faults)._choose  # only now, because opening reads too
     shard.compare_and_append(changes({1: 1}, 0), 0, 1, host.writer)
     shard.compare_and_append(changes({2: 1}, 1), 1, 2, host.writer)
     assert content_of(host.open(), 1) == {1: 1, 2: 1}
-    assert [record.seqno for record in memory.meta.scan("shard/a")] == [1, 2, 3], "no diff twice"
+    assert [record.seqno for record in memory.meta.scan("shard/a")] == [1, 2, 3], "one diff, not two"
     assert len(host.blobs(part_prefix("a"))) == 2
 
 
 @pytest.mark.parametrize("fault", [Fault.DONE_LOST, Fault.LOST, Fault.REFUSED], ids=lambda fault: str(fault.name))
 @pytest.mark.parametrize("peer", ["compacts", "moves since", "moves on", "appends"])
-def test_whatever_a_peer_does_in_between(memory: Memory, fault: Fault, peer: str) -> None:
-    """Right after our first try, whose answer is lost or which was refused, before we look or try again."""
+def test_a_commit_is_settled_although_a_peer_acts_in_between(memory: Memory, fault: Fault, peer: str) -> None:
+    """Right after the first try, whose answer is lost or which was refused, and before the token is looked up or the
+    commit retried.
+    """
     host, other = memory.host(), memory.host()
     log, same = host.create().log, other.create()
     for row in range(3):
@@ -393,11 +186,11 @@ def test_whatever_a_peer_does_in_between(memory: Memory, fault: Fault, peer: str
     log.meta = HookedMeta(FaultyMeta(memory.meta, script), before)
     assert commit([Proposal(log, lambda state: Appended(state.upper, Time(state.upper + 1), ()))], host.writer)
     assert tried
-    assert memory.log().read().state.upper == (5 if peer == "appends" else 4), "once"
+    assert memory.log().read().state.upper == (5 if peer == "appends" else 4), "appended once"
 
 
-def test_a_lost_race_is_told_as_such_though_an_answer_was_lost(memory: Memory) -> None:
-    """Our first try is still under way when a peer is first: it cannot happen any more, so this is no doubt."""
+def test_a_lost_race_after_a_lost_answer_is_upper_mismatch(memory: Memory) -> None:
+    """The first try is still in flight when a peer commits. It can no longer happen, so there is no doubt."""
     late = LateMeta(memory.meta)
     host, other = memory.host(meta=late), memory.host()
     shard, same = host.create(), other.create()
@@ -408,10 +201,10 @@ def test_a_lost_race_is_told_as_such_though_an_answer_was_lost(memory: Memory) -
     late.arrive()
     assert (lost.value.expected, lost.value.upper) == (0, 1)
     assert content_of(same, 0) == {5: 1}
-    assert len(host.blobs(part_prefix("a"))) == 1, "ours was withdrawn"
+    assert len(host.blobs(part_prefix("a"))) == 1, "the losing append withdrew its part"
 
 
-def test_nothing_to_do_commits_nothing(memory: Memory) -> None:
+def test_an_empty_change_commits_nothing(memory: Memory) -> None:
     host = memory.host()
     shard = host.create()
     assert not commit([Proposal(shard.log, lambda _state: None)], host.writer)
@@ -425,7 +218,7 @@ def test_several_shards_change_together_or_not_at_all(memory: Memory) -> None:
     with pytest.raises(UpperMismatch):
         host.shards.append_together([(a, changes({1: 1}, 0), 0, 1), (b, changes({2: 1}, 0), 0, 1)], host.writer)
     assert (a.upper, b.upper) == (0, 1)
-    assert host.blobs(part_prefix("a")) == set(), "withdrawn"
+    assert host.blobs(part_prefix("a")) == set(), "the parts of both shards were withdrawn"
     host.shards.append_together([(a, changes({1: 1}, 0), 0, 2), (b, changes({2: 1}, 1), 1, 2)], host.writer)
     assert (content_of(a, 1), content_of(b, 1)) == ({1: 1}, {9: 1, 2: 1})
 
@@ -451,7 +244,7 @@ def test_foreign_writes_and_guards_that_are_stale_are_a_conflict(memory: Memory)
     ids=["gap", "backwards", "since beyond upper"],
 )
 def test_a_diff_that_does_not_apply_is_never_committed(memory: Memory, diff: Diff) -> None:
-    """Seen to fail with `_changes` not applying what it made."""
+    """Fails if `_changes` does not apply the diff that it builds."""
     host = memory.host()
     shard = host.create()
     with pytest.raises(Unexpected):
@@ -461,7 +254,7 @@ def test_a_diff_that_does_not_apply_is_never_committed(memory: Memory, diff: Dif
 
 
 def test_a_fenced_writer_changes_nothing(memory: Memory) -> None:
-    """I16. Seen to fail without `writer.guards()` in the commit."""
+    """I16. Fails without `writer.guards()` in the commit."""
     host, other = memory.host(), memory.host()
     shard = host.create()
     other.writer.change_generation(["a"])
@@ -478,7 +271,7 @@ def test_a_fenced_writer_changes_nothing(memory: Memory) -> None:
 
 
 def test_a_shard_that_a_peer_creates_at_the_same_moment_is_adopted(memory: Memory) -> None:
-    """Replicas start together: both find nothing, one is first, and the other gets its shard."""
+    """Replicas start together: both find no shard, one creates it, and the other uses that one."""
     host, other = memory.host(), memory.host()
     left = [other.create]
 
@@ -491,21 +284,21 @@ def test_a_shard_that_a_peer_creates_at_the_same_moment_is_adopted(memory: Memor
     assert not left
 
 
-def test_holds_without_a_shard_are_not_taken_for_a_new_shard(memory: Memory) -> None:
+def test_holds_without_a_shard_are_not_mistaken_for_a_new_shard(memory: Memory) -> None:
     host = memory.host()
     memory.meta.commit([Write(hold_key("a"), 0, b"left behind")])
     with pytest.raises(Conflict, match="holds exist, but shard 'a' does not"):
         host.create()
 
 
-# "May have happened" stays "may have happened" (I14)
+# A commit in doubt stays in doubt (I14)
 
 
 @pytest.mark.parametrize("then", ["full", "away"])
-def test_a_commit_in_doubt_is_not_called_undone_and_its_parts_stay(memory: Memory, then: str) -> None:
-    """The first try is still under way at the server when the second is refused.
+def test_a_commit_in_doubt_is_not_reported_as_not_happened_and_its_parts_stay(memory: Memory, then: str) -> None:
+    """The first try is still in flight at the server when the second is refused.
 
-    Whoever calls that "did not happen" lets collection take the parts, and then the first try arrives.
+    An error "did not happen" would let garbage collection delete the parts before the first try takes effect.
     """
     late = LateMeta(memory.meta)
     host, other = memory.host(meta=late), memory.host()
@@ -521,7 +314,7 @@ def test_a_commit_in_doubt_is_not_called_undone_and_its_parts_stay(memory: Memor
 
 
 @pytest.mark.parametrize("then", ["full", "away"])
-def test_a_roll_up_in_doubt_is_not_called_undone_and_stays(memory: Memory, then: str) -> None:
+def test_a_roll_up_in_doubt_is_not_reported_as_not_happened_and_stays(memory: Memory, then: str) -> None:
     late = LateMeta(memory.meta)
     host, other = memory.host(meta=late), memory.host()
     shard = host.create()
@@ -535,12 +328,14 @@ def test_a_roll_up_in_doubt_is_not_called_undone_and_stays(memory: Memory, then:
     assert memory.log().read().seqno == 1
 
 
-def test_a_lost_answer_is_not_a_lost_race_though_the_same_writer_went_on_and_the_diffs_are_gone(memory: Memory) -> None:
-    """A process appends, and its maintenance compacts the same shard under the same writer.
+def test_a_lost_answer_is_not_a_lost_race_after_a_later_commit_and_a_truncation(
+    memory: Memory,
+) -> None:
+    """A process appends, and its maintenance compacts the same shard with the same writer.
 
-    The append happened and its answer is lost; before it looks, compaction, roll-up and collection come by. The state
-    then tells the writer's last token only. Taking that for "not there" would report a lost race and withdraw parts
-    that the shard names; to find it, or to say that nobody can tell any more, are both right.
+    The append took effect and its answer is lost. Before it is looked up, compaction, roll-up and garbage collection
+    run, after which the state has only the writer's last token. Taking that for "not there" would report a lost race
+    and withdraw parts that the shard names. Both finding the append and reporting an unknown outcome are right.
     """
     host = memory.host()
     shard, same = host.create(), host.open()
@@ -558,7 +353,7 @@ def test_a_lost_answer_is_not_a_lost_race_though_the_same_writer_went_on_and_the
     def before(operation: str, _key: str) -> None:
         if operation == "scan" and beside.ident is None:
             beside.start()
-            beside.join(0.5)  # or it waits for its turn, which is as good
+            beside.join(0.5)  # or it waits for the writer's lock, which is as good
 
     shard.log.meta = FaultyMeta(HookedMeta(memory.meta, before), script)
     with suppress(OutcomeUnknown):

@@ -1,4 +1,4 @@
-"""The threads beside the appends: heartbeats, compaction, collection."""
+"""The maintenance threads of a shard: heartbeats, compaction, garbage collection."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from evertide.shard.shard import Shard, Shards
 from evertide.store import MemoryBlob, MemoryMeta, Write
 from evertide.store.paths import beat_key, shard_key
 from evertide.store.writers import Writer, end_silent_writers, read_registrations
-from evertide.testing import ManualRuntime
+from tests.kit.runtime import ManualRuntime
 from tests.shard.kit import BLOBS, SCHEMA, PassingMeta, changes, make_shards, make_writer, rows_at
 
 QUICK = replace(
@@ -29,14 +29,14 @@ QUICK = replace(
 )
 
 
-def until(holds: Callable[[], bool]) -> None:
-    """A thread does it; how soon is its business."""
+def wait_until(holds: Callable[[], bool]) -> None:
+    """Wait until a thread has made the condition true."""
     waiting = threading.Event()
     for _ in range(2000):
         if holds():
             return
         waiting.wait(0.005)
-    pytest.fail("the thread did not do it")
+    pytest.fail("the condition did not become true in time")
 
 
 def fill(shard: Shard, writer: Writer, times: range) -> None:
@@ -50,12 +50,12 @@ def test_maintenance_keeps_a_shard_small_while_it_grows() -> None:
     shard = shards.create("t", SCHEMA, writer)
     with Maintenance(shards, writer) as maintenance:
         fill(shard, writer, range(100))
-        until(lambda: len(list(shards.blob.list("parts/t/"))) < 20)
+        wait_until(lambda: len(list(shards.blob.list("parts/t/"))) < 20)
     assert maintenance.failing.errors == {}
     assert rows_at(shard, 99).total() == 100
 
 
-def test_an_idle_shard_is_summed_up_once_since_allows() -> None:
+def test_an_idle_shard_is_compacted_once_since_allows() -> None:
     shards = make_shards(settings=QUICK)
     writer = make_writer(shards)
     shard = shards.create("t", SCHEMA, writer)
@@ -70,7 +70,7 @@ def test_an_idle_shard_is_summed_up_once_since_allows() -> None:
     assert list(shards.blob.list("parts/t/")) == []
 
 
-def test_one_shard_that_fails_is_said_and_the_others_go_on() -> None:
+def test_a_failing_shard_is_reported_and_the_others_continue() -> None:
     shards = make_shards(settings=QUICK)
     writer = make_writer(shards)
     good, bad = (shards.create(name, SCHEMA, writer) for name in ("good", "bad"))
@@ -85,8 +85,8 @@ def test_one_shard_that_fails_is_said_and_the_others_go_on() -> None:
 
 
 @pytest.mark.parametrize("call", ["get", "put"])
-def test_who_stops_it_does_not_wait_for_a_merge(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While it reads, and while it writes slices. Fails if the merge goes on, or leaves what it wrote."""
+def test_stopping_does_not_wait_for_a_merge(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it reads, and while it writes slices. Fails if the merge continues, or leaves the blobs that it wrote."""
     shards = make_shards(settings=replace(QUICK, compaction_rows_max=2, inline_bytes_max=1))
     writer = make_writer(shards)
     shard = shards.create("t", SCHEMA, writer)
@@ -117,12 +117,27 @@ def test_maintenance_ends_when_its_writer_is_fenced() -> None:
     shards.create("t", SCHEMA, writer)
     with Maintenance(shards, writer) as maintenance:
         writer.unregister()
-        until(lambda: bool(maintenance.failing.errors))
+        wait_until(lambda: bool(maintenance.failing.errors))
     assert isinstance(maintenance.failing.errors["maintenance of all shards"], Fenced)
 
 
-def test_a_shard_that_keeps_failing_is_tried_and_logged_less_and_less(caplog: pytest.LogCaptureFixture) -> None:
-    """Seen to fail without the wait: the shard was read, and the error logged, in every round."""
+def test_x1_a_new_generation_during_maintenance_is_not_a_failure() -> None:
+    shards = make_shards(settings=QUICK)
+    writer, peer = make_writer(shards), make_writer(shards)
+    shard = shards.create("t", SCHEMA, writer)
+    fill(shard, writer, range(40))
+    maintenance = Maintenance(shards, writer)
+    peer.change_generation(["t"])
+    assert maintenance.tick()
+    assert maintenance.failing.errors == {}
+    assert len(shard.inspect().batches) == 40
+    writer.adopt_generation()
+    assert maintenance.tick()
+    assert len(shard.inspect().batches) < 20
+
+
+def test_a_shard_that_keeps_failing_is_tried_and_logged_at_growing_intervals(caplog: pytest.LogCaptureFixture) -> None:
+    """Fails without the growing pause: the shard is read, and the error logged, in every round."""
     runtime = ManualRuntime()
     settings = replace(QUICK, maintenance_interval_s=1.0, writer_ttl_s=1e6)
     shards = make_shards(runtime=runtime, settings=settings)
@@ -133,12 +148,12 @@ def test_a_shard_that_keeps_failing_is_tried_and_logged_less_and_less(caplog: py
     tries = 0
     real = maintenance._maintain
 
-    def counted(name: str, *, collect: bool) -> None:
+    def count_and_maintain(name: str, *, collect: bool) -> None:
         nonlocal tries
         tries += 1
         real(name, collect=collect)
 
-    maintenance._maintain = counted  # type: ignore[method-assign]
+    maintenance._maintain = count_and_maintain  # type: ignore[method-assign]
     began_s = runtime.wall_s()
     for _ in range(120):
         maintenance.tick()
@@ -150,7 +165,7 @@ def test_a_shard_that_keeps_failing_is_tried_and_logged_less_and_less(caplog: py
     assert "maintenance of shard bad" in problem.why
 
 
-def test_a_heart_keeps_writer_and_leases_alive() -> None:
+def test_heartbeats_keep_writer_and_leases_alive() -> None:
     shards = make_shards(settings=QUICK)
     writer = make_writer(shards)
     shard = shards.create("t", SCHEMA, writer)
@@ -159,7 +174,7 @@ def test_a_heart_keeps_writer_and_leases_alive() -> None:
         first = shard.inspect().leases[0]
         begun = shards.meta.head(beat_key(writer.id))
         assert begun is not None
-        until(lambda: (shards.meta.head(beat_key(writer.id)) or begun).seqno > begun.seqno + 3)
+        wait_until(lambda: (shards.meta.head(beat_key(writer.id)) or begun).seqno > begun.seqno + 3)
         assert shard.inspect().leases[0].lease == first.lease
     assert heart.error is None
 
@@ -173,7 +188,7 @@ class AwayMeta(PassingMeta):
         return super().commit(writes, guards)
 
 
-def test_a_missed_beat_is_said_until_one_succeeds() -> None:
+def test_a_failed_heartbeat_is_reported_until_one_succeeds() -> None:
     meta = AwayMeta(MemoryMeta())
     shards = Shards(MemoryBlob(), meta, runtime=SystemRuntime(), settings=replace(BLOBS, retry_limit_s=0.01))
     writer = make_writer(shards)
@@ -186,7 +201,7 @@ def test_a_missed_beat_is_said_until_one_succeeds() -> None:
     assert heart.error is None
 
 
-def test_a_fenced_heart_says_so() -> None:
+def test_heartbeat_reports_that_its_writer_is_fenced() -> None:
     runtime = ManualRuntime()
     shards = make_shards(runtime=runtime)
     writer = make_writer(shards)

@@ -1,4 +1,4 @@
-"""Parts: bytes that come back as the same rows, errors that name the path, statistics that never skip a match."""
+"""Parts: decoding returns the same rows, errors name the path, statistics never skip a matching row."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from evertide.rows.digest import ZERO, digest, to_hex
 from evertide.settings import Settings
 from evertide.shard.parts.part import Part, Predicate, Range, decode_part, encode_parts, may_match, verify_rows
 from evertide.shard.parts.statistics import column_range
-from evertide.testing.arrow import canonical_rows, reencoded, tables
+from tests.kit.arrow import canonical_rows, reencoded, tables
 
 EXAMPLES = examples(max_examples=50, deadline=None)
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -56,15 +56,17 @@ def one(table: Any, settings: Settings = BLOB) -> tuple[Part, bytes]:
 @pytest.mark.parametrize("settings", [INLINE, BLOB], ids=["inline", "blob"])
 @EXAMPLES
 @given(data=st.data())
-def test_every_type_comes_back_exactly(settings: Settings, data: st.DataObject) -> None:
-    """In whatever physical form the rows were, garbage under NULL included."""
+def test_every_type_is_decoded_exactly(settings: Settings, data: st.DataObject) -> None:
+    """For any physical form of the rows, arbitrary values under NULL included."""
     table = data.draw(tables())
     coded = data.draw(reencoded(table))
     given_rows = coded.append_column(TIME, pa.array(range(len(table)), pa.int64())).append_column(
         DIFF, pa.array([1] * len(table), pa.int64())
     )
     changes = check_changes(given_rows, table.schema, 0, 100, "x")
-    for part, content in encode_parts(changes, settings=settings):
+    parts = encode_parts(changes, settings=settings)
+    assert len(parts) == min(len(table), 1)
+    for part, content in parts:
         found = decode_part(
             msgspec.msgpack.decode(msgspec.msgpack.encode(part), type=Part), content, table.schema, PATH
         )
@@ -77,7 +79,7 @@ def test_every_type_comes_back_exactly(settings: Settings, data: st.DataObject) 
         assert bool(part.inline) == (settings is INLINE)
 
 
-def test_what_a_part_says_about_its_rows() -> None:
+def test_a_part_describes_its_rows() -> None:
     table = with_times(sample(3).drop_columns([TIME, DIFF]), [7, 5, 6], [2**62, -1, 2**62])
     part, content = one(table)
     assert (part.rows, part.bytes, part.count, part.retractions) == (3, len(content), 2**63 - 1, 1)
@@ -134,8 +136,8 @@ def test_large_batches_are_split_and_small_ones_inline() -> None:
 
 
 @pytest.mark.parametrize("rows", [10, 300, 1000, 3000])
-def test_inline_is_whatever_fits(rows: int) -> None:
-    """Raw, then lz4, then zstd, then a blob: the limit is never passed, and the rows are the same."""
+def test_a_batch_is_inline_if_it_fits(rows: int) -> None:
+    """Raw, then lz4, then zstd, then a blob: never larger than the limit, and the rows are the same."""
     table = sample(rows)
     part, content = one(table, Settings(inline_bytes_max=8192))
     assert not part.inline or len(content) <= 8192
@@ -144,14 +146,14 @@ def test_inline_is_whatever_fits(rows: int) -> None:
 
 
 @pytest.mark.parametrize("settings", [INLINE, BLOB], ids=["inline", "blob"])
-def test_only_the_columns_asked_for(settings: Settings) -> None:
+def test_only_the_requested_columns_are_decoded(settings: Settings) -> None:
     part, content = one(sample(), settings)
     assert decode_part(part, content, SCHEMA, PATH, columns=["name"]) == sample().select(["name", TIME, DIFF])
     assert decode_part(part, content, SCHEMA, PATH, columns=[]) == sample().select([TIME, DIFF])
 
 
 @pytest.mark.parametrize("settings", [INLINE, BLOB], ids=["inline", "blob"])
-def test_damage_is_found_before_anything_is_decoded(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damage_is_detected_before_anything_is_decoded(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     part, content = one(sample(), settings)
     for reader in ("_read_parquet", "_read_inline"):
         monkeypatch.setattr(f"evertide.shard.parts.part.{reader}", lambda *_: pytest.fail("decoded"))
@@ -164,7 +166,7 @@ def test_damage_is_found_before_anything_is_decoded(settings: Settings, monkeypa
             decode_part(part, damaged, SCHEMA, PATH)
 
 
-def resealed(part: Part, content: bytes) -> Part:
+def with_content(part: Part, content: bytes) -> Part:
     return msgspec.structs.replace(part, bytes=len(content), checksum=xxhash.xxh3_128_hexdigest(content))
 
 
@@ -179,7 +181,7 @@ def test_other_formats_and_contents_are_refused(settings: Settings, monkeypatch:
         decode_part(msgspec.structs.replace(part, rows=99), content, SCHEMA, PATH)
     for garbage in (b"PAR1" + content[10:], b"no such thing"):
         with pytest.raises(BlobDamaged, match=f"{PATH}.*cannot be read"):
-            decode_part(resealed(part, garbage), garbage, SCHEMA, PATH)
+            decode_part(with_content(part, garbage), garbage, SCHEMA, PATH)
     for version, number in ((b"2", 2), (b"?", 0)):
         with monkeypatch.context() as patch:
             patch.setattr("evertide.shard.parts.part._METADATA", {b"evertide.format": version})
@@ -190,7 +192,7 @@ def test_other_formats_and_contents_are_refused(settings: Settings, monkeypatch:
             decode_part(newer, newer_content, SCHEMA, PATH)
 
 
-def test_rows_that_are_not_those_of_the_state_are_found() -> None:
+def test_rows_that_differ_from_the_state_are_detected() -> None:
     part, _ = one(sample())
     verify_rows(part, sample(), PATH)
     other = sample().set_column(0, SCHEMA.field("id"), pa.array([*range(99), 100]))
@@ -213,7 +215,7 @@ COMPARE: dict[str, Callable[[Any, Any], bool]] = {
 
 
 def order_key(value: Any) -> Any:
-    """Python values in SQL's order: NaN is greatest and equals itself, -0.0 equals 0.0."""
+    """A key that sorts Python values as SQL does: NaN is greatest and equals itself, -0.0 equals 0.0."""
     if isinstance(value, float | np.floating):
         return (1, 0.0) if math.isnan(value) else (0, float(value))
     return value
@@ -242,16 +244,18 @@ def test_a_part_with_a_matching_row_is_never_skipped(data: st.DataObject) -> Non
     others = comparable_values(data.draw(tables(pa.schema([table.schema.field(column)]))).column(column))
     wanted = data.draw(st.sampled_from([*values, *others, None, 0.5, 1, "a", b"a", True, Decimal(1), float("nan")]))
     op = data.draw(st.sampled_from([*COMPARE, "is null", "is not null"]))
-    for part, _ in encode_parts(with_times(table), settings=INLINE):
+    parts = encode_parts(with_times(table), settings=INLINE)
+    assert len(parts) == min(len(table), 1)
+    for part, _ in parts:
         try:
             matches = any(satisfies(value, op, wanted) for value in values)
-        except TypeError:  # types that do not compare
+        except TypeError:  # types that cannot be compared
             continue
         if matches:
             assert may_match(part, table.schema, [Predicate(column, op, wanted)])
 
 
-def skipped(values: list[Any], kind: Any, op: str, wanted: Any) -> bool:
+def is_skipped(values: list[Any], kind: Any, op: str, wanted: Any) -> bool:
     schema = pa.schema([("c", kind)])
     part, _ = one(with_times(pa.table({"c": pa.array(values, kind)})))
     return not may_match(part, schema, [Predicate("c", op, wanted)])
@@ -287,8 +291,8 @@ def skipped(values: list[Any], kind: Any, op: str, wanted: Any) -> bool:
         ([None], pa.null(), "=", 1),
     ],
 )
-def test_what_cannot_match_is_skipped(values: list[Any], kind: Any, op: str, wanted: Any) -> None:
-    assert skipped(values, kind, op, wanted)
+def test_parts_that_cannot_match_are_skipped(values: list[Any], kind: Any, op: str, wanted: Any) -> None:
+    assert is_skipped(values, kind, op, wanted)
 
 
 @pytest.mark.parametrize(
@@ -313,8 +317,8 @@ def test_what_cannot_match_is_skipped(values: list[Any], kind: Any, op: str, wan
         ([pa.MonthDayNano((1, 2, 3))], pa.month_day_nano_interval(), "=", 1),
     ],
 )
-def test_what_is_not_proven_is_read(values: list[Any], kind: Any, op: str, wanted: Any) -> None:
-    assert not skipped(values, kind, op, wanted)
+def test_parts_without_proof_are_read(values: list[Any], kind: Any, op: str, wanted: Any) -> None:
+    assert not is_skipped(values, kind, op, wanted)
 
 
 def test_predicates_are_a_conjunction_over_known_columns() -> None:
@@ -328,7 +332,7 @@ def test_predicates_are_a_conjunction_over_known_columns() -> None:
         Predicate("id", "!=", 1)
 
 
-def test_ranges_are_cut_outwards_and_zero_is_the_outer_one() -> None:
+def test_ranges_are_rounded_outwards_and_zero_is_the_outer_one() -> None:
     assert column_range(pa.array(["x" * 70])) == Range("x" * 64, "x" * 63 + "y", 0)
     assert column_range(pa.array(["\ud7ff" * 65])) == Range("\ud7ff" * 64, "\ud7ff" * 63 + "\ue000", 0)
     assert column_range(pa.array(["a" + "\U0010ffff" * 64])) == Range("a" + "\U0010ffff" * 63, "b", 0)
@@ -358,7 +362,7 @@ def test_extension_types_come_back() -> None:
 
 
 def golden_table() -> Any:
-    """Changes in many types. To change it, or the format on purpose: EVERTIDE_GOLDEN=write, and say so in CHANGELOG."""
+    """Changes in many types. To change it, or the format: EVERTIDE_GOLDEN=write, and a line in CHANGELOG."""
     inner = pa.struct([pa.field("x", pa.float64(), nullable=False), pa.field("y", pa.list_(pa.string()))])
     columns: list[tuple[Any, list[Any]]] = [
         (pa.field("id", pa.int64(), nullable=False), [1, 2, 3]),

@@ -1,4 +1,6 @@
-"""The content of a shard in pieces: they add up to it, none takes away what is not there, memory follows the piece."""
+"""The content of a shard in pieces: they add up to it, no piece deletes a row that is not there, memory follows the
+piece.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ MANY = 1 << 40
 
 
 def delta(chance: np.random.Generator, held: list[Row], *, is_added_only: bool) -> list[Row]:
-    """Rows that come, some of them again, NULL and NaN too; and some that go."""
+    """Added rows, some of them several times, NULL and NaN included, and some deletions."""
     numbers = [0.0, -0.0, float("nan"), None, 1.5, -2.0]
     come: list[Row] = [
         (numbers[chance.integers(6)], "abcd"[chance.integers(4)], [[], None, [1, None]][chance.integers(3)], 1)
@@ -37,7 +39,7 @@ def delta(chance: np.random.Generator, held: list[Row], *, is_added_only: bool) 
     return come + [(*row, -1) for row in gone]
 
 
-def filled(times: int, seed: int, *, is_added_only: bool = False) -> Shard:
+def fill_shard(times: int, seed: int, *, is_added_only: bool = False) -> Shard:
     shards = make_shards(settings=BLOBS)
     writer = make_writer(shards)
     shard = shards.create("t", SCHEMA, writer)
@@ -54,8 +56,8 @@ def filled(times: int, seed: int, *, is_added_only: bool = False) -> Shard:
 @pytest.mark.parametrize("is_added_only", [True, False])
 @pytest.mark.parametrize("seed", range(4))
 def test_pieces_add_up_to_the_content(seed: int, is_added_only: bool) -> None:
-    """Fails if rows are not dealt out by their hash: one goes in a piece before the one that it came in."""
-    shard = filled(12, seed, is_added_only=is_added_only)
+    """Fails if rows are not distributed by their hash: a row is deleted in a piece before the one that adds it."""
+    shard = fill_shard(12, seed, is_added_only=is_added_only)
     for time in (11, 6):
         with shard.snapshot(time) as snapshot:
             whole = snapshot.to_arrow()
@@ -68,7 +70,7 @@ def test_pieces_add_up_to_the_content(seed: int, is_added_only: bool) -> None:
                 assert len(found) == 1 if (rows_max, bytes_max) == (1_000, MANY) else len(found) > 1
 
 
-def test_nothing_is_no_piece() -> None:
+def test_an_empty_shard_has_no_pieces() -> None:
     shards = make_shards()
     writer = make_writer(shards)
     shard = shards.create("t", SCHEMA, writer)
@@ -78,8 +80,8 @@ def test_nothing_is_no_piece() -> None:
 
 
 @contextmanager
-def counted() -> Iterator[pa.MemoryPool]:
-    """What Arrow takes meanwhile, at most."""
+def measure_peak() -> Iterator[pa.MemoryPool]:
+    """The peak of Arrow's memory meanwhile."""
     before = pa.default_memory_pool()
     pool = pa.proxy_memory_pool(before)
     pa.set_memory_pool(pool)
@@ -90,8 +92,8 @@ def counted() -> Iterator[pa.MemoryPool]:
 
 
 @pytest.mark.parametrize("is_added_only", [True, False])
-def test_memory_follows_the_piece(is_added_only: bool) -> None:
-    """40 MB in pieces of 1 MB. Fails if all is read before the first piece is told."""
+def test_memory_is_bounded_by_the_size_of_a_piece(is_added_only: bool) -> None:
+    """40 MB in pieces of 1 MB. Fails if everything is read before the first piece is returned."""
     settings = replace(BLOBS, part_rows_max=2_000, row_group_rows=2_000, fetchers=2)
     shards = make_shards(settings=settings)
     writer = make_writer(shards)
@@ -104,19 +106,19 @@ def test_memory_follows_the_piece(is_added_only: bool) -> None:
         schema = changes_schema(shard.schema)
         table = pa.Table.from_arrays([pa.array(a, f.type) for a, f in zip(arrays, schema, strict=True)], schema=schema)
         shard.compare_and_append(table, time, time + 1, writer)
-    with shard.snapshot(19) as snapshot, counted() as pool:
+    with shard.snapshot(19) as snapshot, measure_peak() as pool:
         rows = sum(piece.num_rows for piece in pieces(snapshot, 1_000, 1_000_000))
         assert rows == 40_000
         assert 1_000_000 < pool.max_memory() < 20_000_000
 
 
-def test_no_room_for_temporary_files_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fails if it is a bare OSError: it would end the thread that compacts."""
+def test_a_full_temporary_directory_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if the error is a bare OSError: it would end the compaction thread."""
 
     class Full(BytesIO):
         def write(self, data: object, /) -> int:
             raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(tempfile, "TemporaryFile", Full)
-    with filled(12, 0).snapshot(11) as snapshot, pytest.raises(ScratchUnavailable, match="TMPDIR"):
+    with fill_shard(12, 0).snapshot(11) as snapshot, pytest.raises(ScratchUnavailable, match="TMPDIR"):
         list(pieces(snapshot, 1, MANY))

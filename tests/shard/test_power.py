@@ -1,11 +1,11 @@
-"""The power goes at every operation of everything that shards do, on a disk that forgets what nobody synced.
+"""A power cut at every operation of everything that shards do, on a disk that loses data that was not synced.
 
-After each cut: the machine boots, a new process registers and ends the dead one, and finds exactly what was
-acknowledged, or that and the one step under way. Then it goes on: appends, compacts and collects, after which no blob
-is left over and none is missing.
+After each cut the machine boots, and a new process registers and ends the dead one. It finds exactly what was
+acknowledged, or that and the one step in progress. Then it appends, compacts and collects, after which no blob is left
+over and none is missing.
 
-Every operation with nothing un-synced surviving, and a sample with each other kind of survivors; `EVERTIDE_POWER=full`
-tries every operation with every kind (a minute or two).
+Every operation is cut with no un-synced data surviving, and a sample with each other kind of survivors;
+`EVERTIDE_POWER=full` tries every operation with every kind (one to two minutes).
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ from evertide.shard.shard import Shard, Shards
 from evertide.store import LocalBlob
 from evertide.store.paths import lease_prefix
 from evertide.store.writers import read_registrations
-from evertide.testing import CutsFailed, ManualRuntime, SimulatedDisk, Survivors, every_cut
-from evertide.testing.cuts import SURVIVORS
 from evertide.types import Time
-from tests.shard.test_log import SETTINGS, Host, changes, content_of
+from tests.kit.cuts import SURVIVORS, CutsFailed, every_cut
+from tests.kit.disk import SimulatedDisk, Survivors
+from tests.kit.runtime import ManualRuntime
+from tests.shard.hosts import SETTINGS, Host, changes, content_of
 
 TTL_S = 60.0
 FULL = os.environ.get("EVERTIDE_POWER") == "full"
@@ -37,7 +38,7 @@ INLINE = replace(BLOBS, inline_bytes_max=16 * 1024)
 
 @dataclass
 class Model:
-    """What one shard must hold: a delta per append, and what keeps its times."""
+    """The expected content of one shard: a delta per append, and the holds and since that limit its times."""
 
     deltas: list[tuple[int, Mapping[int, int]]] = field(default_factory=list)
     upper: int = 0
@@ -61,7 +62,7 @@ Models = dict[str, Model]
 
 
 class Process:
-    """One process, whose appends are inline or blobs as it likes."""
+    """One process. Each append chooses whether it is inline or a blob."""
 
     def __init__(self, disk: SimulatedDisk) -> None:
         self.disk = disk
@@ -87,7 +88,7 @@ class Process:
 
 @dataclass(frozen=True)
 class Step:
-    """Something a process does, and what it does to the models."""
+    """An operation of a process, and its effect on the models."""
 
     name: str
     act: Callable[[Process], object]
@@ -162,7 +163,7 @@ def models(steps: int) -> Models:
 
 
 def build() -> SimulatedDisk:
-    """A writer that died and left a part that nothing names, and one that it had not finished."""
+    """A writer that died and left a part that no state names, and one that it had not finished."""
     disk = SimulatedDisk(ManualRuntime(seed=1))
     dead = Process(disk).host
     rows = changes({99: 1}, 0)
@@ -183,8 +184,8 @@ def workload(disk: SimulatedDisk, acknowledge: Callable[[int], None]) -> None:
         acknowledge(number)
 
 
-def told(process: Process) -> Models:
-    """What the shards say about themselves, without their content."""
+def read_properties(process: Process) -> Models:
+    """The recorded properties of the shards, without their content."""
     found: Models = {}
     for name in process.host.shards.names():
         state = process.shard(name).log.read().state
@@ -193,7 +194,7 @@ def told(process: Process) -> Models:
     return found
 
 
-def bare(found: Models) -> Models:
+def properties_of(found: Models) -> Models:
     return {name: replace(model, deltas=[]) for name, model in found.items()}
 
 
@@ -201,12 +202,12 @@ def check(disk: SimulatedDisk, acknowledged: list[int]) -> None:
     disk.runtime.advance_s(TTL_S + 1)
     process = Process(disk)
     done = acknowledged[-1] if acknowledged else 0
-    found = told(process)
+    found = read_properties(process)
     possible = [models(steps) for steps in (done, done + 1)]
-    expected = next((model for model in possible if bare(model) == found), None)
+    expected = next((model for model in possible if properties_of(model) == found), None)
     assert expected is not None, f"after step {done} of {[step.name for step in STEPS]}: {found}"
     check_content(process, expected)
-    go_on(process, expected)
+    continue_work(process, expected)
     check_content(process, expected)
     check_tidy(process)
 
@@ -222,8 +223,8 @@ def check_content(process: Process, expected: Models) -> None:
                     content_of(shard, model.since - 1)
 
 
-def go_on(process: Process, expected: Models) -> None:
-    """A new process makes what is missing, appends, compacts and collects."""
+def continue_work(process: Process, expected: Models) -> None:
+    """A new process makes the missing steps, appends, compacts and collects."""
     process.host.create("a")
     expected.setdefault("a", Model())
     for name, model in expected.items():
@@ -235,7 +236,7 @@ def go_on(process: Process, expected: Models) -> None:
 
 
 def check_tidy(process: Process) -> None:
-    """Every blob is named, and every named blob is there; nobody dead is registered, and no lease is left."""
+    """Every blob is named, every named blob exists, no dead writer is registered, and no lease is left."""
     host = process.host
     named: set[str] = set()
     for name in host.shards.names():
@@ -244,7 +245,7 @@ def check_tidy(process: Process) -> None:
         named |= {part.key for part in log.read().state.parts if part.key} | ({rollup[1].key} if rollup else set())
         assert host.meta.heads(lease_prefix(name)) == {}
     unfinished = set(host.blob.unfinished(""))
-    assert host.blobs() | unfinished == named, "leaked, or lost"
+    assert host.blobs() | unfinished == named, "a blob leaked or was lost"
     assert list(read_registrations(host.meta)) == [host.writer.id]
 
 
@@ -257,8 +258,8 @@ def test_power_cut_at_every_operation(survivors: Survivors, every: int) -> None:
     assert every_cut(build, workload, check, survivors=[survivors], every=every) > 25
 
 
-def test_a_part_that_is_named_before_its_directory_is_synced_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The safeguard of step 6 of `LocalBlob.put`, taken out."""
+def test_the_check_detects_a_part_named_before_its_directory_is_synced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Step 6 of `LocalBlob.put` removed."""
 
     class Hasty(LocalBlob):
         def put(self, key: str, data: bytes) -> None:
@@ -271,7 +272,7 @@ def test_a_part_that_is_named_before_its_directory_is_synced_would_be_seen(monke
         every_cut(build, workload, check, survivors=["none"], every=3)
 
 
-def test_a_commit_that_is_acknowledged_before_it_happened_would_be_seen() -> None:
+def test_the_check_detects_a_commit_acknowledged_before_it_is_durable() -> None:
     def hasty(disk: SimulatedDisk, acknowledge: Callable[[int], None]) -> None:
         process = Process(disk)
         for number, step in enumerate(STEPS[:3], 1):
@@ -282,7 +283,7 @@ def test_a_commit_that_is_acknowledged_before_it_happened_would_be_seen() -> Non
         every_cut(build, hasty, check, survivors=["none"])
 
 
-def test_orphans_that_nobody_collects_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_check_detects_orphans(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("evertide.shard.garbage._find_orphans", lambda _proof: ())
-    with pytest.raises(CutsFailed, match="leaked, or lost"):
+    with pytest.raises(CutsFailed, match="a blob leaked or was lost"):
         every_cut(build, workload, check, survivors=["none"], every=40)

@@ -1,7 +1,7 @@
-"""Real processes on SQLite and files: killed, stopped and continued at any moment, judged by the model.
+"""Real processes on SQLite and files: killed, stopped and continued at any moment, and compared with the model.
 
-All of them append the same changes (`tests.shard.model.scripted`), so whoever survives, the content is known. What a
-process was told had succeeded it wrote down, synced, before it was killed: none of it may be missing.
+All of them append the same changes (`tests.shard.model.scripted`), so the content is known whichever survives. Before a
+process is killed, it has written and synced what was acknowledged to it: none of that may be missing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from evertide.shard.shard import Shard, Shards
 from evertide.store import LocalBlob
 from evertide.store.paths import lease_prefix, shard_key
 from evertide.store.writers import Writer, read_registrations
-from evertide.testing import RandomStream
+from tests.kit.runtime import RandomStream
 from tests.shard import worker
 from tests.shard.model import SCHEMA, Model, to_rows
 from tests.shard.worker import PAIR, SETTINGS, SOLO, open_shards, script
@@ -34,7 +34,7 @@ from tests.shard.worker import PAIR, SETTINGS, SOLO, open_shards, script
 NAMES = (SOLO, *PAIR)
 RUNTIME = SystemRuntime()
 SECONDS = 5.0
-"""Of one crowd; `make soak` has them for longer, and many."""
+"""The duration of one crowd; `make soak` runs many, and for longer."""
 WORKERS = 3
 
 FORKING = get_context("forkserver")
@@ -55,12 +55,12 @@ class Worker:
     def wait_until_stopped(self) -> None:
         until_s = RUNTIME.monotonic_s() + 30.0
         while psutil.Process(self.process.pid).status() != psutil.STATUS_STOPPED:
-            assert self.process.exitcode is None, f"it ended: {self.end()}"
-            assert RUNTIME.monotonic_s() < until_s, "it never stopped"
+            assert self.process.exitcode is None, f"the process ended: {self.end()}"
+            assert RUNTIME.monotonic_s() < until_s, "the process did not stop"
             RUNTIME.sleep_s(0.01)
 
     def end(self) -> tuple[int | None, str]:
-        """Its exit code, and what it said."""
+        """Its exit code and its log."""
         self.process.join(30.0)
         log = self.told.with_suffix(".log")
         return self.process.exitcode, log.read_text() if log.exists() else ""
@@ -72,7 +72,7 @@ class Worker:
 
 @dataclass
 class Crowd:
-    """Processes on one storage. They are forked from a server that has everything imported and nothing open."""
+    """Processes on one storage, forked from a server that has everything imported and nothing open."""
 
     root: Path
     seed: int
@@ -90,7 +90,7 @@ class Crowd:
         return self.workers[-1]
 
     def reap(self) -> None:
-        """Whoever ended by itself did so because it was fenced, and for nothing else."""
+        """A process that ended by itself was fenced; no other end is allowed."""
         for one in [one for one in self.workers if one.process.exitcode is not None]:
             self.workers.remove(one)
             code, said = one.end()
@@ -129,7 +129,7 @@ def visitor(root: Path) -> Iterator[tuple[Shards, Writer]]:
 
 
 def disturb(crowd: Crowd, chance: RandomStream) -> None:
-    """Kill somebody, stop somebody, or let somebody go on who was stopped, perhaps for longer than writers live."""
+    """Kill a process, stop one, or continue a stopped one, perhaps after longer than writers live."""
     stopped = [one for one in crowd.workers if one.stopped]
     running = [one for one in crowd.workers if not one.stopped]
     if stopped and chance.below(6) == 0:
@@ -148,7 +148,7 @@ def disturb(crowd: Crowd, chance: RandomStream) -> None:
 
 def check_shard(shard: Shard, acknowledged: int) -> None:
     since, upper = shard.since, shard.upper
-    assert upper >= acknowledged, f"{shard.name}: acknowledged up to {acknowledged}, and the upper is {upper}"
+    assert upper >= acknowledged, f"{shard.name}: acknowledged up to {acknowledged}, but the upper is {upper}"
     model = Model(script(0, upper), since, upper)
     for as_of in range(since, upper):
         with contextlib.suppress(TimeCompacted), shard.snapshot(as_of, timeout_s=1.0) as snapshot:
@@ -156,7 +156,7 @@ def check_shard(shard: Shard, acknowledged: int) -> None:
 
 
 def check_nothing_is_left(shards: Shards, writer: Writer) -> None:
-    """Once everybody is gone, collection leaves what states and newest roll-ups name."""
+    """After all processes ended, collection leaves only what states and newest roll-ups name."""
     named: set[str] = set()
     for name in shards.names():
         shard = shards.open(name)
@@ -178,7 +178,7 @@ def check_nothing_is_left(shards: Shards, writer: Writer) -> None:
 
 
 def run_processes(directory: Path, seconds: float, seed: int) -> str:
-    """One crowd for so long; returns a line about what happened."""
+    """Run one crowd for `seconds`. Returns a line about what happened."""
     chance = RandomStream(seed)
     with crowd_at(directory, seed * 100_000) as crowd:
         with visitor(crowd.root) as (shards, writer):
@@ -199,8 +199,8 @@ def run_processes(directory: Path, seconds: float, seed: int) -> str:
             for name in NAMES:
                 check_shard(shards.open(name), crowd.acknowledged(name))
             uppers = {name: shards.open(name).upper for name in NAMES}
-            assert uppers[PAIR[0]] == uppers[PAIR[1]], "not all at once (I4)"
-            assert all(uppers.values()), f"nobody got anywhere: {uppers}"
+            assert uppers[PAIR[0]] == uppers[PAIR[1]], "the shards did not change in one commit (I4)"
+            assert all(uppers.values()), f"no process made progress: {uppers}"
             check_nothing_is_left(shards, writer)
         return f"seed {seed}: uppers {uppers}, ends {dict(crowd.ends)}"
 
@@ -210,16 +210,17 @@ def test_processes_killed_and_stopped_at_any_moment(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("deed", "call"),
+    ("action", "call"),
     [("append", "put parts"), ("compact", "put parts"), ("roll_up", "put rollups"), ("collect", "delete")],
 )
-def test_c9_stopped_writer_is_fenced(tmp_path: Path, deed: str, call: str) -> None:
-    """A process stopped between its blobs and the commit that names them, for longer than writers live.
+def test_c9_stopped_writer_is_fenced(tmp_path: Path, action: str, call: str) -> None:
+    """A process is stopped between its blobs and the commit that names them, for longer than writers live.
 
-    Others end it, and delete what it left. When it goes on it must find itself fenced, and name nothing of that.
+    Other processes end its writer and delete its blobs. Once continued it must find itself fenced, and name none of
+    them.
     """
     with crowd_at(tmp_path, seed=0) as crowd:
-        stopping = crowd.start((deed, call))
+        stopping = crowd.start((action, call))
         stopping.wait_until_stopped()
         with visitor(crowd.root) as (shards, writer):
             stopped = set(read_registrations(shards.meta)) - {writer.id}

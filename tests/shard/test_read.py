@@ -1,4 +1,4 @@
-"""Snapshots: times, columns, skipping; and what `inspect` shows."""
+"""Snapshots: times, columns, skipped parts; and the output of `inspect`."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def test_a_snapshot_waits_for_its_time(shard: Shard, writer: Writer) -> None:
     later.join()
 
 
-def test_a_snapshot_that_waited_long_enough_says_so(shard: Shard) -> None:
-    with pytest.raises(Unavailable, match="upper is 5 and did not pass 5"):
+def test_a_snapshot_that_waited_too_long_is_an_error(shard: Shard) -> None:
+    with pytest.raises(Unavailable, match=r"time 5 was not committed within .* the upper is 5"):
         shard.snapshot(5, timeout_s=0.01)
 
 
@@ -52,10 +52,10 @@ def test_a_time_below_since_is_refused_with_the_smallest_legal_one(shard: Shard,
     with pytest.raises(TimeCompacted, match="time 2 cannot be read, the earliest is 3") as refused:
         shard.snapshot(2)
     assert rows_at(shard, refused.value.since).total() == 4
-    assert shard.inspect().leases == (), "the lease of the refused snapshot was given back"
+    assert shard.inspect().leases == (), "the refused snapshot released its lease"
 
 
-def test_a_lease_that_is_not_released_does_not_hide_why_a_read_failed(
+def test_a_failed_release_of_the_lease_does_not_hide_why_a_read_failed(
     shard: Shard, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refuse(_: Snapshot) -> None:
@@ -64,7 +64,7 @@ def test_a_lease_that_is_not_released_does_not_hide_why_a_read_failed(
     monkeypatch.setattr(Snapshot, "close", refuse)
     with pytest.raises(ValueError, match="the cause"), shard.snapshot(4):
         raise ValueError("the cause")
-    assert "a lease was not released: storage at meta is unavailable" in caplog.text
+    assert "could not release a lease, which expires by itself: storage at meta is unavailable" in caplog.text
     with pytest.raises(Unavailable), shard.snapshot(4):
         pass
 
@@ -93,7 +93,7 @@ def test_an_empty_shard_has_an_empty_content(shards: Shards, writer: Writer) -> 
         assert snapshot.to_arrow().num_rows == 0
 
 
-def test_a_finalized_shard_has_no_content_and_its_parts_go(shard: Shard, writer: Writer) -> None:
+def test_a_finalized_shard_has_no_content_and_its_parts_are_collected(shard: Shard, writer: Writer) -> None:
     shard.finalize(writer)
     shard.finalize(writer)
     with pytest.raises(Conflict, match="finalized"):
@@ -104,7 +104,7 @@ def test_a_finalized_shard_has_no_content_and_its_parts_go(shard: Shard, writer:
     assert shard.inspect().finalized
 
 
-def test_what_does_not_exist_is_named(shards: Shards) -> None:
+def test_a_missing_shard_is_an_error_with_its_name(shards: Shards) -> None:
     with pytest.raises(InvalidInput, match="shard 'nothing' does not exist"):
         shards.open("nothing")
 
@@ -117,7 +117,7 @@ def test_the_same_shard_with_other_columns_is_refused(shards: Shards, shard: Sha
     assert shards.names() == ["t"]
 
 
-def test_inspect_shows_what_is_inside(shard: Shard, writer: Writer) -> None:
+def test_inspect_shows_the_state(shard: Shard, writer: Writer) -> None:
     shard.hold("sink", 2)
     with shard.snapshot(3):
         inside = shard.inspect()
@@ -133,8 +133,8 @@ def test_inspect_shows_what_is_inside(shard: Shard, writer: Writer) -> None:
     assert shard.inspect().diffs == len(meta.scan(key)) == 4
 
 
-def test_changes_that_lie_in_the_state_are_read_without_a_lease() -> None:
-    """Two commits less for every small read. Seen to fail without `inline_changes`, and with it for blobs as well."""
+def test_inline_changes_are_read_without_a_lease() -> None:
+    """Saves two commits for every small read. Fails without `inline_changes`, and if it is used for blobs as well."""
     small, large = make_shards(), make_shards(settings=BLOBS)
     for shards, leases in ((small, 0), (large, 1)):
         writer = make_writer(shards)

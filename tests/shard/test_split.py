@@ -73,18 +73,18 @@ def test_parts_without_statistics_are_read_by_every_task() -> None:
     assert all(inline in group.parts for group in groups)
 
 
-def test_one_task_where_all_parts_overlap() -> None:
+def test_parts_that_all_overlap_are_one_task() -> None:
     parts = [part(pa.int64(), [0, 100 + at], diff=-1 if at else 1) for at in range(8)]
     [group] = split(parts, pa.schema([("v", pa.int64())]), 100)
     assert (group.span, group.is_plain, len(group.parts)) == (None, False, 8)
 
 
-def test_one_task_where_cutting_would_read_each_part_thrice() -> None:
+def test_parts_that_would_be_read_three_times_are_one_task() -> None:
     parts = [part(pa.int64(), [at * 10, at * 10 + 25], diff=-1) for at in range(10)]
     assert len(split(parts, pa.schema([("v", pa.int64())]), 100)) == 1
 
 
-def test_one_task_where_cutting_would_leave_most_to_one() -> None:
+def test_parts_that_would_go_mostly_to_one_task_are_one_task() -> None:
     parts = [part(pa.int64(), [0, 8], size=900), part(pa.int64(), [20, 28], size=50)]
     parts.append(part(pa.int64(), [30, 38], diff=-1, size=50))
     assert len(split(parts, pa.schema([("v", pa.int64())]), 400)) == 1
@@ -119,8 +119,8 @@ def test_tasks_are_of_like_size_and_no_more_than_parts() -> None:
     assert len(split(parts, pa.schema([("v", pa.int64())]), 1)) == 10
 
 
-def test_a_span_without_ends_is_not_made() -> None:
-    """All large parts begin alike: there is nowhere to cut."""
+def test_large_parts_with_the_same_minimum_are_one_task() -> None:
+    """All large parts begin at the same value, so there is no place to cut."""
     parts = [part(pa.int64(), [1, 2], diff=-1), part(pa.int64(), [1, 3])]
     [group] = split(parts, pa.schema([("v", pa.int64())]), 1)
     assert group.span is None

@@ -1,11 +1,11 @@
 """The state machine of a shard, by scripts: steps on the left, the state or the refusal on the right.
 
-    create                      the shard is made
-    append 0 2 p=5@0 q=7@0-1    [0, 2) with parts p (digest 5, time 0) and q (digest 7, times 0 to 1)
-    compact 0 2 s=1 r=12@1 -p -q    [0, 2), times moved up to 1, becomes part r; blobs p and q go
-    since 1, forget w, finalize
+create                      the shard is created
+append 0 2 p=5@0 q=7@0-1    [0, 2) with parts p (digest 5, time 0) and q (digest 7, times 0 to 1)
+compact 0 2 s=1 r=12@1 -p -q    [0, 2), times moved up to 1, becomes part r; blobs p and q are removed
+since 1, forget w, finalize
 
-A state reads `since/upper`, then each batch as `lower-upper` with `^since` if times were moved up, and its parts.
+A state is written `since/upper`, then each batch as `lower-upper` with `^since` if times were moved up, and its parts.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def run(script: str) -> ShardState:
     return state
 
 
-def told(state: ShardState) -> str:
+def format_state(state: ShardState) -> str:
     batches = [
         f"{b.lower}-{b.upper}" + (f"^{b.since}" if b.since else "") + "".join(f" {p.key}" for p in b.parts)
         for b in state.batches
@@ -133,15 +133,15 @@ def cases(table: str) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("script", "expected"), cases(GOOD))
-def test_what_fits_is_applied(script: str, expected: str) -> None:
-    assert told(run(script)) == expected
+def test_valid_diffs_are_applied(script: str, expected: str) -> None:
+    assert format_state(run(script)) == expected
 
 
 @pytest.mark.parametrize(("script", "expected"), cases(BAD))
-def test_what_breaks_an_invariant_is_damage(script: str, expected: str) -> None:
-    """The number is the invariant of `evertide.shard.state` (0: the log's form); the last step alone breaks it.
+def test_a_diff_that_breaks_an_invariant_is_damage(script: str, expected: str) -> None:
+    """The number is the invariant of `evertide.shard.state` (0: the log's form); only the last step breaks it.
 
-    Seen to fail with each `_demand` of the module taken out.
+    Fails without each `_demand` of the module.
     """
     *before, _last = script.split(";")
     if before:
@@ -153,26 +153,26 @@ def test_what_breaks_an_invariant_is_damage(script: str, expected: str) -> None:
 
 
 def test_tokens_are_known_until_they_are_settled_or_their_writer_is_forgotten() -> None:
-    """A writer asks for several at once, from its threads. Seen to fail with the last token only."""
+    """A writer looks up several at once, from its threads. Fails if only the last token is kept."""
     state = apply(None, LogEntry("v", "1", diff("create")), "there")
     for token, settled in (("7", 7), ("9", 7), ("8", 7)):
         state = apply(state, LogEntry("w", token, diff(f"append {state.upper} {state.upper + 1}"), settled), "there")
     assert state.tokens == {"v": ("1",), "w": ("7", "9", "8")}
     state = apply(state, LogEntry("w", "10", diff("since 0"), 9), "there")
-    assert state.tokens == {"v": ("1",), "w": ("9", "10")}, "by number, not by text"
+    assert state.tokens == {"v": ("1",), "w": ("9", "10")}, "compared by number, not by text"
     state = apply(state, LogEntry("w", "11", diff("forget v"), 11), "there")
     assert state.tokens == {"w": ("11",)}
 
 
 def test_the_old_state_stays_as_it_was() -> None:
     before = run("create; append 0 1 p=5@0")
-    copy = told(before), dict(before.tokens)
+    copy = format_state(before), dict(before.tokens)
     apply(before, LogEntry("w", "9", diff("append 1 2 q=7@1")), "there")
     apply(before, LogEntry("w", "9", diff("finalize -p")), "there")
-    assert (told(before), before.tokens) == copy
+    assert (format_state(before), before.tokens) == copy
 
 
-def test_what_a_diff_takes_out_is_what_collection_may_delete() -> None:
+def test_garbage_collection_may_delete_the_parts_that_a_diff_removes() -> None:
     assert parts_removed(diff("compact 0 2 s=0 r=12@0-1 -p -q")) == ("p", "q")
     assert parts_removed(diff("finalize -p")) == ("p",)
     assert parts_removed(diff("append 0 1 p=5@0")) == ()
@@ -181,4 +181,4 @@ def test_what_a_diff_takes_out_is_what_collection_may_delete() -> None:
 def test_digests_of_parts_add_up_modulo_two_to_the_128() -> None:
     state = run("create; append 0 1 p=-3@0 q=5@0")
     assert int(state.batches[0].digest, 16) == 2
-    assert told(run("create; append 0 1 p=-3@0 q=5@0; compact 0 1 s=0 r=2@0 -p -q")) == "0/1, 0-1 r"
+    assert format_state(run("create; append 0 1 p=-3@0 q=5@0; compact 0 1 s=0 r=2@0 -p -q")) == "0/1, 0-1 r"

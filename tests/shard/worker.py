@@ -1,7 +1,7 @@
 """One process of `tests/shard/test_processes.py`: appends, compacts, collects and reads, until it is killed.
 
-What it was told had succeeded it writes, synced, to a file of its own: one line `<shard> <upper>` each. Its exit code
-is 4 if it found itself fenced, and 1 for whatever else ended it. What it says goes to `<that file>.log`.
+It writes each acknowledged append, synced, to a file of its own, one line `<shard> <upper>` each. Its exit code is 4 if
+it found itself fenced, and 1 after any other error. Its log is `<that file>.log`.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from evertide.shard.heartbeat import Heartbeat
 from evertide.shard.shard import Shard, Shards
 from evertide.store import Blob, LocalBlob, SqliteMeta
 from evertide.store.writers import Writer
-from evertide.testing import RandomStream
+from tests.kit.runtime import RandomStream
 from tests.shard.kit import PassingBlob
 from tests.shard.model import SCHEMA, Change, Model, scripted, to_rows, to_table
 
 SOLO = "solo"
-"""Appended to by whoever comes, what is missing of a few times."""
+"""Every worker appends the missing times to these."""
 
 PAIR = ("pair-0", "pair-1")
 """Appended to in one commit (I4)."""
@@ -58,7 +58,9 @@ def open_shards(root: Path, wrap: Callable[[Blob], Blob] = lambda blob: blob) ->
 
 
 class StoppingBlob(PassingBlob):
-    """Stops the whole process right before the first call of a kind, once told to: it runs on when it is continued."""
+    """Stops the whole process right before the first call of a kind, once requested. The call continues when the
+    process does.
+    """
 
     def __init__(self, inner: Blob) -> None:
         super().__init__(inner)
@@ -136,25 +138,25 @@ class Worker:
         except (LeaseLost, TimeCompacted):
             return
         expected = Model(script(0, as_of + 1)).content(as_of)
-        assert found == expected, f"{shard.name} as of {as_of}: {found} is not {expected}"
+        assert found == expected, f"{shard.name} as of {as_of}: {found} instead of {expected}"
 
     def step(self) -> None:
-        deeds = [self.append] * 4 + [self.append_pair] * 4 + [self.compact, self.compact, self.roll_up]
-        deeds += [self.advance_since, self.collect, self.collect, self.read, self.read]
+        actions = [self.append] * 4 + [self.append_pair] * 4 + [self.compact, self.compact, self.roll_up]
+        actions += [self.advance_since, self.collect, self.collect, self.read, self.read]
         try:
-            deeds[self.chance.below(len(deeds))]()
+            actions[self.chance.below(len(actions))]()
         except (Unavailable, OutcomeUnknown):
-            return  # another process holds the database, perhaps one that is stopped
+            return  # another process has locked the database, perhaps a stopped one
 
-    def stop_within(self, deed: str, call: str) -> None:
-        """Be stopped in the middle of a deed, once; work on as if nothing had been."""
+    def stop_within(self, action: str, call: str) -> None:
+        """Stop in the middle of an action, once, then continue to work."""
         for _ in range(7):
             self.append()
-        if deed == "collect":
+        if action == "collect":
             self.solo.advance_since(self.solo.upper - 1, self.writer)
             self.solo.compact(self.writer)
         self.blob.stop_at = call
-        if deed == "roll_up":
+        if action == "roll_up":
             self.append()
         done: dict[str, Callable[[], Any]] = {
             "append": self.append,
@@ -162,7 +164,7 @@ class Worker:
             "roll_up": lambda: self.solo.log.roll_up(self.writer),
             "collect": lambda: self.solo.collect_garbage(self.writer),
         }
-        done[deed]()
+        done[action]()
         self.blob.stop_at = ""
 
 

@@ -1,4 +1,4 @@
-"""What the tests of sinks share: a declaration, rows of all types, and changes of a collection at random."""
+"""What the tests of sinks share: a declaration, rows of all types, and random changes of a collection."""
 
 from __future__ import annotations
 
@@ -18,19 +18,21 @@ from evertide.rows.slices import Slices, by_columns
 from evertide.runtime import Runtime
 from evertide.sinks.contract import Changes, Prepared, Sink, SinkDeclaration
 from evertide.sinks.registry import prepare_sinks
-from evertide.testing import ManualRuntime
+from tests.kit.runtime import ManualRuntime
 
 __all__ = [
     "SCHEMA",
+    "TEXTS",
     "Row",
+    "accept_tables",
     "changes",
-    "declared",
-    "in_pieces",
+    "declare",
+    "has_content",
     "next_changes",
-    "prepared",
+    "prepare",
     "row",
-    "same",
-    "taking_tables",
+    "split_into_pieces",
+    "text_changes",
 ]
 
 Row = dict[str, Any]
@@ -53,6 +55,7 @@ SCHEMA = pa.schema(
         pa.field("point", pa.struct([("x", pa.int64()), ("y", pa.string())])),
     ]
 )
+TEXTS = pa.schema([pa.field("id", pa.int64()), pa.field("s", pa.string())])
 _FLOATS = [1.5, float("nan"), 0.0, -0.0, float("inf"), None]
 
 
@@ -76,7 +79,7 @@ def row(number: int | None, name: str | None = "a", ratio: float | None = 1.5) -
     }
 
 
-def declared(
+def declare(
     path: Path,
     connector: str,
     *,
@@ -91,11 +94,11 @@ def declared(
     )
 
 
-def prepared(declaration: SinkDeclaration) -> Prepared:
-    return taking_tables(prepare_sinks([declaration])[declaration.name])
+def prepare(declaration: SinkDeclaration) -> Prepared:
+    return accept_tables(prepare_sinks([declaration])[declaration.name])
 
 
-def taking_tables(ready: Prepared) -> Prepared:
+def accept_tables(ready: Prepared) -> Prepared:
     """The same, for tests that write one table per transaction."""
     return replace(ready, open=lambda token: _TakingTables(ready.open(token)))
 
@@ -111,8 +114,8 @@ class _TakingTables:
         return getattr(self._sink, name)
 
 
-def in_pieces(table: pa.Table, count: int, key: Sequence[str] = ()) -> Changes:
-    """A table as a sink gets a large transaction."""
+def split_into_pieces(table: pa.Table, count: int, key: Sequence[str] = ()) -> Changes:
+    """A table as the pieces in which a sink receives a large transaction."""
     with Slices(table.schema, count, by_columns(key) if key else None) as slices:
         slices.add(table)
         pieces = [net(slices.read(index)) for index in range(count)]
@@ -120,13 +123,21 @@ def in_pieces(table: pa.Table, count: int, key: Sequence[str] = ()) -> Changes:
 
 
 def changes(*rows: tuple[Row, int], schema: pa.Schema = SCHEMA) -> pa.Table:
-    """As sinks get them."""
+    """Changes as sinks receive them."""
     told = pa.schema([*schema, pa.field(DIFF, pa.int64(), nullable=False)])
     return net(pa.Table.from_pylist([{**one, DIFF: diff} for one, diff in rows], told))
 
 
+def text_changes(*rows: tuple[int, bytes, int]) -> pa.Table:
+    """Id, bytes of the text, and diff."""
+    numbers, values, diffs = zip(*rows, strict=True)
+    texts = pa.array(values, pa.binary()).view(pa.string())
+    told = pa.schema([*TEXTS, pa.field(DIFF, pa.int64(), nullable=False)])
+    return net(pa.Table.from_arrays([pa.array(numbers), texts, pa.array(diffs, pa.int64())], schema=told))
+
+
 def next_changes(content: pa.Table, random: np.random.Generator, *, is_keyed: bool) -> pa.Table:
-    """Something that may follow a content: rows added, removed, updated; duplicates and NULLs if there is no key."""
+    """Valid changes of a content: rows added, removed, updated; duplicates and NULLs if there is no key."""
     present = [(each, each.pop(DIFF)) for each in content.to_pylist()]
     given: list[tuple[Row, int]] = []
     taken = {one["id"] for one, _ in present}
@@ -150,8 +161,8 @@ def _one(random: np.random.Generator, choices: Sequence[T]) -> T:
     return choices[int(random.integers(len(choices)))]
 
 
-def same(found: pa.Table, content: pa.Table) -> bool:
-    """Whether a target holds what a collection holds: as a multiset, bit by bit."""
+def has_content(found: pa.Table, content: pa.Table) -> bool:
+    """Whether a target has the content of a collection: as a multiset, bit by bit."""
     rows = found.select(content.schema.names[:-1]).cast(pa.schema([*content.schema][:-1]))
     counted = rows.append_column(content.schema.field(DIFF), pa.array(np.ones(rows.num_rows, np.int64)))
     gone = content.set_column(content.num_columns - 1, content.schema.field(DIFF), pa.array(-content[DIFF].to_numpy()))

@@ -1,4 +1,4 @@
-"""A process that fills a storage, or delivers what it holds to a sink, within a bound on memory that the kernel holds.
+"""A process that fills a storage, or delivers its content to a sink, under a memory limit that the kernel enforces.
 
 python -m tests.sinks.large fill STORAGE BATCHES
 python -m tests.sinks.large deliver STORAGE CONNECTOR OPTIONS BYTES [PORTION_BYTES]
@@ -19,7 +19,7 @@ import pyarrow as pa
 from evertide.pipeline.engine import DeclaredTable
 from evertide.runtime import SystemRuntime
 from evertide.store.open import open_storage
-from evertide.testing.small_engine import SmallEngine
+from tests.kit.small_engine import SmallEngine
 from tests.pipeline.kit import SETTINGS, open_pipeline
 from tests.pipeline.sink_kit import sink
 
@@ -30,14 +30,14 @@ MIB = 1024 * 1024
 PIECES = replace(SETTINGS, portion_bytes_max=4 * MIB, portion_rows_max=10_000)
 
 
-def taken_bytes() -> int:
-    """Memory of its own; pages of files are not counted, as the kernel may drop them."""
+def private_bytes() -> int:
+    """Private memory of the process; pages of files are not counted, as the kernel may drop them."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmData:"))
 
 
 def rows(batch: int) -> pa.Table:
-    """Texts that no codec makes smaller."""
+    """Incompressible texts."""
     content = np.random.default_rng(batch).bytes(ROWS * TEXT_BYTES // 2).hex()
     texts = [content[at : at + TEXT_BYTES] for at in range(0, len(content), TEXT_BYTES)]
     return pa.table({"id": pa.array(range(batch * ROWS, (batch + 1) * ROWS)), "text": texts}, SCHEMA)
@@ -55,7 +55,7 @@ def main(what: str, where: str, *given: str) -> None:
                 p.push("texts", rows(batch))
                 p.commit()
             return
-        most = taken_bytes() + int(given[2])
+        most = private_bytes() + int(given[2])
         resource.setrlimit(resource.RLIMIT_DATA, (most, most))
         p.deliver_once()
         [status] = p.status().sinks

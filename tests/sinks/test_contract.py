@@ -1,4 +1,4 @@
-"""What all sinks promise that keep their number, checked for each of them."""
+"""The promises of all sinks that store their number, checked for each of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from deltalake import DeltaTable
 
 from evertide.errors import SinkFailed
 from evertide.rows.changes import net
-from tests.sinks.kit import changes, declared, in_pieces, prepared, row
+from tests.sinks.kit import changes, declare, prepare, row, split_into_pieces
 
 CONNECTORS = ["delta", "files"]
 
@@ -24,8 +24,8 @@ def rows(path: Path, connector: str) -> int:
 
 @pytest.mark.parametrize("connector", CONNECTORS)
 def test_j7_a_number_that_the_target_has_is_skipped(tmp_path: Path, connector: str) -> None:
-    """By its number alone, also by a sink that was opened anew. A second write would double the row."""
-    opener = prepared(declared(tmp_path, connector)).open
+    """By its number alone, also after the sink was reopened. A second write would double the row."""
+    opener = prepare(declare(tmp_path, connector)).open
     sink = opener("token")
     assert sink.last() is None
     sink.write(3, changes((row(1), 1)))
@@ -42,9 +42,9 @@ def test_j7_a_number_that_the_target_has_is_skipped(tmp_path: Path, connector: s
 
 
 @pytest.mark.parametrize("connector", CONNECTORS)
-def test_the_target_of_another_sink_is_not_gone_on_with(tmp_path: Path, connector: str) -> None:
-    """Its numbers mean something else: going on would skip what is new, or add to what is old."""
-    ready = prepared(declared(tmp_path, connector))
+def test_the_target_of_another_sink_is_refused(tmp_path: Path, connector: str) -> None:
+    """Its numbers belong to another history: continuing would skip new transactions, or add to old content."""
+    ready = prepare(declare(tmp_path, connector))
     ready.probe()
     ready.open("token").write(3, changes((row(1), 1)))
     with pytest.raises(SinkFailed, match=r"of another sink|did not create"):
@@ -56,7 +56,7 @@ def test_the_target_of_another_sink_is_not_gone_on_with(tmp_path: Path, connecto
 
 @pytest.mark.parametrize("connector", CONNECTORS)
 def test_a_failed_write_can_be_repeated(tmp_path: Path, connector: str) -> None:
-    opener = prepared(declared(tmp_path, connector)).open
+    opener = prepare(declare(tmp_path, connector)).open
     sink = opener("token")
     sink.write(0, changes((row(1), 1)))
     away = tmp_path / "elsewhere"
@@ -72,8 +72,8 @@ def test_a_failed_write_can_be_repeated(tmp_path: Path, connector: str) -> None:
 
 def test_files_hold_a_large_transaction_piece_by_piece_in_one_file(tmp_path: Path) -> None:
     given = changes(*((row(number), 1 + number % 3) for number in range(50)))
-    sink = prepared(declared(tmp_path, "files")).open("token")
-    sink.write(3, in_pieces(given, 8))
+    sink = prepare(declare(tmp_path, "files")).open("token")
+    sink.write(3, split_into_pieces(given, 8))
     [path] = (tmp_path / "target").glob("*.parquet")
     found = pq.read_table(path)
     assert found["__time"].unique().to_pylist() == [3]
@@ -81,7 +81,7 @@ def test_files_hold_a_large_transaction_piece_by_piece_in_one_file(tmp_path: Pat
 
 
 def test_files_are_a_log_of_changes(tmp_path: Path) -> None:
-    sink = prepared(declared(tmp_path, "files")).open("token")
+    sink = prepare(declare(tmp_path, "files")).open("token")
     assert sink.remembers
     sink.write(0, changes((row(1), 2), (row(None), 1)))
     sink.write(12, changes((row(1), -1)))
@@ -91,21 +91,21 @@ def test_files_are_a_log_of_changes(tmp_path: Path) -> None:
     assert found.schema.names[-2:] == ["__time", "__diff"]
     assert found.to_pylist() == [{**row(1), "__time": 12, "__diff": -1}]
     whole = pq.read_table(tmp_path / "target")
-    assert whole.num_rows == 3  # the mark beside them is no hindrance
+    assert whole.num_rows == 3  # a reader of the directory ignores the mark
     assert pa.compute.sum(whole["__diff"]).as_py() == 2
 
 
 def test_files_that_were_read_may_be_deleted(tmp_path: Path) -> None:
-    """Numbers then come from our own record; but a whole directory that is new is told as such."""
-    opener = prepared(declared(tmp_path, "files")).open
+    """The sink then has no number, and does not claim to remember one: the number comes from the storage's record."""
+    opener = prepare(declare(tmp_path, "files")).open
     opener("token").write(5, changes((row(1), 1)))
     (tmp_path / "target" / f"{5:020d}.parquet").unlink()
     sink = opener("token")
     assert (sink.last(), sink.remembers) == (None, False)
 
 
-def test_a_mark_that_is_damaged_is_told(tmp_path: Path) -> None:
-    opener = prepared(declared(tmp_path, "files")).open
+def test_a_damaged_mark_fails_the_sink(tmp_path: Path) -> None:
+    opener = prepare(declare(tmp_path, "files")).open
     opener("token")
     (tmp_path / "target" / "_evertide.json").write_text("{")
     with pytest.raises(SinkFailed, match=r"_evertide.json cannot be read"):

@@ -1,4 +1,4 @@
-"""The memory of a process that delivers a large content: it follows the piece, not the content."""
+"""The memory of a process that delivers a large content: it depends on the size of a piece, not of the content."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.sinks.large import MIB, ROWS, TEXT_BYTES
 BATCHES = 30
 BOUND = 192 * MIB
 ALLOCATING = {"ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "2"}
-"""Others reserve more than they use, and the bound counts that."""
+"""Other allocators reserve more than they use, and the limit counts that."""
 
 
 def large(*given: object) -> Any:
@@ -31,7 +31,9 @@ def large(*given: object) -> Any:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the bound on memory is Linux's")
 def test_a_content_is_delivered_with_less_memory_than_it_takes(tmp_path: Path) -> None:
-    """As one piece it does not fit, so the bound is one. The sink stalls then, and the process goes on."""
+    """As one piece the content does not fit, which proves the limit. The sink then stalls, and the process
+    continues.
+    """
     assert BATCHES * ROWS * TEXT_BYTES > 1.15 * BOUND
     large("fill", tmp_path / "storage", BATCHES)
     shutil.copytree(tmp_path / "storage", tmp_path / "same")

@@ -1,4 +1,4 @@
-"""Which sinks there are, how a script asks for them, and where secrets come from."""
+"""The available sinks, their options in a script, and the sources of secrets."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import pytest
 
 from evertide.errors import InvalidInput
 from evertide.plan.program.program import Program
-from evertide.plan.program.properties import SinkProperties, check_properties, sink_properties
+from evertide.plan.program.properties import SinkProperties, check_properties, read_sinks
 from evertide.secrets import Secrets
 from evertide.sinks.contract import SinkDeclaration
 from evertide.sinks.registry import CONNECTORS, prepare_sinks
-from tests.sinks.kit import SCHEMA, declared
+from tests.sinks.kit import SCHEMA, declare
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -32,11 +32,11 @@ def test_sinks_are_properties_of_a_collection() -> None:
         "evertide.sink.hook.header.Authorization": "x",
         "owner": "ann",
     }
-    assert sink_properties(given, "shop.sql, line 3, view 'v'") == (
+    assert read_sinks(given, "shop.sql, line 3, view 'v'") == (
         SinkProperties("lake", "delta", {"path": "x"}, "shop.sql, line 3"),
         SinkProperties("hook", "webhook", {"header.authorization": "x"}, "shop.sql, line 3"),
     )
-    assert sink_properties({"owner": "ann"}, "v") == ()
+    assert read_sinks({"owner": "ann"}, "v") == ()
 
 
 @pytest.mark.parametrize(
@@ -55,18 +55,18 @@ def test_sinks_are_properties_of_a_collection() -> None:
         ),
     ],
 )
-def test_what_means_nothing_is_refused(given: dict[str, str], why: str) -> None:
+def test_invalid_options_are_refused(given: dict[str, str], why: str) -> None:
     with pytest.raises(InvalidInput, match=why):
         check_properties(given, is_view=True, where="v")
 
 
-def test_a_table_that_is_not_kept_has_nothing_to_write() -> None:
+def test_a_sink_of_a_table_that_is_not_kept_is_refused() -> None:
     check_properties(DELTA, is_view=False, where="t")
     with pytest.raises(InvalidInput, match=r"cannot have sinks; set 'evertide.sinks' on a view over it"):
         check_properties({**DELTA, "evertide.keep": "none"}, is_view=False, where="t")
 
 
-def test_sinks_of_a_script_are_found_with_their_place(spark: SparkSession) -> None:
+def test_sinks_of_a_script_have_their_position_in_it(spark: SparkSession) -> None:
     listed = ", ".join(f"'{name}' = '{value}'" for name, value in DELTA.items())
     script = f"""CREATE TABLE t (a INT) TBLPROPERTIES ({listed.replace("lake", "pond")});
     {VIEW.format(listed)}"""
@@ -79,13 +79,13 @@ def test_sinks_of_a_script_are_found_with_their_place(spark: SparkSession) -> No
 
 @pytest.mark.parametrize("name", CONNECTORS)
 def test_each_connector_is_found_and_names_the_option_that_it_lacks(tmp_path: Path, name: str) -> None:
-    declaration = replace(declared(tmp_path, name), options={})
+    declaration = replace(declare(tmp_path, name), options={})
     with pytest.raises(InvalidInput, match=r"the option '\w+' is missing"):
         prepare_sinks([declaration])
 
 
 def test_connector_key_and_name_are_checked(tmp_path: Path) -> None:
-    files = declared(tmp_path, "files")
+    files = declare(tmp_path, "files")
     with pytest.raises(
         InvalidInput, match=r"shop.sql, line 3.*there is no connector 'ftp' for a sink; the connectors are .*files"
     ):
@@ -104,14 +104,14 @@ def test_a_package_that_is_not_installed_is_named(tmp_path: Path, monkeypatch: p
     monkeypatch.delitem(sys.modules, "evertide.sinks.delta", raising=False)
     monkeypatch.setitem(sys.modules, "deltalake", None)
     with pytest.raises(InvalidInput, match=r"needs the package 'deltalake': pip install 'evertide\[delta\]'"):
-        prepare_sinks([declared(tmp_path, "delta")])
+        prepare_sinks([declare(tmp_path, "delta")])
 
 
 def test_the_key_is_spelled_as_the_collection_spells_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[SinkDeclaration] = []
     monkeypatch.setattr("evertide.sinks.files.prepare_files", seen.append)
-    prepare_sinks([declared(tmp_path, "files", key=("id",), options={"path": "x", "Key": "NAME, Day"})])
-    prepare_sinks([declared(tmp_path, "files", key=("id",), options={"path": "x"})])
+    prepare_sinks([declare(tmp_path, "files", key=("id",), options={"path": "x", "Key": "NAME, Day"})])
+    prepare_sinks([declare(tmp_path, "files", key=("id",), options={"path": "x"})])
     assert [each.key for each in seen] == [("name", "day"), ("id",)]
     assert seen[0].options == {"path": "x"}
     assert set(seen[0].key) <= set(SCHEMA.names)
@@ -131,10 +131,10 @@ def test_secrets_come_from_the_environment_or_a_file(tmp_path: Path) -> None:
     [
         ("${ENV:GONE}", "the environment has no variable 'GONE'"),
         ("${FILE:gone}", "the file 'gone' cannot be read"),
-        ("${ENV:EMPTY}", "ENV:EMPTY is empty"),
-        ("${VAULT:x}", "a secret is"),
+        ("${ENV:EMPTY}", "EMPTY} is empty"),
+        ("${VAULT:x}", "unknown kind of secret"),
     ],
 )
-def test_a_secret_that_is_not_there_is_refused(tmp_path: Path, text: str, why: str) -> None:
+def test_a_missing_secret_is_refused(tmp_path: Path, text: str, why: str) -> None:
     with pytest.raises(InvalidInput, match=f"here.*{why}"):
         Secrets(tmp_path, {"EMPTY": ""}).reveal(text, "here")

@@ -1,4 +1,4 @@
-"""Sinks of a real pipeline, by its script: the Delta table and the files hold what the views hold."""
+"""Sinks of a real pipeline, by its script: the Delta table and the files have the content of the views."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def rows(found: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
     return sorted((tuple(row.values()) for row in found), key=repr)
 
 
-def logged(base: Path) -> list[tuple[Any, ...]]:
+def read_log(base: Path) -> list[tuple[Any, ...]]:
     total: Counter[tuple[Any, ...]] = Counter()
     for row in pq.read_table(base / "log").to_pylist():
         diff, _ = row.pop("__diff"), row.pop("__time")
@@ -65,7 +65,7 @@ def test_a_script_with_sinks(spark: SparkSession, tmp_path: Path) -> None:
             assert rows(DeltaTable(tmp_path / "copy").to_pyarrow_table().to_pylist()) == rows(
                 p.view("orders").to_pylist()
             )
-            assert logged(tmp_path) == rows(p.view("revenue").to_pylist())
+            assert read_log(tmp_path) == rows(p.view("revenue").to_pylist())
         files = DeltaTable(tmp_path / "lake").file_uris()
         asked = duckdb.connect().execute(f"SELECT customer, total, orders FROM read_parquet({files!r})").fetchall()
         assert sorted(asked, key=repr) == rows(p.view("revenue").to_pylist())
@@ -76,7 +76,7 @@ def test_a_script_with_sinks(spark: SparkSession, tmp_path: Path) -> None:
         ]
 
 
-def test_what_is_wrong_is_said_with_its_line(spark: SparkSession, tmp_path: Path) -> None:
+def test_errors_name_the_line_of_the_script(spark: SparkSession, tmp_path: Path) -> None:
     script = tmp_path / "shop.sql"
     script.write_text(SCRIPT.replace("log.path", "log.paht"))
     with pytest.raises(InvalidInput, match=r"shop.sql, line 6, sink 'log' of 'revenue'.*'path' is missing"):

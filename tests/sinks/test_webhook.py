@@ -14,12 +14,12 @@ import pytest
 
 from evertide.errors import InvalidInput, SinkFailed
 from evertide.sinks.contract import Sink
-from evertide.testing import ManualRuntime
-from tests.sinks.kit import changes, declared, in_pieces, prepared, row
+from tests.kit.runtime import ManualRuntime
+from tests.sinks.kit import changes, declare, prepare, row, split_into_pieces, text_changes
 
 
 class Receiver:
-    """Answers as a script says, then with 200. `None`: it takes the request and never answers."""
+    """Answers as the script says, then with 200. `None`: it accepts the request and never answers."""
 
     def __init__(self) -> None:
         self.answers: list[int | None] = []
@@ -71,13 +71,13 @@ def receiver() -> Iterator[Receiver]:
         yield found
 
 
-def opened(receiver: Receiver, path: Path, **options: str) -> Sink:
+def open_sink(receiver: Receiver, path: Path, **options: str) -> Sink:
     given = {"url": receiver.url, "timeout_s": "0.3", **options}
-    return prepared(declared(path, "webhook", options=given, runtime=ManualRuntime())).open("token")
+    return prepare(declare(path, "webhook", options=given, runtime=ManualRuntime())).open("token")
 
 
 def test_a_transaction_is_a_request_with_its_number_as_key(receiver: Receiver, tmp_path: Path) -> None:
-    sink = opened(receiver, tmp_path, **{"header.x-shop": "corner"})
+    sink = open_sink(receiver, tmp_path, **{"header.x-shop": "corner"})
     sink.write(7, changes((row(1, ratio=float("nan")), 1), (row(2), -2)))
     [(key, body)] = receiver.got
     assert key == "lake-token-7-1"
@@ -92,15 +92,15 @@ def test_a_transaction_is_a_request_with_its_number_as_key(receiver: Receiver, t
 
 
 def test_a_large_transaction_is_several_requests(receiver: Receiver, tmp_path: Path) -> None:
-    opened(receiver, tmp_path, rows="2").write(7, changes(*((row(number), 1) for number in range(5))))
+    open_sink(receiver, tmp_path, rows="2").write(7, changes(*((row(number), 1) for number in range(5))))
     assert [key for key, _ in receiver.got] == ["lake-token-7-1", "lake-token-7-2", "lake-token-7-3"]
     assert [len(body["changes"]) for _, body in receiver.got] == [2, 2, 1]
 
 
-def test_requests_of_pieces_are_cut_by_rows_alone(receiver: Receiver, tmp_path: Path) -> None:
-    """Their number is in each of them, and all but the last are full, however many pieces there are."""
-    sink = opened(receiver, tmp_path, rows="7")
-    sink.write(2, in_pieces(changes(*((row(number), 1) for number in range(30))), 8))
+def test_pieces_are_split_into_requests_by_rows_alone(receiver: Receiver, tmp_path: Path) -> None:
+    """The transaction number is in each of them, and all but the last are full, however many pieces there are."""
+    sink = open_sink(receiver, tmp_path, rows="7")
+    sink.write(2, split_into_pieces(changes(*((row(number), 1) for number in range(30))), 8))
     assert [(body["request"], body["requests"], len(body["changes"])) for _, body in receiver.got] == [
         (1, 5, 7),
         (2, 5, 7),
@@ -112,37 +112,39 @@ def test_requests_of_pieces_are_cut_by_rows_alone(receiver: Receiver, tmp_path: 
     assert sent == [*range(30)]
 
 
-def test_failures_that_pass_are_tried_again_with_the_same_key(receiver: Receiver, tmp_path: Path) -> None:
-    """An error, an overload, and an answer that never comes: the receiver got it four times, and can tell."""
+def test_temporary_failures_are_retried_with_the_same_key(receiver: Receiver, tmp_path: Path) -> None:
+    """An error, an overload, and an answer that never comes: the receiver got the request four times, with the same
+    key.
+    """
     receiver.answers = [503, 429, None]
-    opened(receiver, tmp_path).write(7, changes((row(1), 1)))
+    open_sink(receiver, tmp_path).write(7, changes((row(1), 1)))
     assert len(receiver.got) == 4
     assert {key for key, _ in receiver.got} == {"lake-token-7-1"}
     assert all(body == receiver.got[0][1] for _, body in receiver.got)
 
 
 @pytest.mark.parametrize("answer", [301, 400, 401])
-def test_a_refusal_is_told_at_once(receiver: Receiver, tmp_path: Path, answer: int) -> None:
-    """A redirection as well: following it would turn the POST into something else."""
+def test_a_refused_request_fails_the_sink_at_once(receiver: Receiver, tmp_path: Path, answer: int) -> None:
+    """A redirect as well: following it would turn the POST into a GET."""
     receiver.answers = [answer]
     with pytest.raises(SinkFailed, match=f"responded with status {answer}"):
-        opened(receiver, tmp_path).write(7, changes((row(1), 1)))
+        open_sink(receiver, tmp_path).write(7, changes((row(1), 1)))
     assert len(receiver.got) == 1
 
 
-def test_a_receiver_that_stays_away_stalls_the_sink(tmp_path: Path) -> None:
+def test_an_unreachable_receiver_stalls_the_sink(tmp_path: Path) -> None:
     gone = Receiver()
     with gone.serving():
         pass
     with pytest.raises(SinkFailed, match="ConnectionRefusedError"):
-        opened(gone, tmp_path).write(7, changes((row(1), 1)))
+        open_sink(gone, tmp_path).write(7, changes((row(1), 1)))
 
 
-def test_secrets_are_sent_and_never_said(receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secrets_are_sent_and_never_shown(receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not even if the receiver repeats them in its answer."""
     monkeypatch.setenv("HOOK_PASSWORD", "pa ss/word")
     receiver.answers = [403]
-    sink = opened(receiver, tmp_path, **{"header.authorization": "Bearer ${ENV:HOOK_PASSWORD}"})
+    sink = open_sink(receiver, tmp_path, **{"header.authorization": "Bearer ${ENV:HOOK_PASSWORD}"})
     with pytest.raises(SinkFailed, match=r"you said Bearer \*\*\*") as said:
         sink.write(7, changes((row(1), 1)))
     assert receiver.headers[0]["authorization"] == "Bearer pa ss/word"
@@ -160,7 +162,12 @@ def test_secrets_are_sent_and_never_said(receiver: Receiver, tmp_path: Path, mon
         ({"url": "http://x/y", "header": "x"}, "connector 'webhook' has no option 'header'; it has"),
     ],
 )
-def test_what_means_nothing_is_refused(tmp_path: Path, options: dict[str, str], why: str) -> None:
+def test_invalid_options_are_refused(tmp_path: Path, options: dict[str, str], why: str) -> None:
     with pytest.raises(InvalidInput, match=f"shop.sql, line 3, sink 'lake'.*{why}") as said:
-        prepared(declared(tmp_path, "webhook", options=options))
+        prepare(declare(tmp_path, "webhook", options=options))
     assert "pw" not in str(said.value)
+
+
+def test_v7_texts_that_are_not_valid_utf8_are_replaced(receiver: Receiver, tmp_path: Path) -> None:
+    open_sink(receiver, tmp_path).write(7, text_changes((1, b"\xff\xfeabc", 1)))
+    assert receiver.got[0][1]["changes"] == [{"diff": 1, "row": {"id": 1, "s": "\ufffd\ufffdabc"}}]

@@ -1,4 +1,4 @@
-"""pgbench, views and all sinks, killed again and again, for a share of `EVERTIDE_SOAK_MINUTES`; half of it with Spark.
+"""pgbench, views and all sinks, killed repeatedly, for a share of `EVERTIDE_SOAK_MINUTES`; half of it with Spark.
 
 Each round has a server and a storage of its own, and ends with a comparison of all views and targets with the source
 (`tests/pipeline/test_everything.py`).
@@ -21,7 +21,7 @@ from tests.sources.kafka.kit import new_topic
 @pytest.mark.soak
 @pytest.mark.timeout(0)
 def test_everything_that_is_killed(tmp_path: Path, soak: Soak, kafka_broker: KafkaBroker, spark: object) -> None:
-    """The end of a round is looked at by the session that all tests share."""
+    """The session that all tests share checks the end of a round."""
 
     def run_round(seed: int) -> str:
         kind, kills, rate = ("spark", 3, 100) if seed % 2 else ("small", 12, 60)

@@ -1,7 +1,7 @@
-"""Pipelines under load, for a share of `EVERTIDE_SOAK_MINUTES`: kills, storage that fails, scripts that change.
+"""Pipelines under load, for a share of `EVERTIDE_SOAK_MINUTES`: kills, failing storage, changing scripts.
 
-Each round is a storage of its own: a worker is started with some views, killed after some transactions, and started
-again with other views, with or without faults; in the end all views are compared with a recomputation.
+Each round has a storage of its own: a worker is started with some views, killed after some transactions, and started
+again with other views, with or without faults. At the end all views are compared with a recomputation.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from evertide.sources.generated.seeded import RandomStream
-from evertide.store.faulty import Fault
-from tests.pipeline.test_doubt import CALLS, Outage, calls_of
+from tests.kit.faulty import Fault
 from tests.pipeline.test_kill import check, run_and_kill
+from tests.pipeline.test_lost_answers import CALLS, Outage, calls_of
 from tests.pipeline.test_portions import large_transaction
-from tests.pipeline.test_replica_processes import Replica, killed_again_and_again
+from tests.pipeline.test_replica_processes import Replica, kill_repeatedly
 from tests.pipeline.test_replica_processes import check as check_replicas
 from tests.pipeline.test_replica_spark import run as run_on_spark
-from tests.pipeline.test_x1 import churn
+from tests.pipeline.test_views_under_load import churn
 from tests.soak.rounds import Soak
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def one_round(storage: Path, kind: str, kills: int, seed: int) -> str:
         views = SCRIPTS[chance.below(len(SCRIPTS))]
         faults = 0.02 if chance.below(3) == 0 else 0.0
         began, acknowledged = run_and_kill(storage, kind, chance.below(30), views, faults)
-        assert began >= last, "what was acknowledged is gone"
+        assert began >= last, "an acknowledged transaction was lost"
         last = acknowledged[-1] if acknowledged else began
     check(storage, kind, last, views)
     return f"{kind}, {kills} kills, {last} transactions"
@@ -53,7 +53,7 @@ def test_pipelines_that_are_killed(tmp_path: Path, soak: Soak, spark: object) ->
 
 @pytest.mark.soak
 @pytest.mark.timeout(0)
-def test_x1_views_that_come_and_go_beside_transactions(tmp_path: Path, soak: Soak, spark: SparkSession) -> None:
+def test_x1_views_are_added_and_dropped_during_transactions(tmp_path: Path, soak: Soak, spark: SparkSession) -> None:
     def run_round(seed: int) -> str:
         rows = (600, 3_000, 40_000)[seed % 3]
         beside = churn(spark, tmp_path / str(seed), seed=seed, rounds=6, rows=rows)
@@ -69,7 +69,7 @@ def test_replicas_that_are_killed(tmp_path: Path, soak: Soak) -> None:
         place = tmp_path / str(seed)
         place.mkdir()
         faults = 0.01 if seed % 2 else 0.0
-        reached = killed_again_and_again(lambda: Replica(place, faults=faults), 10, seed)
+        reached = kill_repeatedly(lambda: Replica(place, faults=faults), 10, seed)
         check_replicas(place, reached)
         return f"10 kills, {reached} transactions"
 

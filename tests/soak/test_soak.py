@@ -1,4 +1,4 @@
-"""The machine and the processes of `tests/shard`, for a share of `EVERTIDE_SOAK_MINUTES`."""
+"""The state machine and the processes of `tests/shard`, for a share of `EVERTIDE_SOAK_MINUTES`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.shard.test_machine import CROSSING, NARROW, cross_everywhere, run_machine
+from tests.shard.machine import cross_everywhere, run_machine
+from tests.shard.machine_actors import CROSSING
+from tests.shard.test_machine import NARROW
 from tests.shard.test_processes import run_processes
 from tests.soak.rounds import Soak
 
@@ -25,12 +27,12 @@ def test_machine(soak: Soak, caplog: pytest.LogCaptureFixture) -> None:
 
 @pytest.mark.soak
 @pytest.mark.timeout(0)
-@pytest.mark.parametrize("deed", NARROW)
-def test_every_crossing(deed: str, caplog: pytest.LogCaptureFixture) -> None:
-    """All of them, once: a few minutes."""
+@pytest.mark.parametrize("action", NARROW)
+def test_every_crossing(action: str, caplog: pytest.LogCaptureFixture) -> None:
+    """All pairs, once: a few minutes."""
     caplog.set_level("CRITICAL", "evertide")
-    for deeds in dict.fromkeys(CROSSING):
-        cross_everywhere(deed, deeds)
+    for actions in dict.fromkeys(CROSSING):
+        cross_everywhere(action, actions)
 
 
 @pytest.mark.soak

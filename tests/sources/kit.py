@@ -1,4 +1,4 @@
-"""Tables of every type, files in a directory, and what a source gives of them."""
+"""Tables of every type, files in a directory, and the rows that a source reads from them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from evertide.sources.contract import Fault, Limit, Offer, Rows, Source, TableDeclaration
 from evertide.sources.registry import open_sources
-from evertide.testing import ManualRuntime
+from tests.kit.runtime import ManualRuntime
 
 LIMIT = Limit(rows=100_000, bytes=1 << 30)
 
@@ -93,7 +93,7 @@ def written_rows() -> st.SearchStrategy[list[dict[str, Any]]]:
     return st.lists(row, max_size=6).map(lambda rows: [{"number": at, **row} for at, row in enumerate(rows)])
 
 
-def opened(base: Path, *declarations: TableDeclaration, runtime: ManualRuntime | None = None) -> Source:
+def open_source(base: Path, *declarations: TableDeclaration, runtime: ManualRuntime | None = None) -> Source:
     (source,) = open_sources(declarations, runtime=runtime or ManualRuntime(), base=base)
     return source
 
@@ -105,7 +105,7 @@ def put(path: Path, content: str | bytes, at_s: int = 1_000) -> Path:
     return path
 
 
-def offered(source: Source, position: str | None = None, limit: Limit = LIMIT) -> Offer:
+def require_offer(source: Source, position: str | None = None, limit: Limit = LIMIT) -> Offer:
     offer = source.offer(source.start if position is None else position, limit)
     assert offer is not None
     return offer

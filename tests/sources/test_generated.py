@@ -1,4 +1,4 @@
-"""Generated rows: a function of seed and number, in whatever pieces they are asked for."""
+"""Generated rows: a function of seed and number, for any split into transactions."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from evertide.journal.records import Place
 from evertide.sources.contract import OP, Limit, Source
 from evertide.sources.generated.nexmark_events import SCHEMAS, Nexmark
 from evertide.sources.registry import open_sources
-from evertide.testing import ManualRuntime
-from tests.sources.kit import KINDS, LIMIT, batches, every_kind, offered, opened, rows_in, table
+from tests.kit.runtime import ManualRuntime
+from tests.sources.kit import KINDS, LIMIT, batches, every_kind, open_source, require_offer, rows_in, table
 
 HERE = Path()
 
 
-def drained(source: Source, limit: Limit = LIMIT) -> dict[str, pa.Table]:
-    """All that there is, by table."""
+def drain(source: Source, limit: Limit = LIMIT) -> dict[str, pa.Table]:
+    """All rows, by table."""
     found: dict[str, list[pa.Table]] = {}
     position = source.start
     while (offer := source.offer(position, limit)) is not None:
@@ -36,23 +36,23 @@ def drained(source: Source, limit: Limit = LIMIT) -> dict[str, pa.Table]:
 
 
 def datagen(schema: pa.Schema, key: tuple[str, ...] = (), **options: str) -> Source:
-    return opened(HERE, table("made", "datagen", schema, key, **{"rows": "100", **options}))
+    return open_source(HERE, table("made", "datagen", schema, key, **{"rows": "100", **options}))
 
 
 @settings(max_examples=25, deadline=None)
 @given(most=st.integers(1, 130), seed=st.integers(0, 5))
-def test_the_same_rows_come_in_whatever_transactions(most: int, seed: int) -> None:
+def test_rows_do_not_depend_on_the_split_into_transactions(most: int, seed: int) -> None:
     schema = every_kind()
     options = {"seed": str(seed), "updates": "0.3", "deletes": "0.1", "columns.text.nulls": "0.5"}
-    whole = drained(datagen(schema, ("number",), **options))["made"]
-    pieces = drained(datagen(schema, ("number",), **options), Limit(most, 1 << 30))["made"]
+    whole = drain(datagen(schema, ("number",), **options))["made"]
+    pieces = drain(datagen(schema, ("number",), **options), Limit(most, 1 << 30))["made"]
     whole.validate(full=True)
     assert whole.num_rows == 100
     assert whole.equals(pieces)
-    assert not whole.equals(drained(datagen(schema, ("number",), **{**options, "seed": "9"}))["made"])
+    assert not whole.equals(drain(datagen(schema, ("number",), **{**options, "seed": "9"}))["made"])
 
 
-def test_what_columns_hold_is_told_by_their_options() -> None:
+def test_options_determine_the_values_of_columns() -> None:
     schema = pa.schema([("a", pa.int64()), ("b", pa.string()), ("c", pa.string()), ("d", pa.decimal128(6, 2))])
     schema = schema.append(pa.field("e", pa.timestamp("us"))).append(pa.field("f", pa.string()))
     options = {
@@ -68,7 +68,7 @@ def test_what_columns_hold_is_told_by_their_options() -> None:
         "columns.e.kind": "sequence",
         "columns.f.kind": "sequence",
     }
-    made = drained(datagen(schema, (), **options))["made"]
+    made = drain(datagen(schema, (), **options))["made"]
     assert set(made.column("a").to_pylist()) == set(range(-5, 6))
     assert len(set(made.column("b").to_pylist())) == 3
     assert {len(text) for text in made.column("b").to_pylist()} == {4}
@@ -82,14 +82,14 @@ def test_what_columns_hold_is_told_by_their_options() -> None:
 
 def test_the_widest_range_does_not_overflow() -> None:
     options = {"columns.a.min": str(-(1 << 63)), "columns.a.max": str((1 << 63) - 1)}
-    found = drained(datagen(pa.schema([("a", pa.int64())]), (), **options))["made"].column("a").to_pylist()
+    found = drain(datagen(pa.schema([("a", pa.int64())]), (), **options))["made"].column("a").to_pylist()
     assert min(found) < -(1 << 61)
     assert max(found) > 1 << 61
 
 
-def test_updates_and_deletes_are_of_keys_that_came_before() -> None:
+def test_updates_and_deletes_have_existing_keys() -> None:
     schema = pa.schema([pa.field("id", pa.int64(), nullable=False), ("name", pa.string())])
-    made = drained(datagen(schema, ("id",), rows="2000", updates="0.3", deletes="0.1"))["made"]
+    made = drain(datagen(schema, ("id",), rows="2000", updates="0.3", deletes="0.1"))["made"]
     rows = made.to_pylist()
     assert all(row["id"] <= at for at, row in enumerate(rows))
     deleted = [row for row in rows if row[OP]]
@@ -100,16 +100,16 @@ def test_updates_and_deletes_are_of_keys_that_came_before() -> None:
     assert None not in {row["name"] for row in changed}
 
 
-def test_a_rate_is_by_the_clock_and_a_pause_is_not_caught_up_with() -> None:
+def test_a_rate_follows_the_clock_and_a_pause_is_not_made_up() -> None:
     runtime = ManualRuntime()
     made = table("made", "datagen", pa.schema([("a", pa.int64())]), (), rate="10", rows_per_transaction="1000")
-    source = opened(HERE, made, runtime=runtime)
+    source = open_source(HERE, made, runtime=runtime)
     assert source.offer('{"next":500}', LIMIT) is None
     runtime.advance_s(1.25)
-    assert offered(source, '{"next":500}').after == '{"next":512}'
+    assert require_offer(source, '{"next":500}').after == '{"next":512}'
     assert source.offer('{"next":512}', LIMIT) is None
     runtime.advance_s(1)
-    assert offered(source, '{"next":512}').fragments == (Place('{"first":512,"count":10}'),)
+    assert require_offer(source, '{"next":512}').fragments == (Place('{"first":512,"count":10}'),)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_a_rate_is_by_the_clock_and_a_pause_is_not_caught_up_with() -> None:
         ({"rows": "many"}, "the option 'rows' is 'many'"),
     ],
 )
-def test_options_that_mean_nothing_are_refused(options: dict[str, str], why: str) -> None:
+def test_invalid_options_are_refused(options: dict[str, str], why: str) -> None:
     with pytest.raises(InvalidInput) as refused:
         datagen(pa.schema([("a", pa.int64())]), (), **options)
     assert why in refused.value.why
@@ -137,8 +137,8 @@ def test_nulls_in_a_column_that_allows_none_are_refused() -> None:
         datagen(schema, (), **{"columns.a.nulls": "0.1"})
 
 
-def test_every_kind_is_made() -> None:
-    made = drained(datagen(every_kind(), ("number",)))["made"]
+def test_every_type_is_generated() -> None:
+    made = drain(datagen(every_kind(), ("number",)))["made"]
     for name in KINDS:
         assert (
             len(
@@ -159,14 +159,14 @@ def streams(*names: str, **options: str) -> Source:
     return source
 
 
-def test_the_streams_are_one_source_cut_at_the_same_event() -> None:
+def test_the_streams_are_one_source_split_at_the_same_event() -> None:
     source = streams("bid", "person", "auction", seed="3", events="1000", events_per_transaction="130")
     assert (source.name, source.tables) == ("nexmark-3", ("bid", "person", "auction"))
-    found = drained(source)
+    found = drain(source)
     whole = Nexmark(3).events(0, 1000)
     for name in ("person", "auction", "bid"):
         assert found[name].drop_columns([OP]).to_pylist() == getattr(whole, name).to_pylist(), name
-    offer = offered(source)
+    offer = require_offer(source)
     assert offer.rows == 130
     assert Counter(batch.table for batch in batches(source, offer)) == {"bid": 1, "person": 1, "auction": 1}
     assert sum(batch.rows.num_rows for batch in batches(source, offer)) == 130
@@ -175,11 +175,10 @@ def test_the_streams_are_one_source_cut_at_the_same_event() -> None:
 
 def test_a_table_may_have_another_name_and_fewer_columns() -> None:
     schema = pa.schema([("PRICE", pa.int64()), ("auction", pa.int64())])
-    source = opened(HERE, table("offers", "nexmark", schema, (), stream="bid", events="50"))
+    source = open_source(HERE, table("offers", "nexmark", schema, (), stream="bid", events="50"))
     assert source.name == "nexmark"
     assert (
-        drained(source)["offers"].column("PRICE").to_pylist()
-        == Nexmark(0).events(0, 50).bid.column("price").to_pylist()
+        drain(source)["offers"].column("PRICE").to_pylist() == Nexmark(0).events(0, 50).bid.column("price").to_pylist()
     )
 
 
@@ -193,9 +192,11 @@ def test_a_table_may_have_another_name_and_fewer_columns() -> None:
         ("bid", SCHEMAS["bid"], {"sede": "1"}, "connector 'nexmark' has no option 'sede'"),
     ],
 )
-def test_a_table_that_is_no_stream_is_refused(name: str, schema: pa.Schema, options: dict[str, str], why: str) -> None:
+def test_a_table_that_is_not_a_stream_is_refused(
+    name: str, schema: pa.Schema, options: dict[str, str], why: str
+) -> None:
     with pytest.raises(InvalidInput) as refused:
-        opened(HERE, table(name, "nexmark", schema, (), **options))
+        open_source(HERE, table(name, "nexmark", schema, (), **options))
     assert why in refused.value.why
 
 
@@ -204,5 +205,5 @@ def test_options_of_one_source_may_not_contradict() -> None:
         table("bid", "nexmark", SCHEMAS["bid"], (), rate="10"),
         table("person", "nexmark", SCHEMAS["person"], ("id",), rate="20"),
     ]
-    with pytest.raises(InvalidInput, match="'rate' is '20', but '10' in another table"):
+    with pytest.raises(InvalidInput, match="'rate' differs from that of another table"):
         open_sources(tables, runtime=ManualRuntime(), base=HERE)

@@ -1,4 +1,4 @@
-"""Parquet: row groups are fragments; columns that do not match stop the source, rows that do not fit are faults."""
+"""Parquet: row groups are fragments; columns that do not match stall the source, rows that do not fit are faults."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from tests.sources.kit import (
     faults_in,
     ids,
     key_of,
-    offered,
-    opened,
+    open_source,
     put,
+    require_offer,
     rows_in,
     table,
     written_rows,
@@ -39,14 +39,14 @@ def write(path: Path, columns: dict[str, Any], **options: Any) -> Path:
 
 
 def orders(base: Path, **options: str) -> Source:
-    return opened(base, table("orders", "parquet", path="in", settle_ms="0", **options))
+    return open_source(base, table("orders", "parquet", path="in", settle_ms="0", **options))
 
 
 def test_row_groups_are_fragments_and_columns_are_found_by_name(tmp_path: Path) -> None:
     numbers = pa.array(range(10), pa.int32())
     write(tmp_path / "in/x.parquet", {"NAME": ["a"] * 10, "id": numbers}, row_group_size=2)
     source = orders(tmp_path)
-    offer = offered(source, limit=Limit(rows=4, bytes=1 << 30))
+    offer = require_offer(source, limit=Limit(rows=4, bytes=1 << 30))
     assert [batch.rows.num_rows for batch in batches(source, offer)] == [4, 4, 2]
     assert offer.rows == 10
     assert rows_in(source, offer)[9] == {"id": 9, "name": "a", "amount": None, OP: 0}
@@ -55,15 +55,17 @@ def test_row_groups_are_fragments_and_columns_are_found_by_name(tmp_path: Path) 
 
 @settings(max_examples=30, deadline=None)
 @given(rows=written_rows())
-def test_rows_of_every_type_come_back(tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, Any]]) -> None:
+def test_rows_of_every_type_are_read_exactly(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, Any]]
+) -> None:
     base = tmp_path_factory.mktemp("parquet")
     kept = pa.schema([field for field in every_kind() if field.name not in {"span", "clock"}])
     every = table("every", "parquet", kept, ["number"], path="in", settle_ms="0")
     expected = convert_push(every, [{name: row[name] for name in kept.names} for row in rows]).rows
     (base / "in").mkdir()
     pq.write_table(expected.drop_columns([OP]), base / "in/x.parquet")
-    source = opened(base, every)
-    offer = offered(source)
+    source = open_source(base, every)
+    offer = require_offer(source)
     assert repr(rows_in(source, offer)) == repr(expected.to_pylist())
     assert faults_in(source, offer) == []
 
@@ -93,25 +95,25 @@ def test_a_schema_that_does_not_match_stops_the_source(tmp_path: Path, columns: 
     assert failed.value.where == f"{path}, table 'orders'"
 
 
-def test_extra_columns_may_be_passed_over(tmp_path: Path) -> None:
+def test_extra_columns_may_be_ignored(tmp_path: Path) -> None:
     write(tmp_path / "in/x.parquet", {"extra": [[1]], "id": [1], "op": ["D"]})
     source = orders(tmp_path, ignore_extra="true", op_column="op")
-    assert rows_in(source, offered(source)) == [{"id": 1, "name": None, "amount": None, OP: 1}]
+    assert rows_in(source, require_offer(source)) == [{"id": 1, "name": None, "amount": None, OP: 1}]
 
 
 def test_a_row_that_does_not_fit_is_a_fault_with_its_number(tmp_path: Path) -> None:
     write(tmp_path / "in/x.parquet", {"id": [1, None, 3, 4], "op": ["I", "I", "?", "U"]}, row_group_size=1)
     source = orders(tmp_path, op_column="op")
-    offer = offered(source, limit=Limit(2, 1 << 30))
+    offer = require_offer(source, limit=Limit(2, 1 << 30))
     assert ids(source, offer) == [1, 4]
     found = [(fault.place, fault.line, key_of(fault), fault.after) for fault in faults_in(source, offer)]
     assert found == [("in/x.parquet", 2, None, 1), ("in/x.parquet", 3, {"id": 3}, 0)]
 
 
-def test_j4_a_file_that_was_written_again_is_told_by_every_fragment(tmp_path: Path) -> None:
+def test_j4_every_fragment_of_a_rewritten_file_is_source_changed(tmp_path: Path) -> None:
     path = write(tmp_path / "in/x.parquet", {"id": [1, 2]}, row_group_size=1)
     source = orders(tmp_path)
-    offer = offered(source, limit=Limit(1, 1 << 30))
+    offer = require_offer(source, limit=Limit(1, 1 << 30))
     assert ids(source, offer) == [1, 2]
     write(path, {"id": [1, 3]}, row_group_size=1)
     for fragment in offer.fragments:
@@ -119,7 +121,7 @@ def test_j4_a_file_that_was_written_again_is_told_by_every_fragment(tmp_path: Pa
             list(source.read(fragment))
 
 
-def test_what_is_no_parquet_is_told(tmp_path: Path) -> None:
+def test_a_file_that_is_not_parquet_stalls_the_source(tmp_path: Path) -> None:
     put(tmp_path / "in/x.parquet", "id,name\n1,x\n")
     source = orders(tmp_path)
     with pytest.raises(SourceFailed, match="the file cannot be read as Parquet"):

@@ -1,4 +1,4 @@
-"""Records of a file: the same wherever read_blocks end; what programs write is cut as they wrote it."""
+"""Records of a file: the same for any block boundaries; what programs write is split as they wrote it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def cut(content: bytes, block_bytes: int = 1 << 20, most: int = 1 << 20, delimit
 @settings(deadline=None)
 @given(WILD, st.integers(1, 12))
 @example(b'a,"\n""\n",a\n', 3)
-def test_where_blocks_end_does_not_matter(content: bytes, block_bytes: int) -> None:
+def test_block_boundaries_do_not_matter(content: bytes, block_bytes: int) -> None:
     assert cut(content, block_bytes) == cut(content)
 
 
@@ -39,13 +39,15 @@ def test_where_blocks_end_does_not_matter(content: bytes, block_bytes: int) -> N
 @given(WILD, st.integers(1, 12), st.integers(1, 10))
 @example(b"aa\na\r\n", 1, 1)
 @example(b'"a\na"\r\na\n', 1, 5)
-def test_nor_does_it_if_records_may_not_be_long(content: bytes, block_bytes: int, most: int) -> None:
+def test_block_boundaries_do_not_matter_with_a_limit_of_record_size(
+    content: bytes, block_bytes: int, most: int
+) -> None:
     assert cut(content, block_bytes, most) == cut(content, 1 << 20, most)
 
 
 @settings(deadline=None)
 @given(WILD)
-def test_the_short_way_through_quotes_is_the_long_one(content: bytes) -> None:
+def test_the_fast_path_through_quotes_agrees_with_the_slow_one(content: bytes) -> None:
     short = cut(content)
     with mock.patch.object(records, "_find_regular_quotes", return_value=None):
         assert cut(content) == short
@@ -53,7 +55,7 @@ def test_the_short_way_through_quotes_is_the_long_one(content: bytes) -> None:
 
 @settings(deadline=None)
 @given(st.lists(st.lists(st.text('",\n a', max_size=4), min_size=2, max_size=3), max_size=5), st.integers(1, 9))
-def test_what_programs_write_is_cut_as_it_was_written(rows: list[list[str]], block_bytes: int) -> None:
+def test_csv_written_by_programs_is_split_at_its_records(rows: list[list[str]], block_bytes: int) -> None:
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(rows)
     found = cut(text.getvalue().encode(), block_bytes)
@@ -65,7 +67,7 @@ def test_a_stray_quote_inside_a_field_is_a_character() -> None:
     assert cut(b'5" pipe,1\n6,2\n') == [(b'5" pipe,1', 1, None, 2), (b"6,2", 2, None, 2)]
 
 
-def test_a_quote_that_is_not_closed_takes_its_own_line_only() -> None:
+def test_an_unclosed_quote_affects_its_own_line_only() -> None:
     found = cut(b'1,"a\n2,b\n3,c\n')
     assert found == [
         (b'1,"a', 1, "a quote is not closed", None),
@@ -80,8 +82,8 @@ def test_text_after_a_closing_quote_is_bad_and_the_next_record_is_not() -> None:
     assert found[1] == (b'"b\n",2', 2, None, 2)
 
 
-def test_a_line_that_is_too_long_is_bad_and_is_not_held() -> None:
-    """Without the limit the whole of it would be in memory: the reader would ask for ever larger read_blocks."""
+def test_a_line_that_is_too_long_is_bad_and_is_not_kept_in_memory() -> None:
+    """Without the limit the whole line would be in memory: the reader would ask for ever larger blocks."""
     content = b"1,a\n" + b"x" * 5_000 + b"\n2,b\n"
     largest = 0
 

@@ -1,4 +1,4 @@
-"""Which sources a script's tables are given."""
+"""Which sources the tables of a script get."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from evertide.errors import InvalidInput
 from evertide.sources.contract import TableDeclaration
 from evertide.sources.generated.nexmark_events import SCHEMAS
 from evertide.sources.registry import CONNECTORS, open_sources
-from evertide.testing import ManualRuntime
-from tests.sources.kit import LIMIT, ids, offered, opened, put, table
+from tests.kit.runtime import ManualRuntime
+from tests.sources.kit import LIMIT, ids, open_source, put, require_offer, table
 
 
 def names(*declarations: TableDeclaration) -> list[tuple[str, tuple[str, ...]]]:
@@ -24,7 +24,7 @@ def stream(name: str, **options: str) -> TableDeclaration:
     return table(name, "nexmark", SCHEMAS[name], (), **options)
 
 
-def test_sources_are_named_by_themselves_whatever_else_is_declared() -> None:
+def test_the_name_of_a_source_does_not_depend_on_other_declarations() -> None:
     files, made = table("f", "FILES", path="in", format="csv"), table("m", "datagen")
     assert names(table("a"), table("b", "push")) == []
     assert names(files, stream("bid"), made, stream("person")) == [
@@ -50,7 +50,7 @@ def test_sources_are_named_by_themselves_whatever_else_is_declared() -> None:
         (table("t", schema=pa.schema([("__op", pa.int8())]), key=()), "a column cannot be named '__op'"),
     ],
 )
-def test_what_nobody_knows_is_refused_with_its_place(declaration: TableDeclaration, why: str) -> None:
+def test_an_unknown_connector_or_option_is_refused_with_its_place(declaration: TableDeclaration, why: str) -> None:
     with pytest.raises(InvalidInput) as refused:
         names(declaration)
     assert refused.value.where == "shop.sql, line 7, table 't'"
@@ -65,13 +65,15 @@ def test_a_table_named_as_a_shared_source_is_refused() -> None:
 def test_paths_are_relative_to_the_script(tmp_path: Path) -> None:
     put(tmp_path / "scripts/in/x.csv", "id\n5\n")
     for path in ("in", str(tmp_path / "scripts/in")):
-        source = opened(tmp_path / "scripts", table(connector="csv", path=path, settle_ms="0"))
-        assert ids(source, offered(source)) == [5]
+        source = open_source(tmp_path / "scripts", table(connector="csv", path=path, settle_ms="0"))
+        assert ids(source, require_offer(source)) == [5]
 
 
 @pytest.mark.parametrize("connector", sorted(set(CONNECTORS) - {"kafka", "postgres"}))  # these need servers
 def test_every_connector_keeps_the_contract(tmp_path: Path, connector: str) -> None:
-    """Nothing new is None; a position may be acknowledged twice, or not at all; `start` is the same for all."""
+    """Without new input there is no offer; a position may be acknowledged twice, or not at all; `start` is the same for
+    all.
+    """
     (tmp_path / "in").mkdir()
     options = {
         "datagen": {"rows": "0"},
@@ -80,10 +82,10 @@ def test_every_connector_keeps_the_contract(tmp_path: Path, connector: str) -> N
     }.get(connector, {"path": "in"})
     schema, key = (SCHEMAS["bid"], ()) if connector == "nexmark" else (pa.schema([("id", pa.int64())]), ("id",))
     declared = TableDeclaration("bid", schema, key, connector, options, "x.sql, line 1")
-    source = opened(tmp_path, declared)
+    source = open_source(tmp_path, declared)
     assert source.tables == ("bid",)
     assert source.offer(source.start, LIMIT) is None
-    assert source.start == opened(tmp_path, declared).start
+    assert source.start == open_source(tmp_path, declared).start
     for _ in range(2):
         source.acknowledge(source.start)
         source.close()

@@ -1,4 +1,4 @@
-"""Pushed rows: all of them, or none and the place of the first that does not fit."""
+"""Pushed rows: all of them, or none and the position of the first that does not fit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from evertide.sources.values.values import convert_value
 from tests.sources.kit import ORDERS, every_kind, table, written_rows
 
 
-def test_rows_have_the_tables_columns_and_what_they_do() -> None:
+def test_rows_have_the_tables_columns_and_an_operation() -> None:
     found = convert_push(table(), [{"id": 1, "amount": "2.50"}, {"ID": 2, "name": "x"}], [7, {"id": 8}])
     assert found.table == "orders"
     assert found.rows.schema.names == ["id", "name", "amount", OP]
@@ -32,7 +32,7 @@ def test_rows_have_the_tables_columns_and_what_they_do() -> None:
 
 
 def test_u5_one_key_several_times_keeps_the_order_it_was_pushed_in() -> None:
-    """The last one wins, so that the order must survive; deletes of the same push come first."""
+    """The last one wins, so the order must be kept; deletes of the same push come first."""
     found = convert_push(table(), [{"id": 1, "name": "a"}, {"id": 2}, {"id": 1, "name": "b"}], [1, 1])
     assert [(row["id"], row["name"], row[OP]) for row in found.rows.to_pylist()] == [
         (1, None, 1),
@@ -43,7 +43,7 @@ def test_u5_one_key_several_times_keeps_the_order_it_was_pushed_in() -> None:
     ]
 
 
-def test_nothing_is_an_empty_table() -> None:
+def test_an_empty_push_is_an_empty_table() -> None:
     assert convert_push(table()).rows.schema == convert_push(table(), [{"id": 1}]).rows.schema
     assert convert_push(table(), ORDERS.empty_table(), []).rows.num_rows == 0
 
@@ -62,12 +62,12 @@ def test_a_missing_column_is_its_default_and_null_is_null() -> None:
         convert_push(replace(table(), defaults={"name": "upper('a')"}), [{"id": 1}])
 
 
-def test_arrow_of_the_right_types_is_taken_as_it_is() -> None:
+def test_arrow_of_the_right_types_is_not_copied() -> None:
     given = pa.table({"id": [1, 2], "name": ["a", None], "amount": pa.array([Decimal(1), None], pa.decimal128(10, 2))})
     found = convert_push(table(), given).rows
     for name in given.schema.names:
         before, after = given.column(name).chunk(0).buffers(), found.column(name).chunk(0).buffers()
-        assert before[-1].address == after[-1].address, "copied"
+        assert before[-1].address == after[-1].address, "the buffers were copied"
     batch = pa.record_batch({"NAME": ["x"], "id": pa.array([5], pa.int16())})
     assert convert_push(table(), batch, pa.table({"id": [1]})).rows.to_pylist() == [
         {"id": 1, "name": None, "amount": None, OP: 1},
@@ -109,18 +109,18 @@ def test_a_push_that_does_not_fit_is_refused_with_its_place(rows: Any, deletes: 
     assert why in refused.value.why
 
 
-def test_not_null_is_enforced_where_the_key_is_not_concerned() -> None:
+def test_not_null_is_enforced_for_columns_outside_the_key() -> None:
     schema = pa.schema([pa.field("id", pa.int64()), pa.field("name", pa.string(), nullable=False)])
     with pytest.raises(InvalidInput, match=r"row 2, column 'name'.*STRING NOT NULL"):
         convert_push(table(schema=schema), [{"id": 1, "name": "x"}, {"id": 2}])
     with pytest.raises(InvalidInput, match=r"column 'id'.*in the key"):
         convert_push(table(schema=schema), [{"id": None, "name": "x"}])
-    assert convert_push(table(schema=schema), [], [1]).rows.num_rows == 1, "a delete needs its key only"
+    assert convert_push(table(schema=schema), [], [1]).rows.num_rows == 1, "a delete needs only its key"
 
 
 @settings(max_examples=40, deadline=None)
 @given(written_rows())
-def test_rows_of_every_type_come_back(rows: list[dict[str, Any]]) -> None:
+def test_rows_of_every_type_are_converted_exactly(rows: list[dict[str, Any]]) -> None:
     schema = every_kind()
     every = table("every", schema=schema, key=["number"])
     found = convert_push(every, rows).rows
@@ -129,4 +129,4 @@ def test_rows_of_every_type_come_back(rows: list[dict[str, Any]]) -> None:
         [{n: convert_value(v, schema.field(n).type) for n, v in row.items()} for row in rows], schema
     )
     assert repr(found.drop_columns([OP]).to_pylist()) == repr(expected.to_pylist())
-    assert repr(convert_push(every, expected).rows.to_pylist()) == repr(found.to_pylist()), "the same as Arrow"
+    assert repr(convert_push(every, expected).rows.to_pylist()) == repr(found.to_pylist()), "the same as from Arrow"

@@ -8,7 +8,7 @@ from evertide.sources.contract import OP, SAME, UPSERT, Fault
 from evertide.sources.staged import FAULT, encode_fault, unpack_rows
 
 
-def test_faults_come_back_in_their_places_and_with_their_keys() -> None:
+def test_faults_are_read_back_in_their_places_and_with_their_keys() -> None:
     texts = [
         None,
         encode_fault("here", 2, "why", "raw", pa.table({"id": [2]})),
@@ -28,7 +28,7 @@ def test_faults_come_back_in_their_places_and_with_their_keys() -> None:
     ]
 
 
-def test_rows_without_faults_are_as_they_are() -> None:
+def test_rows_without_faults_are_unchanged() -> None:
     table = pa.table({"id": [1], OP: pa.array([UPSERT], pa.int8())})
     assert unpack_rows("orders", table).rows.equals(table)
     assert unpack_rows("orders", table.append_column(FAULT, pa.array([None], pa.string()))).rows.equals(table)

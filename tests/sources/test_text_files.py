@@ -1,4 +1,6 @@
-"""CSV and JSON lines: rows of every type come back; a bad record is a fault with its line, and nothing else is lost."""
+"""CSV and JSON lines: rows of every type are read exactly; a bad record is a fault with its line, and no other row is
+lost.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +28,9 @@ from tests.sources.kit import (
     every_kind,
     faults_in,
     key_of,
-    offered,
-    opened,
+    open_source,
     put,
+    require_offer,
     rows_in,
     table,
     written_rows,
@@ -36,7 +38,7 @@ from tests.sources.kit import (
 
 
 def plain(value: Any) -> Any:
-    """As JSON has it."""
+    """The value in JSON."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, bytes):
@@ -53,7 +55,7 @@ def plain(value: Any) -> Any:
 
 
 def field(value: Any) -> str:
-    """As CSV has it: always quoted, unless it is NULL."""
+    """The value in CSV: always quoted, unless it is NULL."""
     if value is None:
         return ""
     found = plain(value)
@@ -68,8 +70,8 @@ def as_csv(rows: list[dict[str, Any]], names: list[str], end: str, delimiter: st
 
 def same_rows(base: Path, rows: list[dict[str, Any]], connector: str, limit: Limit, **options: str) -> None:
     every = table("every", connector, every_kind(), ["number"], path="in", settle_ms="0", **options)
-    source = opened(base, every)
-    offer = offered(source, limit=limit)
+    source = open_source(base, every)
+    offer = require_offer(source, limit=limit)
     assert faults_in(source, offer) == []
     assert repr(rows_in(source, offer)) == repr(convert_push(every, rows).rows.to_pylist())
 
@@ -78,7 +80,7 @@ def same_rows(base: Path, rows: list[dict[str, Any]], connector: str, limit: Lim
 @given(
     rows=written_rows(), end=st.sampled_from(["\n", "\r\n"]), delimiter=st.sampled_from(",;\t"), most=st.integers(1, 5)
 )
-def test_csv_of_every_type_comes_back(
+def test_csv_of_every_type_is_read_exactly(
     tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, Any]], end: str, delimiter: str, most: int
 ) -> None:
     base = tmp_path_factory.mktemp("csv")
@@ -88,7 +90,7 @@ def test_csv_of_every_type_comes_back(
 
 @settings(max_examples=40, deadline=None)
 @given(rows=written_rows(), most=st.integers(1, 5))
-def test_json_of_every_type_comes_back(
+def test_json_of_every_type_is_read_exactly(
     tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, Any]], most: int
 ) -> None:
     base = tmp_path_factory.mktemp("json")
@@ -98,13 +100,13 @@ def test_json_of_every_type_comes_back(
 
 @settings(max_examples=60, deadline=None)
 @given(texts=st.lists(st.text('a",\n\r é', max_size=6), min_size=1, max_size=5))
-def test_csv_as_python_writes_it_comes_back(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> None:
+def test_csv_written_by_python_is_read_exactly(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> None:
     base, text = tmp_path_factory.mktemp("python"), io.StringIO(newline="")
     writer = csv.writer(text, quoting=csv.QUOTE_STRINGS if hasattr(csv, "QUOTE_STRINGS") else csv.QUOTE_NONNUMERIC)
     writer.writerows([["id", "name", "amount"], *([at, one, 1] for at, one in enumerate(texts))])
     put(base / "in/x.csv", text.getvalue())
-    source = opened(base, table(connector="csv", path="in", settle_ms="0"))
-    assert [row["name"] for row in rows_in(source, offered(source))] == texts
+    source = open_source(base, table(connector="csv", path="in", settle_ms="0"))
+    assert [row["name"] for row in rows_in(source, require_offer(source))] == texts
 
 
 CSV_WITH_FAULTS = b"""id,name,amount
@@ -133,18 +135,16 @@ JSON_WITH_FAULTS = b"""{"id": 1, "name": "a"}
 """
 
 
-def seen(fault: Fault) -> tuple[int, str, dict[str, object] | None, int]:
+def describe_fault(fault: Fault) -> tuple[int, str, dict[str, object] | None, int]:
     return fault.line, fault.reason, key_of(fault), fault.after
 
 
 @pytest.mark.parametrize("most", [1, 2, 100])
-def test_u6_bad_records_of_csv_are_faults_with_their_line_and_the_good_ones_are_there(
-    tmp_path: Path, most: int
-) -> None:
-    """The key of a bad row is told if it can be read, as the key's old row must go."""
+def test_u6_bad_records_of_csv_are_faults_with_their_line_and_the_others_are_read(tmp_path: Path, most: int) -> None:
+    """The key of a bad row is reported if it can be read, as the key's old row must be deleted."""
     put(tmp_path / "in/x.csv", CSV_WITH_FAULTS)
-    source = opened(tmp_path, table(connector="csv", path="in/", settle_ms="0"))
-    offer = offered(source, limit=Limit(most, 1 << 30))
+    source = open_source(tmp_path, table(connector="csv", path="in/", settle_ms="0"))
+    offer = require_offer(source, limit=Limit(most, 1 << 30))
     assert [row["id"] for row in rows_in(source, offer)] == [1, 8]
     found = faults_in(source, offer)
     assert [(fault.line, fault.reason.partition(":")[0]) for fault in found] == [
@@ -161,14 +161,14 @@ def test_u6_bad_records_of_csv_are_faults_with_their_line_and_the_good_ones_are_
     assert {(fault.table, fault.place) for fault in found} == {("orders", "in/x.csv")}
     assert found[4].raw == "5,\\xff,1"
     if most == 100:
-        assert {fault.after for fault in found} == {1}, "all lie between the two good rows"
+        assert {fault.after for fault in found} == {1}, "all are between the two valid rows"
 
 
 @pytest.mark.parametrize("most", [1, 100])
 def test_u6_bad_lines_of_json_are_faults_too(tmp_path: Path, most: int) -> None:
     put(tmp_path / "in/x.json", JSON_WITH_FAULTS)
-    source = opened(tmp_path, table(connector="json", path="in", settle_ms="0"))
-    offer = offered(source, limit=Limit(most, 1 << 30))
+    source = open_source(tmp_path, table(connector="json", path="in", settle_ms="0"))
+    offer = require_offer(source, limit=Limit(most, 1 << 30))
     assert [(row["id"], row["amount"]) for row in rows_in(source, offer)] == [(1, None), (8, Decimal("8.10"))]
     found = faults_in(source, offer)
     assert [(fault.line, key_of(fault)) for fault in found] == [
@@ -186,8 +186,8 @@ def test_u6_bad_lines_of_json_are_faults_too(tmp_path: Path, most: int) -> None:
 
 def test_u5_changes_of_a_key_stay_in_order_with_faults_between_them(tmp_path: Path) -> None:
     put(tmp_path / "in/x.csv", "op,id,name\nI,1,a\nU,1,b\nU,1\nD,1,\nx,1,c\ndelete,9,\nU,,d\nU,1,e\n")
-    source = opened(tmp_path, table(connector="csv", path="in", settle_ms="0", op_column="op"))
-    (batch,) = batches(source, offered(source))
+    source = open_source(tmp_path, table(connector="csv", path="in", settle_ms="0", op_column="op"))
+    (batch,) = batches(source, require_offer(source))
     assert [(row["id"], row["name"], row[OP]) for row in batch.rows.to_pylist()] == [
         (1, "a", 0),
         (1, "b", 0),
@@ -195,7 +195,7 @@ def test_u5_changes_of_a_key_stay_in_order_with_faults_between_them(tmp_path: Pa
         (9, None, 1),
         (1, "e", 0),
     ]
-    assert [seen(fault) for fault in batch.faults] == [
+    assert [describe_fault(fault) for fault in batch.faults] == [
         (4, "the record has 2 fields, expected 3", None, 2),
         (6, "'x' is not an operation: expected I, U or D (insert, update, delete)", {"id": 1}, 3),
         (8, "column 'id': NULL is not allowed: the column is in the key", None, 4),
@@ -204,19 +204,19 @@ def test_u5_changes_of_a_key_stay_in_order_with_faults_between_them(tmp_path: Pa
 
 def test_a_delete_of_json_needs_the_key_only(tmp_path: Path) -> None:
     put(tmp_path / "in/x.json", '{"op": "D", "id": 1, "amount": "rubbish"}\n{"id": 2}\n{"op": "I", "id": 3}\n')
-    source = opened(tmp_path, table(connector="json", path="in", settle_ms="0", op_column="op"))
-    offer = offered(source)
+    source = open_source(tmp_path, table(connector="json", path="in", settle_ms="0", op_column="op"))
+    offer = require_offer(source)
     assert [(row["id"], row["amount"], row[OP]) for row in rows_in(source, offer)] == [(1, None, 1), (3, None, 0)]
     assert [key_of(fault) for fault in faults_in(source, offer)] == [{"id": 2}]
 
 
-def test_columns_of_csv_are_found_by_name_or_by_place(tmp_path: Path) -> None:
+def test_columns_of_csv_are_found_by_name_or_by_position(tmp_path: Path) -> None:
     put(tmp_path / "named/x.csv", "AMOUNT,extra,id\n1,x,5\n")
     put(tmp_path / "bare/x.csv", "5,x,NULL\n")
-    named = opened(tmp_path, table(connector="csv", path="named", settle_ms="0", ignore_extra="true"))
-    bare = opened(tmp_path, table(connector="csv", path="bare", settle_ms="0", header="false", null_value="NULL"))
-    assert rows_in(named, offered(named)) == [{"id": 5, "name": None, "amount": Decimal(1), OP: 0}]
-    assert rows_in(bare, offered(bare)) == [{"id": 5, "name": "x", "amount": None, OP: 0}]
+    named = open_source(tmp_path, table(connector="csv", path="named", settle_ms="0", ignore_extra="true"))
+    bare = open_source(tmp_path, table(connector="csv", path="bare", settle_ms="0", header="false", null_value="NULL"))
+    assert rows_in(named, require_offer(named)) == [{"id": 5, "name": None, "amount": Decimal(1), OP: 0}]
+    assert rows_in(bare, require_offer(bare)) == [{"id": 5, "name": "x", "amount": None, OP: 0}]
 
 
 @pytest.mark.parametrize(
@@ -230,7 +230,7 @@ def test_columns_of_csv_are_found_by_name_or_by_place(tmp_path: Path) -> None:
 )
 def test_a_header_that_does_not_match_stops_the_source(tmp_path: Path, header: str, why: str) -> None:
     put(tmp_path / "in/x.csv", f"{header}\n1,2,3\n")
-    source = opened(tmp_path, table(connector="csv", path="in", settle_ms="0"))
+    source = open_source(tmp_path, table(connector="csv", path="in", settle_ms="0"))
     with pytest.raises(SourceFailed) as failed:
         source.offer(source.start, LIMIT)
     assert why in failed.value.why
@@ -238,14 +238,14 @@ def test_a_header_that_does_not_match_stops_the_source(tmp_path: Path, header: s
 
 @pytest.mark.parametrize("kind", ["csv", "json"])
 def test_a_huge_file_is_never_in_memory_as_a_whole(tmp_path: Path, kind: str) -> None:
-    """300,000 rows: what is held is a block, whatever the size of the file and of its pieces."""
+    """300,000 rows: only one block is in memory, for any size of the file and of its pieces."""
     count = 300_000
     lines = {"csv": '{0},"name {0}",1.5\n', "json": '{{"id":{0},"name":"name {0}"}}\n'}
     header = "id,name,amount\n" if kind == "csv" else ""
     put(tmp_path / "in/x", header + "".join(lines[kind].format(at) for at in range(count)))
-    source = opened(tmp_path, table(connector=kind, path="in", settle_ms="0"))
+    source = open_source(tmp_path, table(connector=kind, path="in", settle_ms="0"))
     for limit, pieces in ((count, 1), (70_000, 5)):
-        offer = offered(source, limit=Limit(limit, 1 << 40))
+        offer = require_offer(source, limit=Limit(limit, 1 << 40))
         assert (len(offer.fragments), offer.rows) == (pieces, count)
         before, most, expected = pa.total_allocated_bytes(), 0, 0
         for batch in batches(source, offer):
@@ -257,7 +257,7 @@ def test_a_huge_file_is_never_in_memory_as_a_whole(tmp_path: Path, kind: str) ->
         assert most < 40 << 20
 
 
-def test_options_that_mean_nothing_are_refused(tmp_path: Path) -> None:
+def test_invalid_options_are_refused(tmp_path: Path) -> None:
     for options, why in (
         ({"delimiter": ";;"}, "the option 'delimiter' is ';;'"),
         ({"delimiter": '"'}, "not a quote or line end"),
@@ -268,6 +268,6 @@ def test_options_that_mean_nothing_are_refused(tmp_path: Path) -> None:
         ({"path": ""}, "the option 'path' is missing"),
     ):
         with pytest.raises(InvalidInput) as refused:
-            opened(tmp_path, table(connector="csv", **{"path": "in", **options}))
+            open_source(tmp_path, table(connector="csv", **{"path": "in", **options}))
         assert why in refused.value.why
         assert refused.value.where == "shop.sql, line 7, table 'orders'"

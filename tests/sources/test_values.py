@@ -1,4 +1,4 @@
-"""Values: exact or refused; a whole column gives what its values give one by one."""
+"""Values: exact or refused; the conversion of a column agrees with that of its values one by one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evertide.plan.catalyst.columns import arrow_type
+from evertide.plan.catalyst.columns import find_arrow_type
 from evertide.sources.values.columns import from_arrow, from_texts, from_values, widens
 from evertide.sources.values.values import Misfit, Number, convert_value, parse_value
 from tests.sources.kit import KINDS, VALUES
@@ -58,7 +58,7 @@ AT, LOCAL = pa.timestamp("us", "UTC"), pa.timestamp("us")
         ({"a": 1}, pa.struct([("a", pa.int64()), ("b", pa.string())]), {"a": 1, "b": None}),
     ],
 )
-def test_what_fits(value: Any, kind: Any, expected: Any) -> None:
+def test_values_that_fit_are_converted_exactly(value: Any, kind: Any, expected: Any) -> None:
     if expected is None:
         with pytest.raises(Misfit):
             convert_value(value, kind)
@@ -107,7 +107,7 @@ def test_what_fits(value: Any, kind: Any, expected: Any) -> None:
         ({}, pa.struct([pa.field("a", pa.int64(), nullable=False)])),
     ],
 )
-def test_what_does_not_fit(value: Any, kind: Any) -> None:
+def test_values_that_do_not_fit_are_refused(value: Any, kind: Any) -> None:
     with pytest.raises(Misfit):
         convert_value(value, kind)
 
@@ -124,15 +124,15 @@ def test_text_of_a_file_is_read_as_the_columns_type() -> None:
 
 
 def test_a_single_is_rounded_once() -> None:
-    """By way of a DOUBLE it would be rounded to a tie, and the tie to the wrong side."""
+    """Through a DOUBLE it would be rounded to a tie, and the tie to the wrong side."""
     text = "1.000000178813934326171875000000000000000001"
     assert from_texts(pa.array([text]), pa.float32()).array.to_pylist() == [float(np.float32(1.0000002384185791))]
 
 
-def test_a_variant_is_what_spark_reads() -> None:
+def test_spark_reads_a_converted_variant() -> None:
     from pyspark.sql.types import VariantVal  # noqa: PLC0415
 
-    kind = arrow_type('"variant"')
+    kind = find_arrow_type('"variant"')
     found = pa.array([convert_value(value, kind) for value in ({"b": [1, None], "a": "x"}, Number("1.50"), "t")], kind)
     read = [VariantVal(one["value"], one["metadata"]).toJson() for one in found.to_pylist()]
     assert read == ['{"a":"x","b":[1,null]}', "1.50", '"t"']
@@ -145,7 +145,7 @@ def test_a_variant_has_a_fixed_number_of_levels(nest: Callable[[Any], Any]) -> N
     """Fails if Python's recursion limit decides."""
     from pyspark.sql.types import VariantVal  # noqa: PLC0415
 
-    kind = arrow_type('"variant"')
+    kind = find_arrow_type('"variant"')
     value: Any = 1
     for _ in range(200):
         value = nest(value)
@@ -157,7 +157,7 @@ def test_a_variant_has_a_fixed_number_of_levels(nest: Callable[[Any], Any]) -> N
             convert_value(value, kind)
 
 
-def one_by_one(values: list[Any], kind: Any, convert: Any) -> tuple[list[Any], set[int]]:
+def convert_one_by_one(values: list[Any], kind: Any, convert: Any) -> tuple[list[Any], set[int]]:
     made: list[Any] = []
     bad = set()
     for at, value in enumerate(values):
@@ -169,8 +169,8 @@ def one_by_one(values: list[Any], kind: Any, convert: Any) -> tuple[list[Any], s
     return pa.array(made, kind).to_pylist(), bad
 
 
-def same(left: list[Any], right: list[Any]) -> bool:
-    """NaN is NaN here."""
+def is_same(left: list[Any], right: list[Any]) -> bool:
+    """Equal, with NaN equal to NaN."""
     return repr(left) == repr(right)
 
 
@@ -182,27 +182,27 @@ TEXTS = st.none() | NUMBERS | DATES | st.sampled_from(["true", "FALSE", "", "x",
 @pytest.mark.parametrize("name", [name for name in KINDS if name not in {"bytes", "text"}])
 @settings(max_examples=20, deadline=None)
 @given(texts=st.lists(TEXTS, max_size=8))
-def test_a_column_of_texts_gives_what_its_texts_give(name: str, texts: list[str | None]) -> None:
-    """Arrow's own cast reads 0x10 as 16 and takes 1e2 for a decimal, among others."""
+def test_a_column_of_texts_is_converted_like_its_texts(name: str, texts: list[str | None]) -> None:
+    """Arrow's own cast reads 0x10 as 16 and accepts 1e2 as a decimal, among others."""
     column = from_texts(pa.array(texts, pa.string()), KINDS[name])
-    expected, bad = one_by_one(texts, KINDS[name], parse_value)
-    assert same(column.array.to_pylist(), expected)
+    expected, bad = convert_one_by_one(texts, KINDS[name], parse_value)
+    assert is_same(column.array.to_pylist(), expected)
     assert set(column.misfits) == bad
 
 
 @pytest.mark.parametrize("name", list(KINDS))
 @settings(max_examples=20, deadline=None)
 @given(given=st.data())
-def test_a_column_of_values_gives_what_its_values_give(name: str, given: st.DataObject) -> None:
+def test_a_column_of_values_is_converted_like_its_values(name: str, given: st.DataObject) -> None:
     mixed = st.none() | VALUES[name] | TEXTS | NUMBERS.map(Number) | st.integers() | st.floats()
     values = given.draw(st.lists(mixed, max_size=6))
     column = from_values(values, KINDS[name])
-    expected, bad = one_by_one(values, KINDS[name], convert_value)
-    assert same(column.array.to_pylist(), expected)
+    expected, bad = convert_one_by_one(values, KINDS[name], convert_value)
+    assert is_same(column.array.to_pylist(), expected)
     assert set(column.misfits) == bad
 
 
-def test_many_texts_of_which_some_do_not_fit() -> None:
+def test_texts_that_do_not_fit_are_found_among_many() -> None:
     texts = [f"2026-01-{at % 28 + 1:02d}" for at in range(5_000)]
     texts[77], texts[4_321] = "2026-02-30", "tomorrow"
     column = from_texts(pa.array(texts), pa.date32())
@@ -233,7 +233,7 @@ def test_a_column_of_arrow_is_exact_too(values: Any, kind: Any, bad: set[int]) -
     column.array.validate(full=True)
 
 
-def test_what_a_file_may_have_for_a_column() -> None:
+def test_types_that_widen_to_a_columns_type() -> None:
     assert widens(pa.int32(), pa.int64())
     assert widens(pa.large_string(), pa.string())
     assert widens(pa.timestamp("ns"), AT)

@@ -1,6 +1,6 @@
-"""Runs in a process of its own: commits to a SQLite Meta, and says which commits were acknowledged.
+"""Runs in a process of its own: commits to a SQLite Meta, and prints which commits were acknowledged.
 
-It says `ready` and begins when its standard input ends. Each further line on its standard output is one acknowledged
+It prints `ready` and begins when its standard input ends. Each further line on its standard output is one acknowledged
 commit, `<seqno>`, written before the next one begins.
 """
 
@@ -22,7 +22,7 @@ def payload(who: str, seqno: int) -> bytes:
 
 
 def main(path: str, count: int, who: str) -> None:
-    """Move both keys of the pair together, `count` times; whoever loses a race takes the next number."""
+    """Advance both keys of the pair together, `count` times. After a lost race, take the next number."""
     meta = SqliteMeta(path, SystemRuntime(), Settings())
     print("ready", flush=True)
     sys.stdin.read()

@@ -1,7 +1,8 @@
-"""Process 1 of a container: a PID namespace and a host name of its own. It starts processes with the pid it is told.
+"""Process 1 of a container: a PID namespace and a host name of its own. It starts processes with a given pid.
 
-Commands, a line each: `start PID ROLE` starts one that registers as `alone` or `replica`, and then beats and looks for
-the lead; `kill` ends it with SIGKILL. What it tells: `registered`, `refused WHY`, `leads`, `fenced`; and `killed`.
+Commands, a line each: `start PID ROLE` starts a process that registers as `alone` or `replica`, then sends heartbeats
+and tries to lead; `kill` ends it with SIGKILL. Its output: `registered`, `refused WHY`, `leads`, `fenced`; and
+`killed`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 
 from evertide.errors import Conflict, Fenced
 from evertide.pipeline.replicas.leadership import Leadership
-from evertide.pipeline.replicas.ownership import Role, register_as
+from evertide.pipeline.replicas.ownership import ProcessRole, register_as
 from evertide.runtime import SystemRuntime
 from evertide.settings import Settings
 from evertide.store.open import open_storage
@@ -30,14 +31,14 @@ def tell(*words: object) -> None:
 
 
 def start(pid: int) -> int:
-    """Fork a process of this pid, which must be free; 0 in the process itself."""
+    """Fork a process with this pid, which must be free. Returns 0 in the process itself."""
     Path("/proc/sys/kernel/ns_last_pid").write_text(str(pid - 1), encoding="ascii")
     found = os.fork()
     assert found in (0, pid), found
     return found
 
 
-def live(root: str, role: Role) -> None:
+def live(root: str, role: ProcessRole) -> None:
     runtime = SystemRuntime()
     storage = open_storage(root, runtime=runtime, settings=SETTINGS)
     try:
@@ -66,12 +67,12 @@ def main(root: str) -> None:
     for line in sys.stdin:
         what, *given = line.split()
         if what == "start":
-            if child:  # it was refused, and ends: its pid is free then
+            if child:  # the process was refused and ends: then its pid is free
                 os.waitpid(child, 0)
             child = start(int(given[0]))
             if child == 0:
                 assert (this_process().host, this_process().pid) == (HOST, int(given[0]))
-                live(root, Role(given[1]))
+                live(root, ProcessRole(given[1]))
                 os._exit(0)
         elif what == "kill":
             os.kill(child, signal.SIGKILL)

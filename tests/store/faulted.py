@@ -1,6 +1,6 @@
 """Runs a pipeline on a directory while system calls fail: for `test_io_errors`, with `faults.c` preloaded.
 
-Prints one line per fault: the call, the path, whether it hit, and what became of the pipeline.
+Prints one line per fault: the call, the path, whether the fault occurred, and the pipeline's state afterwards.
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ def main(root: Path) -> None:
         where = root / str(number) / "storage"
         where.parent.mkdir()
         plan.write_text("")
-        first = opened(where)
+        first = open_pipeline(where)
         said = [run(first, 1)]
         first.close()
         plan.write_text(f"{call} {part} {times} {errno.EIO}\n")
-        made = opened(where)
+        made = open_pipeline(where)
         said.append(run(made, 2))
         is_hit = int(plan.read_text().split()[2]) < times
         plan.write_text("")
         said.append(run(made, 3))
         made.close()
-        again = opened(where)
+        again = open_pipeline(where)
         print(call, part, is_hit, *said, rows_of(again, "revenue"), again.status().state, flush=True)
         again.close()
 
 
 def read_cold(root: Path) -> str:
-    """Pages that no connection has read yet, four of which cannot be read at once."""
+    """Read pages that no connection has read yet, four of which cannot be read at first."""
     runtime, plan = SystemRuntime(), Path(os.environ["FAULTS"])
     first = SqliteMeta(root / "meta.db", runtime, SETTINGS)
     for number in range(300):
@@ -71,14 +71,14 @@ def read_cold(root: Path) -> str:
     return f"{sum(head is not None for head in heads)} read, {plan.read_text().split()[2]} faults left"
 
 
-def opened(where: Path) -> Pipeline:
+def open_pipeline(where: Path) -> Pipeline:
     runtime = SystemRuntime()
     storage = open_storage(where, runtime=runtime, settings=SETTINGS)
     return Pipeline(engine(), storage, base=Path(), runtime=runtime, settings=SETTINGS, threads=False)
 
 
 def run(pipeline: Pipeline, number: int) -> str:
-    """One transaction, as the loop of a pipeline makes it: what is unavailable is tried again."""
+    """One transaction, as the loop of a pipeline makes it: an unavailable storage is retried."""
     tries = 0
     given = False
     while True:

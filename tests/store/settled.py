@@ -1,6 +1,6 @@
-"""What callers do with a storage that fails: repeat and read back, until every call has a definite answer.
+"""How callers use a storage that fails: they retry and read back, until every call has a definite answer.
 
-With these around a `FaultyBlob` and a `FaultyMeta` the conformance suites must pass as if nothing ever failed.
+Around a `FaultyBlob` and a `FaultyMeta`, these must pass the conformance suites as if no call ever failed.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class SettledBlob:
         try:
             self.get(key)
         except BlobMissing:
-            return repeated(lambda: self.inner.delete(key)) and False
-        repeated(lambda: self.inner.delete(key))
+            return retry(lambda: self.inner.delete(key)) and False
+        retry(lambda: self.inner.delete(key))
         return True
 
     def list(self, prefix: str) -> Iterator[BlobEntry]:
@@ -70,11 +70,11 @@ class SettledMeta:
 
     def commit(self, writes: Sequence[Write], guards: Sequence[Guard] = ()) -> Stale | None:
         if not writes:
-            return repeated(lambda: self.inner.commit(writes, guards))
+            return retry(lambda: self.inner.commit(writes, guards))
         return commit_until_known(self.inner, writes, guards, self._runtime, self._settings)
 
     def truncate(self, key: str, below: int) -> None:
-        repeated(lambda: self.inner.truncate(key, below))
+        retry(lambda: self.inner.truncate(key, below))
 
     def wait(self, key: str, after: int, timeout_s: float) -> bool:
         return self._read(lambda: self.inner.wait(key, after, timeout_s))
@@ -89,8 +89,8 @@ class SettledMeta:
         return retry_read(call, self._runtime, self._settings)
 
 
-def repeated(call: Callable[[], T]) -> T:
-    """For what may be done twice."""
+def retry(call: Callable[[], T]) -> T:
+    """Retry a call that may take effect twice."""
     while True:
         try:
             return call()

@@ -1,4 +1,4 @@
-"""SQLite statements that fail by plan, for tests: connections whose statements, fetches and opening raise errors."""
+"""SQLite connections whose opening, statements and fetches fail by plan."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-__all__ = ["CODES", "Faults", "failing"]
+__all__ = ["CODES", "Faults", "inject_faults"]
 
 CODES = {
     "full": sqlite3.SQLITE_FULL,
@@ -25,7 +25,9 @@ CODES = {
 
 @dataclass
 class Faults:
-    """From the step `first` on, `times` steps fail with `code`. A step is an opening, a statement or a fetch."""
+    """From step `first` on, `times` steps fail with `code`. A step is the opening of a connection, a statement or a
+    fetch.
+    """
 
     first: int = -1
     times: int = 0
@@ -33,7 +35,7 @@ class Faults:
     rolls_back: bool = False
     """SQLite ends a transaction by itself after some errors, and leaves it to the caller after others."""
     after: bool = False
-    """COMMIT and reads fail after they were done."""
+    """COMMIT and reads fail after they took effect."""
     seen: list[str] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
 
@@ -67,7 +69,7 @@ class Faults:
 
 
 @contextmanager
-def failing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Faults]:
+def inject_faults(monkeypatch: pytest.MonkeyPatch) -> Iterator[Faults]:
     """All SQLite connections that are opened meanwhile follow the plan."""
     faults = Faults()
     connect = sqlite3.connect

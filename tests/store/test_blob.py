@@ -15,12 +15,13 @@ from evertide.errors import BlobMissing, Conflict, InvalidInput
 from evertide.observer import Observer
 from evertide.runtime import SystemRuntime
 from evertide.settings import Settings
-from evertide.store import Blob, Faults, FaultyBlob, LocalBlob, MemoryBlob, S3Blob
+from evertide.store import Blob, LocalBlob, MemoryBlob, S3Blob
 from evertide.store.observed import ObservedBlob
-from evertide.testing.runtime import ManualRuntime
+from tests.kit.faulty import Faults, FaultyBlob
+from tests.kit.runtime import ManualRuntime
 from tests.servers.s3 import S3Server
 from tests.store.race import together
-from tests.store.settled import SettledBlob, repeated
+from tests.store.settled import SettledBlob, retry
 
 EVERY_BYTE = bytes(range(256)) * 1000
 ODD_KEYS = ["plain", "p/q/r.parquet", "p/with space", "p/ümläut", "p/a+b=@c", "p/a%20b", "p/x#y?z&w", "p/~tilde*star"]
@@ -48,14 +49,14 @@ def keys(blob: Blob, prefix: str) -> list[str]:
 
 
 @pytest.mark.parametrize("data", [b"", b"x", EVERY_BYTE], ids=["empty", "one byte", "every byte"])
-def test_rule_1_and_3_what_was_put_is_read_back_whole(blob: Blob, data: bytes) -> None:
+def test_rule_1_and_3_a_blob_is_read_back_whole(blob: Blob, data: bytes) -> None:
     blob.put("parts/s/w-1.parquet", data)
     assert blob.get("parts/s/w-1.parquet") == data
     assert [(entry.key, entry.bytes) for entry in blob.list("parts/")] == [("parts/s/w-1.parquet", len(data))]
 
 
 def test_rule_1_a_reader_never_sees_a_part(blob: Blob) -> None:
-    """Listings are left out for S3: rclone, unlike S3, lists an object that it is still receiving."""
+    """S3 is tested without listings: rclone, unlike S3, lists an object that it is still receiving."""
     sizes: set[int] = set()
     done = threading.Event()
 
@@ -82,7 +83,7 @@ def test_rule_1_a_reader_never_sees_a_part(blob: Blob) -> None:
     assert sizes == {len(EVERY_BYTE)}
 
 
-def test_rule_2_the_same_bytes_again_are_fine(blob: Blob) -> None:
+def test_rule_2_a_put_of_the_same_bytes_again_succeeds(blob: Blob) -> None:
     blob.put("p/a", b"first")
     blob.put("p/a", b"first")
     assert blob.get("p/a") == b"first"
@@ -90,7 +91,7 @@ def test_rule_2_the_same_bytes_again_are_fine(blob: Blob) -> None:
 
 
 @pytest.mark.parametrize("other", [b"other", b"", b"longer than first"])
-def test_rule_2_other_bytes_are_refused_and_the_first_stay(blob: Blob, other: bytes) -> None:
+def test_rule_2_a_put_of_other_bytes_is_refused_and_the_first_stay(blob: Blob, other: bytes) -> None:
     blob.put("p/a", b"first")
     with pytest.raises(Conflict) as caught:
         blob.put("p/a", other)
@@ -100,7 +101,7 @@ def test_rule_2_other_bytes_are_refused_and_the_first_stay(blob: Blob, other: by
 
 
 def test_rule_2_and_8_threads_that_put_the_same_key(blob: Blob) -> None:
-    """Same bytes: all succeed. Other bytes: exactly one set of bytes wins, and the others know."""
+    """Same bytes: all puts succeed. Other bytes: exactly one put wins, and the others fail."""
     assert together(8, lambda _: blob.put("p/same", EVERY_BYTE)) == [None] * 8
     assert blob.get("p/same") == EVERY_BYTE
 
@@ -122,7 +123,7 @@ def test_rule_3_a_missing_blob_is_named(blob: Blob) -> None:
 
 @pytest.mark.parametrize("data", [b"", b"x", EVERY_BYTE], ids=["empty", "one byte", "every byte"])
 def test_rule_3_a_range_is_the_slice_of_all_bytes(blob: Blob, data: bytes) -> None:
-    """Also where it reaches past the end, or begins there: then it ends with the bytes."""
+    """A range that begins or ends past the end returns only the bytes that exist."""
     blob.put("p/a", data)
     size = len(data)
     for offset in {0, 1, size // 3, max(0, size - 5), max(0, size - 1), size, size + 1, 2 * size + 7}:
@@ -182,12 +183,12 @@ def test_rule_6_nothing_is_unfinished_after_puts_that_ended(blob: Blob) -> None:
 
 
 def test_rule_8_many_threads(blob: Blob) -> None:
-    """Puts are repeated, as callers do: rclone answers 500 now and then when two requests make one directory."""
+    """Puts are retried, as callers do: rclone sometimes answers 500 when two requests create one directory."""
 
     def work(number: int) -> None:
         for step in range(5):
             key = f"p/{number % 4}/{number}-{step}"
-            repeated(partial(blob.put, key, key.encode()))
+            retry(partial(blob.put, key, key.encode()))
             assert blob.get(key) == key.encode()
             if step % 2:
                 assert blob.delete(key)
@@ -196,9 +197,9 @@ def test_rule_8_many_threads(blob: Blob) -> None:
     assert keys(blob, "p/") == sorted(f"p/{n % 4}/{n}-{step}" for n in range(8) for step in (0, 2, 4))
 
 
-def test_rule_8_pickled_where_others_reach_the_same_storage(blob: Blob) -> None:
+def test_rule_8_a_pickled_blob_opens_the_same_storage(blob: Blob) -> None:
     if not isinstance(blob, LocalBlob | S3Blob):
-        pytest.skip("no other process reaches it")
+        pytest.skip("no other process can open this storage")
     blob.put("p/a", b"1")
     copy = pickle.loads(pickle.dumps(blob))
     assert copy.get("p/a") == b"1"
@@ -208,7 +209,7 @@ def test_rule_8_pickled_where_others_reach_the_same_storage(blob: Blob) -> None:
 
 
 @pytest.mark.parametrize("key", ODD_KEYS)
-def test_keys_are_taken_as_they_are(blob: Blob, key: str) -> None:
+def test_keys_with_special_characters_are_stored_unchanged(blob: Blob, key: str) -> None:
     blob.put(key, key.encode())
     assert blob.get(key) == key.encode()
     assert keys(blob, "") == [key]

@@ -1,7 +1,7 @@
-"""Containers with real PID and UTS namespaces: the same pid and host name, and which registration that ends.
+"""Containers with real PID and UTS namespaces, the same pid and the same host name: which registrations end.
 
-The kernel may give the number of a namespace that is gone to the next one, so whether a restarted container can prove
-that the process before it has ended is told by the namespaces here.
+The kernel may reuse the number of a deleted namespace for the next one. So the namespaces decide here whether a
+restarted container can prove that the previous process has ended.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ UNSHARE += ["--pid", "--uts", "--fork", "--mount-proc", "--kill-child"]
 
 
 def _refusal() -> str:
-    """Why there are no namespaces here; empty if there are."""
+    """Why this machine has no namespaces; empty if it has."""
     if sys.platform != "linux" or shutil.which("unshare") is None:
         return "there is no unshare"
     tried = subprocess.run([*UNSHARE, "true"], capture_output=True, text=True, check=False)
@@ -47,12 +47,12 @@ class Container:
         return self._process.stdout.readline().strip()
 
     def start(self, role: str = "alone") -> str:
-        """What the process with the pid says first."""
+        """Start a process with the pid, and return its first line."""
         self._tell(f"start {PID} {role}")
         return self.line()
 
     def kill(self) -> list[str]:
-        """The process; the container lives on. What it said until then."""
+        """Kill the process, but not the container. Returns its output so far."""
         self._tell("kill")
         said: list[str] = []
         while (line := self.line()) != "killed":
@@ -91,8 +91,10 @@ def silent_for_s(seconds: float) -> None:
     SystemRuntime().sleep_s(seconds)
 
 
-def test_x10_a_process_that_was_killed_is_followed_at_once_by_one_of_the_same_pid(root: Path) -> None:
-    """Fails if the start of a process does not count: it would find itself registered, and alive."""
+def test_x10_a_killed_process_is_replaced_at_once_by_one_with_the_same_pid(root: Path) -> None:
+    """Fails if the start time of a process is ignored: the new process would take the registration for its own, and
+    alive.
+    """
     with container(root) as one:
         assert one.start() == "registered"
         assert one.line() == "leads"
@@ -117,7 +119,7 @@ def test_x10_a_container_that_is_restarted_waits_unless_the_end_of_the_old_one_i
 
 
 def test_x10_the_end_of_a_process_in_another_container_is_never_proven(root: Path) -> None:
-    """Fails if namespaces do not count: the pid is free in the second container while the first one's process lives."""
+    """Fails if namespaces are ignored: the pid is free in the second container while the first one's process lives."""
     with container(root) as first, container(root) as second:
         assert first.namespace != second.namespace
         assert first.start() == "registered"
@@ -126,19 +128,19 @@ def test_x10_the_end_of_a_process_in_another_container_is_never_proven(root: Pat
             assert second.start().startswith("refused")
             silent_for_s(SETTINGS.writer_ttl_s * 0.6)
         first.kill()
-        assert second.start().startswith("refused"), "it may live, for all that can be told there"
+        assert second.start().startswith("refused"), "the second container cannot prove that the process has ended"
         silent_for_s(SETTINGS.writer_ttl_s * 1.2)
         assert second.start() == "registered"
 
 
-def test_x10_replicas_of_one_host_name_and_pid_do_not_fence_each_other_in_turns(root: Path) -> None:
+def test_x10_replicas_with_one_host_name_and_pid_do_not_fence_each_other(root: Path) -> None:
     with ExitStack() as stack:
         first, second = (stack.enter_context(container(root)) for _ in range(2))
         assert [first.start("replica"), first.line()] == ["registered", "leads"]
         assert second.start("replica") == "registered"
         silent_for_s(SETTINGS.writer_ttl_s * 2)
-        assert first.kill() == [], "it was not fenced"
-        assert second.line() == "leads", "after the silence of the first"
+        assert first.kill() == [], "the replica was not fenced"
+        assert second.line() == "leads", "it leads after the first was silent for long enough"
         assert first.start("replica") == "registered"
         silent_for_s(SETTINGS.writer_ttl_s * 2)
         assert second.kill() == []

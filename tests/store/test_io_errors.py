@@ -1,4 +1,4 @@
-"""X12: one system call fails once, or a few times. The process goes on by itself, and nothing is lost."""
+"""X12: one system call fails once, or a few times. The process continues by itself, and no data is lost."""
 
 from __future__ import annotations
 
@@ -20,14 +20,16 @@ ROOT = HERE.parent.parent
 def shim(tmp_path: Path) -> Path:
     compiler = shutil.which("cc")
     if compiler is None:
-        pytest.skip("there is no C compiler")
+        pytest.skip("this machine has no C compiler")
     made = tmp_path / "faults.so"
     subprocess.run([compiler, "-shared", "-fPIC", "-o", made, HERE / "faults.c", "-ldl"], check=True)
     return made
 
 
 def test_x12_passing_io_errors_need_no_restart(shim: Path, tmp_path: Path) -> None:
-    """EIO of the system itself. Seen to fail: a directory's fsync stalled for good, four preads said `malformed`."""
+    """EIO from the system itself. Without the retries a directory's fsync stalled for good, and four failed preads were
+    reported as `malformed`.
+    """
     plan = tmp_path / "plan"
     plan.write_text("")
     command = [sys.executable, "-m", "tests.store.faulted", str(tmp_path)]

@@ -1,4 +1,4 @@
-"""`LocalBlob`: what it does to the file system, in which order, and what each failure means."""
+"""`LocalBlob`: its file system operations, their order, and the error of each failure."""
 
 from __future__ import annotations
 
@@ -23,60 +23,60 @@ from evertide.errors import (
 )
 from evertide.store import DirectoryEntry, LocalBlob, SystemFiles
 from evertide.store.paths import Name
-from evertide.testing.cuts import every_cut
-from evertide.testing.disk import SimulatedDisk
+from tests.kit.cuts import every_cut
+from tests.kit.disk import SimulatedDisk
 from tests.store.race import together
 
 ROOT = Path("/storage")
 Allowed: TypeAlias = tuple[str, set[bytes | None]]
-"""A key, and what it may hold from now on, None for nothing."""
+"""A key, and the contents that it may have from now on; None if it may be absent."""
 WRITES = {"write_new", "sync", "rename", "sync_directory", "unlink", "make_directory"}
 
 
 class WatchedFiles(SystemFiles):
-    """Real files; writes down what changes them, and fails what it is told to."""
+    """Real files. Records the operations that change them, and fails the chosen ones."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
         self.fail: dict[str, int] = {}
 
     def read(self, path: Path) -> bytes:
-        self._look("read", path)
+        self._record("read", path)
         return super().read(path)
 
     def write_new(self, path: Path, data: bytes) -> None:
         try:
-            self._look("write_new", path)
+            self._record("write_new", path)
         except OSError:
             super().write_new(path, data[: len(data) // 2])
             raise
         super().write_new(path, data)
 
     def sync(self, path: Path) -> None:
-        self._look("sync", path)
+        self._record("sync", path)
         super().sync(path)
 
     def rename(self, source: Path, target: Path) -> None:
-        self._look("rename", source, target)
+        self._record("rename", source, target)
         super().rename(source, target)
 
     def sync_directory(self, path: Path) -> None:
-        self._look("sync_directory", path)
+        self._record("sync_directory", path)
         super().sync_directory(path)
 
     def unlink(self, path: Path) -> None:
-        self._look("unlink", path)
+        self._record("unlink", path)
         super().unlink(path)
 
     def make_directory(self, path: Path) -> None:
-        self._look("make_directory", path)
+        self._record("make_directory", path)
         super().make_directory(path)
 
     def list_directory(self, path: Path) -> list[DirectoryEntry]:
-        self._look("list_directory", path)
+        self._record("list_directory", path)
         return super().list_directory(path)
 
-    def _look(self, operation: str, *paths: Path) -> None:
+    def _record(self, operation: str, *paths: Path) -> None:
         if operation in WRITES:
             self.calls.append(" ".join([operation, *(path.name for path in paths)]))
         if operation in self.fail:
@@ -142,7 +142,7 @@ def test_a_delete_is_durable_also_the_second_time(blob: LocalBlob, files: Watche
 def test_rule_7_failures_of_a_put(
     blob: LocalBlob, files: WatchedFiles, operation: str, number: int, kind: type[EvertideError]
 ) -> None:
-    """Each is typed, leaves nothing behind, and the repeated put succeeds."""
+    """Each error has its kind and leaves no file behind, and the repeated put succeeds."""
     directory = "new" if operation == "make_directory" else "parts"
     blob.put("parts/first", b"1")
     files.calls.clear()
@@ -161,8 +161,8 @@ def test_rule_7_failures_of_a_put(
     assert blob.get(f"{directory}/a") == b"0123456789"
 
 
-def test_a_put_whose_outcome_is_unknown_is_written_anew(blob: LocalBlob, files: WatchedFiles) -> None:
-    """A directory sync that failed is not made good by another one: the name has to be written again."""
+def test_a_put_with_unknown_outcome_writes_the_bytes_again(blob: LocalBlob, files: WatchedFiles) -> None:
+    """A second sync does not repair a failed sync of a directory: the name has to be written again."""
     blob.put("parts/first", b"1")
     files.fail = {"sync_directory": errno.EIO}
     with pytest.raises(OutcomeUnknown):
@@ -174,7 +174,9 @@ def test_a_put_whose_outcome_is_unknown_is_written_anew(blob: LocalBlob, files: 
 
 
 def test_x12_a_directory_whose_name_could_not_be_synced_is_made_again(blob: LocalBlob, files: WatchedFiles) -> None:
-    """A second sync alone may do nothing for the name: the directory is removed, and made again by the next put."""
+    """A second sync alone may not make the name durable: the directory is removed, and the next put creates it
+    again.
+    """
     files.fail = {"sync_directory": errno.EIO}
     with pytest.raises(Unavailable):
         blob.put("parts/a", b"1")
@@ -185,7 +187,7 @@ def test_x12_a_directory_whose_name_could_not_be_synced_is_made_again(blob: Loca
     assert blob.get("parts/a") == b"1"
 
 
-def test_x12_a_directory_with_files_goes_on_after_a_failed_sync(blob: LocalBlob, files: WatchedFiles) -> None:
+def test_x12_a_directory_with_files_stays_usable_after_a_failed_sync(blob: LocalBlob, files: WatchedFiles) -> None:
     blob.put("parts/a", b"1")
     other = LocalBlob(Path(blob.path("")), files)
     files.fail = {"sync_directory": errno.EIO}
@@ -196,7 +198,7 @@ def test_x12_a_directory_with_files_goes_on_after_a_failed_sync(blob: LocalBlob,
     assert [other.get(key) for key in ("parts/a", "parts/b")] == [b"1", b"2"]
 
 
-def test_x12_what_is_put_after_a_failed_sync_survives_a_power_cut() -> None:
+def test_x12_a_put_after_a_failed_sync_survives_a_power_cut() -> None:
     disk = SimulatedDisk()
     blob = LocalBlob(disk.root, disk.files)
     for failed in (f"sync_directory {disk.root}", f"sync_directory {disk.root}/parts"):
@@ -232,7 +234,7 @@ def test_rule_7_failures_of_reads(blob: LocalBlob, files: WatchedFiles, number: 
         list(blob.unfinished(""))
 
 
-def test_rule_6_what_a_crash_left_is_named_and_removed(blob: LocalBlob) -> None:
+def test_rule_6_leftovers_of_a_crash_are_listed_and_removed(blob: LocalBlob) -> None:
     blob.put("parts/s/w-00000001.parquet", b"1")
     left = ["parts/s/w-00000001.parquet.tmp", "parts/s/w-00000002.parquet.tmp", "parts/s/w-00000003.parquet.1.tmp"]
     for key in left:
@@ -250,8 +252,8 @@ def test_rule_6_what_a_crash_left_is_named_and_removed(blob: LocalBlob) -> None:
     assert list(Path(blob.path("parts/s")).iterdir()) == []
 
 
-def test_a_temporary_file_of_someone_else_is_left_alone(blob: LocalBlob, files: WatchedFiles) -> None:
-    """It may be another process in the middle of writing: renaming or truncating it would tear that one's blob."""
+def test_a_temporary_file_of_another_process_is_left_alone(blob: LocalBlob, files: WatchedFiles) -> None:
+    """Another process may be writing it: renaming or truncating it would damage that process's blob."""
     blob.put("parts/first", b"1")
     other = Path(blob.path("parts/a.tmp"))
     other.write_bytes(b"half of it")
@@ -262,7 +264,7 @@ def test_a_temporary_file_of_someone_else_is_left_alone(blob: LocalBlob, files: 
     assert blob.get("parts/a") == b"whole"
 
 
-def test_a_missing_root_is_not_made_and_not_taken_for_an_empty_one(tmp_path: Path) -> None:
+def test_a_missing_root_is_not_created_and_not_mistaken_for_an_empty_one(tmp_path: Path) -> None:
     """It may be a disk that is not mounted."""
     blob = LocalBlob(tmp_path / "unmounted")
     for call in (lambda: blob.put("a", b""), lambda: blob.get("a"), lambda: list(blob.list("parts/"))):
@@ -275,7 +277,7 @@ def test_a_missing_root_is_not_made_and_not_taken_for_an_empty_one(tmp_path: Pat
     assert blob.get("a") == b"1"
 
 
-def test_a_directory_that_was_taken_away_is_made_again(blob: LocalBlob) -> None:
+def test_a_directory_that_was_removed_is_created_again(blob: LocalBlob) -> None:
     blob.put("parts/a", b"1")
     blob.delete("parts/a")
     Path(blob.path("parts")).rmdir()
@@ -286,7 +288,7 @@ def test_a_directory_that_was_taken_away_is_made_again(blob: LocalBlob) -> None:
 
 
 def test_two_objects_on_one_root_put_the_same_bytes(tmp_path: Path) -> None:
-    """As two processes would: their turns do not know of each other."""
+    """As two processes would: their locks are independent."""
     blobs = [LocalBlob(tmp_path) for _ in range(6)]
     for number in range(20):
         errors = together(len(blobs), lambda i, key=f"p/{number}": blobs[i].put(key, b"x" * 10_000))  # type: ignore[misc]
@@ -307,7 +309,9 @@ def test_puts_of_different_keys_do_not_wait_for_each_other(tmp_path: Path) -> No
 
 
 def test_rule_1_power_cuts_at_every_operation() -> None:
-    """What was acknowledged is there whole; what was not is there whole or not at all; the rest is named."""
+    """An acknowledged blob is there and complete; another is complete or absent; every remaining file is listed as
+    unfinished.
+    """
     puts = [("FORMAT", b"1\n"), ("parts/s/a", b"first"), ("parts/s/b", b"second" * 100), ("parts/t/c", b"third")]
 
     def build() -> SimulatedDisk:

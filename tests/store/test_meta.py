@@ -13,33 +13,23 @@ from evertide.errors import InvalidInput
 from evertide.observer import Observer
 from evertide.runtime import SystemRuntime
 from evertide.settings import Settings
-from evertide.store import (
-    Faults,
-    FaultyMeta,
-    Guard,
-    MemoryMeta,
-    Meta,
-    PostgresMeta,
-    Record,
-    SqliteMeta,
-    Stale,
-    Write,
-)
+from evertide.store import Guard, MemoryMeta, Meta, PostgresMeta, Record, SqliteMeta, Stale, Write
 from evertide.store.observed import ObservedMeta
-from evertide.testing.runtime import ManualRuntime
 from evertide.types import SequenceNumber
+from tests.kit.faulty import Faults, FaultyMeta
+from tests.kit.runtime import ManualRuntime
 from tests.servers.postgres import PostgresServer
 from tests.store.race import together
 from tests.store.settled import SettledMeta
 
 KEY = "shard/orders"
 WAKE_LIMIT_S = 2.0
-"""Generous: a waiter wakes within milliseconds, but the machine may be busy."""
+"""Generous: a waiter wakes within milliseconds, but the machine may be loaded."""
 
 
 @pytest.fixture(params=["memory", "sqlite", "postgres", "observed", "faulty", "faulty, settled"])
 def meta(request: pytest.FixtureRequest, tmp_path: Path, runtime: SystemRuntime, settings: Settings) -> Iterator[Meta]:
-    """Nobody polls here within a test's time: whoever wakes was woken."""
+    """No implementation polls within the time of a test: only a wake-up ends a wait."""
     opened = open_meta(request, tmp_path / "meta.db", runtime, replace(settings, poll_interval_s=50.0))
     yield opened
     opened.close()
@@ -170,7 +160,7 @@ def test_rule_3_a_removed_key_starts_again(meta: Meta) -> None:
     assert meta.scan(KEY) == [Record(SequenceNumber(1), b"anew")]
 
 
-def test_rule_3_removing_what_is_not_there_is_a_guard(meta: Meta) -> None:
+def test_rule_3_removing_a_missing_key_is_a_guard(meta: Meta) -> None:
     assert meta.commit([Write(KEY, 0, None), Write("a", 0, b"1")]) is None
     assert meta.commit([Write("a", 0, None)]) == Stale("a", 0, SequenceNumber(1))
     assert numbers(meta) == {"a": 1}
@@ -185,7 +175,7 @@ def test_rule_4_scan_from_anywhere(meta: Meta) -> None:
     assert meta.scan(KEY, 99) == []
 
 
-def test_rule_4_scan_yields_at_most_so_many(meta: Meta) -> None:
+def test_rule_4_scan_yields_at_most_limit_records(meta: Meta) -> None:
     append(meta, KEY, 12)
     append(meta, KEY + "0", 1)
     assert meta.scan(KEY, limit=1) == [Record(SequenceNumber(1), record(KEY, 1))]
@@ -193,14 +183,14 @@ def test_rule_4_scan_yields_at_most_so_many(meta: Meta) -> None:
     assert [found.seqno for found in meta.scan(KEY, 10, 3)] == [11, 12]
     assert meta.scan(KEY, 12, 1) == meta.scan("nothing", limit=1) == []
     meta.truncate(KEY, 9)
-    assert [found.seqno for found in meta.scan(KEY, 2, 2)] == [9, 10], "counted from the first that is kept"
+    assert [found.seqno for found in meta.scan(KEY, 2, 2)] == [9, 10], "counted from the first record that is kept"
     assert [found.seqno for found in meta.scan(KEY, 9)] == [10, 11, 12]
 
 
 @pytest.mark.parametrize("limit", [0, -1])
-def test_rule_4_a_limit_that_asks_for_nothing_is_refused(meta: Meta, limit: int) -> None:
+def test_rule_4_a_limit_below_one_is_refused(meta: Meta, limit: int) -> None:
     append(meta, KEY, 2)
-    with pytest.raises(InvalidInput, match="asks for nothing"):
+    with pytest.raises(InvalidInput, match="must be at least 1"):
         meta.scan(KEY, 0, limit)
 
 
@@ -217,8 +207,8 @@ def test_rule_4_heads_by_prefix_in_key_order(meta: Meta) -> None:
     assert numbers(meta, "LEASE") == {}
 
 
-def test_rule_4_heads_and_scan_are_of_one_moment(meta: Meta) -> None:
-    """A writer always moves both keys; nobody may ever see them apart, nor a gap."""
+def test_rule_4_heads_and_scan_are_consistent(meta: Meta) -> None:
+    """A writer always advances both keys in one commit; a reader never sees them differ, nor a gap."""
     done = threading.Event()
     seen: list[dict[str, int]] = []
 
@@ -260,12 +250,12 @@ def test_rule_5_truncate_keeps_the_head(meta: Meta, below: int, left: list[int])
     assert [found.seqno for found in meta.scan(KEY)] == [*left, 5]
 
 
-def test_rule_5_truncating_what_is_not_there(meta: Meta) -> None:
+def test_rule_5_truncating_a_missing_key(meta: Meta) -> None:
     meta.truncate(KEY, 5)
     assert meta.heads("") == {}
 
 
-def test_rule_7_wait_knows_what_is_there_already(meta: Meta) -> None:
+def test_rule_7_wait_returns_at_once_if_the_record_exists(meta: Meta) -> None:
     append(meta, KEY, 2)
     assert meta.wait(KEY, 0, 0.0) is True
     assert meta.wait(KEY, 1, 5.0) is True
@@ -296,7 +286,7 @@ def test_rule_7_wait_wakes_at_a_commit_through_this_object(meta: Meta, runtime: 
     assert max(woken_s) - started_s[0] < WAKE_LIMIT_S
 
 
-def test_rule_8_one_of_those_who_race_wins_each_number(meta: Meta) -> None:
+def test_rule_8_of_racing_threads_one_wins_each_number(meta: Meta) -> None:
     wins: list[tuple[int, int]] = []
 
     def work(thread: int) -> None:
@@ -325,7 +315,7 @@ def test_rule_8_opposite_orders_do_not_deadlock(meta: Meta) -> None:
 
 
 def test_rule_1_guard_on_an_absent_key_against_its_creation(meta: Meta) -> None:
-    """Either is fine; both happening is not: each guards the absence of what the other creates."""
+    """Each of two threads guards the absence of the key that the other creates: at most one commit succeeds."""
     for attempt in range(15):
         pair = [f"left/{attempt}", f"right/{attempt}"]
         answers: list[Stale | None] = []

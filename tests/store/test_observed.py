@@ -1,17 +1,21 @@
-"""Storage calls are told of, each once, however they end; that the contracts hold is shown by their own suites."""
+"""Each storage call is reported to the observer once, however it ends. The conformance suites test the contracts."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
 
 import pytest
 
 from evertide.errors import Unavailable
 from evertide.observer import NO_OBSERVER, Observer
 from evertide.runtime import SystemRuntime
-from evertide.store.faulty import Fault, Faults, FaultyBlob, FaultyMeta
 from evertide.store.memory import MemoryBlob, MemoryMeta
 from evertide.store.meta import Write
-from evertide.store.observed import observe
+from evertide.store.observed import find_silence, observe
 from evertide.store.open import Storage
+from tests.kit.faulty import Fault, Faults, FaultyBlob, FaultyMeta
+from tests.kit.runtime import ManualRuntime
 
 RUNTIME = SystemRuntime()
 
@@ -25,7 +29,7 @@ class Calls(Observer):
         self.made.append((call, size, error_code))
 
 
-def test_every_call_is_told_of_with_its_bytes() -> None:
+def test_every_call_is_reported_with_its_bytes() -> None:
     calls = Calls()
     storage = observe(Storage(MemoryBlob(), MemoryMeta(), "memory"), calls, RUNTIME)
     storage.blob.put("a/b", b"12345")
@@ -54,7 +58,7 @@ def test_every_call_is_told_of_with_its_bytes() -> None:
     ]
 
 
-def test_a_call_that_fails_is_told_of_with_its_code_and_fails_all_the_same() -> None:
+def test_a_failed_call_is_reported_with_its_code_and_raises() -> None:
     calls = Calls()
     faults = Faults.scripted(reads=[Fault.REFUSED] * 3, writes=[Fault.LOST, Fault.REFUSED])
     inner = Storage(FaultyBlob(MemoryBlob(), faults), FaultyMeta(MemoryMeta(), faults), "memory")
@@ -75,6 +79,49 @@ def test_a_call_that_fails_is_told_of_with_its_code_and_fails_all_the_same() -> 
     ]
 
 
-def test_where_nobody_observes_nothing_lies_between() -> None:
+def test_without_an_observer_the_storage_is_unchanged() -> None:
     storage = Storage(MemoryBlob(), MemoryMeta(), "memory")
     assert observe(storage, NO_OBSERVER, RUNTIME) is storage
+
+
+class Slow(MemoryBlob):
+    """A call takes the given seconds of the clock, and records at its end which call is silent."""
+
+    def __init__(self, runtime: ManualRuntime) -> None:
+        super().__init__()
+        self.runtime = runtime
+        self.took_s = 0.0
+        self.look: Callable[[], str] = str
+        self.seen: list[str] = []
+
+    def put(self, key: str, data: bytes) -> None:
+        self.runtime.advance_s(self.took_s)
+        self.seen.append(self.look())
+        super().put(key, data)
+
+
+def test_a_call_that_does_not_return_is_named_and_a_large_one_may_take_longer() -> None:
+    runtime = ManualRuntime()
+    blob = Slow(runtime)
+    storage = observe(Storage(blob, MemoryMeta(), "memory"), Observer(), runtime)
+    blob.look = lambda: find_silence(storage, runtime.monotonic_s())
+    for key, took_s, size in (("a", 9, 1), ("b", 11, 1), ("c", 11, 5 << 20), ("d", 16, 5 << 20)):
+        blob.took_s = took_s
+        storage.blob.put(key, bytes(size))
+    assert blob.seen == ["", "blob.put has not returned for 11 s", "", "blob.put has not returned for 16 s"]
+    assert find_silence(storage, runtime.monotonic_s()) == ""
+
+
+def test_storage_whose_calls_fail_is_silent_unless_one_is_answered() -> None:
+    runtime, faults = ManualRuntime(), Faults.scripted(reads=[Fault.REFUSED, Fault.REFUSED, Fault.DONE, Fault.REFUSED])
+    storage = observe(Storage(MemoryBlob(), FaultyMeta(MemoryMeta(), faults), "memory"), Observer(), runtime)
+
+    def ask(after_s: float) -> str:
+        runtime.advance_s(after_s)
+        with suppress(Unavailable):
+            storage.meta.head("k")
+        return find_silence(storage, 0)
+
+    assert [ask(8), ask(11), ask(0), ask(0)] == ["", "all calls have failed for 11 s", "", ""]
+    runtime.advance_s(11)
+    assert find_silence(storage, runtime.monotonic_s()) == "", "it counts from the stop"

@@ -1,4 +1,4 @@
-"""`open_storage`: made once, opened by many, and never a silent fresh start."""
+"""`open_storage`: a storage is created once, opened by many processes, and never silently created again."""
 
 from __future__ import annotations
 
@@ -16,10 +16,6 @@ from evertide.settings import Settings
 from evertide.store import (
     FORMAT_VERSION,
     BlobEntry,
-    Fault,
-    Faults,
-    FaultyBlob,
-    FaultyMeta,
     LocalBlob,
     MemoryBlob,
     MemoryMeta,
@@ -31,7 +27,8 @@ from evertide.store import (
     Write,
     open_storage,
 )
-from evertide.store.open import _check_meta, _is_made
+from evertide.store.open import _check_meta, _has_been_created
+from tests.kit.faulty import Fault, Faults, FaultyBlob, FaultyMeta
 from tests.servers.postgres import PostgresServer
 from tests.servers.s3 import S3Server
 from tests.store.race import together
@@ -41,10 +38,10 @@ Opener = Callable[..., Storage]
 
 @pytest.fixture
 def reopen(runtime: SystemRuntime, settings: Settings) -> Opener:
-    def opened(location: str | Path, meta: str | None = None) -> Storage:
+    def open_location(location: str | Path, meta: str | None = None) -> Storage:
         return open_storage(location, meta, runtime=runtime, settings=settings)
 
-    return opened
+    return open_location
 
 
 @pytest.fixture
@@ -53,8 +50,8 @@ def root(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def made(root: Path, reopen: Opener) -> Path:
-    """A storage that holds a blob and a record."""
+def existing(root: Path, reopen: Opener) -> Path:
+    """A storage with a blob and a record."""
     storage = reopen(root)
     storage.blob.put("parts/s/w-1.parquet", b"part")
     assert storage.meta.commit([Write("shard/s", 0, b"state")]) is None
@@ -86,15 +83,15 @@ def test_a_new_storage_is_closed_to_other_users_until_its_owner_opens_it(root: P
         os.umask(before)
 
 
-def test_opened_again_it_is_the_same(made: Path, reopen: Opener) -> None:
+def test_a_storage_that_is_opened_again_has_the_same_content(existing: Path, reopen: Opener) -> None:
     for _ in range(2):
-        storage = reopen(made)
+        storage = reopen(existing)
         assert storage.blob.get("parts/s/w-1.parquet") == b"part"
         assert storage.meta.heads("shard/").keys() == {"shard/s"}
         storage.close()
 
 
-def test_an_empty_directory_that_is_there_is_used(root: Path, reopen: Opener) -> None:
+def test_an_existing_empty_directory_is_used(root: Path, reopen: Opener) -> None:
     root.mkdir()
     reopen(root).close()
     assert (root / "FORMAT").exists()
@@ -110,8 +107,8 @@ def test_a_relative_location(root: Path, reopen: Opener, monkeypatch: pytest.Mon
     storage.close()
 
 
-def test_many_make_it_at_the_same_moment(root: Path, reopen: Opener) -> None:
-    """Whoever sees another's half-made storage neither calls it damaged nor makes a second one."""
+def test_several_processes_create_the_storage_at_the_same_time(root: Path, reopen: Opener) -> None:
+    """A process that sees a storage that another is creating neither reports damage nor creates a second one."""
     for attempt in range(10):
         opened: list[Storage] = []
 
@@ -129,29 +126,29 @@ def test_many_make_it_at_the_same_moment(root: Path, reopen: Opener) -> None:
 
 @pytest.mark.parametrize("steps", range(4))
 @pytest.mark.parametrize("fault", [Fault.DONE_LOST, Fault.LOST, Fault.REFUSED])
-def test_a_making_that_was_cut_short_goes_on(steps: int, fault: Fault) -> None:
-    """After each step of three, whatever became of it, opening again finishes it."""
+def test_an_interrupted_creation_continues(steps: int, fault: Fault) -> None:
+    """After any of three steps, however it ended, opening the storage again completes the creation."""
     blob, meta = MemoryBlob(), MemoryMeta()
     faults = Faults.scripted(writes=[Fault.DONE] * steps + [fault])
     faulty_blob, faulty_meta = FaultyBlob(blob, faults), FaultyMeta(meta, faults)
     if steps < 3:
         with pytest.raises((Unavailable, OutcomeUnknown)):
-            _check_meta(faulty_blob, faulty_meta, made=_is_made(faulty_blob))
-    _check_meta(blob, meta, made=_is_made(blob))
+            _check_meta(faulty_blob, faulty_meta, exists=_has_been_created(faulty_blob))
+    _check_meta(blob, meta, exists=_has_been_created(blob))
     assert blob.get("FORMAT") == b"1\n"
     head = meta.head("storage")
     assert head is not None
     assert head.seqno == 2
-    _check_meta(blob, meta, made=_is_made(blob))
+    _check_meta(blob, meta, exists=_has_been_created(blob))
     assert meta.head("storage") == head
 
 
-def test_somebody_makes_it_between_two_looks() -> None:
-    """First no FORMAT, then blobs, or no record, then records: another process was quicker, nothing is lost."""
+def test_another_process_creates_the_storage_between_two_reads() -> None:
+    """First no FORMAT, then blobs, or no record, then records: another process was faster, and nothing is lost."""
     blob, meta = MemoryBlob(), MemoryMeta()
 
     def make() -> None:
-        _check_meta(blob, meta, made=_is_made(blob))
+        _check_meta(blob, meta, exists=_has_been_created(blob))
         blob.put("parts/a", b"1")
         meta.commit([Write("shard/s", 0, b"1")])
 
@@ -165,9 +162,9 @@ def test_somebody_makes_it_between_two_looks() -> None:
             make()
             return super().heads(prefix)
 
-    assert _is_made(QuickerBlob(blob, Faults.none())) is False
+    assert _has_been_created(QuickerBlob(blob, Faults.none())) is False
     blob, meta = MemoryBlob(), MemoryMeta()
-    _check_meta(blob, QuickerMeta(meta, Faults.none()), made=False)
+    _check_meta(blob, QuickerMeta(meta, Faults.none()), exists=False)
     head = meta.head("storage")
     assert head is not None
     assert head.seqno == 2
@@ -227,54 +224,54 @@ def forget(root: Path, condition: str) -> None:
         (lose_meta, "meta.db", "missing or empty"),
         (lose_meta_of_a_storage_without_parts, "meta.db", "missing or empty"),
         (empty_meta, "meta.db", "missing or empty"),
-        (forget_all, "meta.db:storage", "Meta does not know this storage"),
+        (forget_all, "meta.db:storage", "Meta has no record of this storage"),
     ],
 )
 def test_a_loss_is_never_a_fresh_start(
-    made: Path, reopen: Opener, loss: Callable[[Path], None], file: str, why: str
+    existing: Path, reopen: Opener, loss: Callable[[Path], None], file: str, why: str
 ) -> None:
-    loss(made)
-    before = {path: path.stat().st_size for path in made.rglob("*")}
+    loss(existing)
+    before = {path: path.stat().st_size for path in existing.rglob("*")}
     for _ in range(2):
         with pytest.raises(RecordDamaged, match="backup") as caught:
-            reopen(made)
-        assert caught.value.path == str(made / file)
+            reopen(existing)
+        assert caught.value.path == str(existing / file)
         assert why in caught.value.why
-    assert {path: path.stat().st_size for path in made.rglob("*")} == before
+    assert {path: path.stat().st_size for path in existing.rglob("*")} == before
 
 
 @pytest.mark.parametrize("text", [b"", b"1", b"one\n", b"0\n", b"-1\n", b"1\n1\n", b"\x80\xff\n", b" 1\n", b"1\r\n"])
-def test_a_garbled_format_is_damage(made: Path, reopen: Opener, text: bytes) -> None:
-    (made / "FORMAT").write_bytes(text)
+def test_a_garbled_format_is_damage(existing: Path, reopen: Opener, text: bytes) -> None:
+    (existing / "FORMAT").write_bytes(text)
     with pytest.raises(RecordDamaged) as caught:
-        reopen(made)
-    assert caught.value.path == str(made / "FORMAT")
+        reopen(existing)
+    assert caught.value.path == str(existing / "FORMAT")
 
 
-def test_a_newer_format_is_refused_before_anything_else(made: Path, reopen: Opener) -> None:
-    (made / "FORMAT").write_bytes(b"2\n")
-    (made / "meta.db").write_bytes(b"whatever the future stores here")
+def test_a_newer_format_is_refused_before_anything_else(existing: Path, reopen: Opener) -> None:
+    (existing / "FORMAT").write_bytes(b"2\n")
+    (existing / "meta.db").write_bytes(b"whatever the future stores here")
     with pytest.raises(UnsupportedFormat) as caught:
-        reopen(made)
-    assert (caught.value.path, caught.value.found, caught.value.supported) == (str(made / "FORMAT"), 2, 1)
-    assert (made / "meta.db").read_bytes() == b"whatever the future stores here"
+        reopen(existing)
+    assert (caught.value.path, caught.value.found, caught.value.supported) == (str(existing / "FORMAT"), 2, 1)
+    assert (existing / "meta.db").read_bytes() == b"whatever the future stores here"
 
 
-def test_a_damaged_meta_is_named(made: Path, reopen: Opener) -> None:
-    (made / "meta.db").write_bytes(os.urandom(8192))
+def test_a_damaged_meta_is_named(existing: Path, reopen: Opener) -> None:
+    (existing / "meta.db").write_bytes(os.urandom(8192))
     with pytest.raises(RecordDamaged) as caught:
-        reopen(made)
-    assert caught.value.path == str(made / "meta.db")
+        reopen(existing)
+    assert caught.value.path == str(existing / "meta.db")
 
 
-def test_places_that_cannot_be_a_storage(root: Path, reopen: Opener) -> None:
+def test_locations_that_cannot_be_a_storage_are_refused(root: Path, reopen: Opener) -> None:
     root.write_bytes(b"a file")
     cases: list[tuple[str | Path, str | None, str]] = [
-        (root, None, "this is a file"),
-        (root / "below", None, "is not there"),
-        (root.parent / "no" / "parent", None, "is not there"),
+        (root, None, "found a file"),
+        (root / "below", None, "does not exist"),
+        (root.parent / "no" / "parent", None, "does not exist"),
         ("gs://bucket/prefix", None, "a directory or s3"),
-        ("s3://bucket/prefix", None, "needs a PostgreSQL URL"),
+        ("s3://bucket/prefix", None, "needs Meta in PostgreSQL"),
         ("s3:///prefix", "postgresql://localhost/db", "s3://bucket/prefix"),
         ("s3://key:secret@bucket/prefix", "postgresql://localhost/db", "s3://bucket/prefix"),
         (root.parent / "new", "mysql://localhost/db", "postgresql://"),
@@ -318,25 +315,25 @@ def test_s3_with_postgres(bucket: str, databases: tuple[str, str], reopen: Opene
         storage.close()
 
 
-def test_blobs_and_meta_that_do_not_belong_together(
-    bucket: str, databases: tuple[str, str], made: Path, reopen: Opener
+def test_blobs_and_meta_of_different_storages_are_refused(
+    bucket: str, databases: tuple[str, str], existing: Path, reopen: Opener
 ) -> None:
     """The likeliest mistake: a URL with the wrong database, bucket or prefix."""
     reopen(bucket, databases[0]).close()
-    with pytest.raises(RecordDamaged, match="does not know this storage"):
+    with pytest.raises(RecordDamaged, match="has no record of this storage"):
         reopen(bucket, databases[1])
     with pytest.raises(RecordDamaged, match="FORMAT is missing"):
         reopen(f"{bucket}-other", databases[0])
-    with pytest.raises(RecordDamaged, match="does not know this storage"):
-        reopen(made, databases[1])
+    with pytest.raises(RecordDamaged, match="has no record of this storage"):
+        reopen(existing, databases[1])
     reopen(bucket, databases[0]).close()
 
 
-def test_a_local_storage_with_postgres_is_not_opened_without(
+def test_a_local_storage_with_postgres_is_not_opened_without_postgres(
     root: Path, databases: tuple[str, str], reopen: Opener
 ) -> None:
     reopen(root, databases[0]).close()
     assert not (root / "meta.db").exists()
-    with pytest.raises(RecordDamaged, match="or Meta was a PostgreSQL URL"):
+    with pytest.raises(RecordDamaged, match="if Meta is in PostgreSQL"):
         reopen(root)
     assert not (root / "meta.db").exists()

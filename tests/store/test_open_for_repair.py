@@ -1,4 +1,6 @@
-"""`open_for_repair` and `open_storage` on a disk that fails: nothing is put aside for it, and no raw `OSError`."""
+"""`open_for_repair` and `open_storage` on a failing disk: no file is set aside because of it, and no raw `OSError` is
+raised.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from evertide.settings import Settings
 from evertide.store import SystemFiles, Write, open_storage
 from evertide.store.memory import MemoryMeta
 from evertide.store.open import Storage, open_for_repair
-from tests.store.sqlite_faults import failing
+from tests.store.sqlite_faults import inject_faults
 
 SETTINGS = Settings(retry_wait_s=0.001, retry_wait_max_s=0.002, retry_limit_s=0.05)
 
@@ -30,39 +32,41 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "storage"
 
 
-def repaired(root: Path, *, change: bool = True) -> Storage:
+def repair(root: Path, *, change: bool = True) -> Storage:
     return open_for_repair(root, runtime=SystemRuntime(), settings=SETTINGS, change=change)
 
 
 def fail_on(part: str, call: Callable[..., Any], number: int = errno.EIO) -> Callable[..., Any]:
-    def failed(path: Path, *args: Any, **options: Any) -> Any:
+    def fail(path: Path, *args: Any, **options: Any) -> Any:
         if path.name.startswith(part):
             raise OSError(number, os.strerror(number), str(path))
         return call(path, *args, **options)
 
-    return failed
+    return fail
 
 
 @pytest.mark.parametrize("change", [False, True])
 def test_a_disk_that_cannot_be_read_is_not_a_damaged_database(
     root: Path, monkeypatch: pytest.MonkeyPatch, change: bool
 ) -> None:
-    """SQLite says malformed of both. Seen to fail: `meta.db` was put aside, or taken for empty."""
-    with failing(monkeypatch) as faults, monkeypatch.context() as patched:
+    """SQLite reports both as malformed. Fails if that is taken for damage: `meta.db` was set aside, or treated as
+    empty.
+    """
+    with inject_faults(monkeypatch) as faults, monkeypatch.context() as patched:
         patched.setattr(Path, "open", fail_on("meta.db", Path.open))
         faults.plan(0, sqlite3.SQLITE_CORRUPT, 1_000_000, False, False)
         with pytest.raises(Unavailable):
-            repaired(root, change=change)
+            repair(root, change=change)
     assert not (root / "lost+found").exists()
-    opened = repaired(root, change=change)
+    opened = repair(root, change=change)
     assert opened.meta.head("k") is not None
     opened.close()
 
 
-def test_read_errors_that_pass_before_the_last_look_put_nothing_aside(
+def test_read_errors_that_end_before_the_last_check_set_nothing_aside(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with failing(monkeypatch) as faults, monkeypatch.context() as patched:
+    with inject_faults(monkeypatch) as faults, monkeypatch.context() as patched:
 
         def lift(path: Path, *args: Any, **options: Any) -> Any:
             if path.name == "meta.db":
@@ -72,7 +76,7 @@ def test_read_errors_that_pass_before_the_last_look_put_nothing_aside(
         opening = Path.open
         patched.setattr(Path, "open", lift)
         faults.plan(0, sqlite3.SQLITE_CORRUPT, 1_000_000, False, False)
-        opened = repaired(root)
+        opened = repair(root)
         assert opened.meta.head("k") is not None
         opened.close()
     assert not (root / "lost+found").exists()
@@ -95,7 +99,7 @@ def test_the_database_is_moved_durably_before_its_write_ahead_log(root: Path, mo
     (root / "meta.db-wal").write_bytes(b"log")
     monkeypatch.setattr(SystemFiles, "rename", renamed)
     monkeypatch.setattr(SystemFiles, "sync_directory", synced)
-    repaired(root).close()
+    repair(root).close()
     syncs = ["sync lost+found", "sync storage"]
     moved = done[done.index("move meta.db") :]
     assert moved[:3] == ["move meta.db", *syncs]
@@ -104,26 +108,26 @@ def test_the_database_is_moved_durably_before_its_write_ahead_log(root: Path, mo
     assert not (root / "meta.db-wal").exists()
 
 
-def test_a_write_ahead_log_without_its_database_is_put_aside(root: Path) -> None:
-    """As a repair leaves it that was cut off."""
+def test_a_write_ahead_log_without_its_database_is_set_aside(root: Path) -> None:
+    """As an interrupted repair leaves it."""
     (root / "meta.db").unlink()
     (root / "meta.db-wal").write_bytes(b"log")
-    opened = repaired(root)
+    opened = repair(root)
     assert opened.meta.heads("") == {}
     opened.close()
     [kept] = (root / "lost+found").iterdir()
     assert kept.name.startswith("meta.db-wal.")
     assert kept.read_bytes() == b"log"
-    assert isinstance(repaired(root.parent / "none", change=False).meta, MemoryMeta)
+    assert isinstance(repair(root.parent / "none", change=False).meta, MemoryMeta)
 
 
 @pytest.mark.parametrize("part", ["meta.db", "storage"])
-def test_a_file_that_cannot_be_looked_at_is_unavailable(part: str, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seen to fail: a raw `OSError`."""
+def test_a_file_without_readable_status_is_unavailable(part: str, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if a raw `OSError` is raised."""
     with monkeypatch.context() as patched:
         patched.setattr(Path, "stat", fail_on(part, Path.stat))
         with pytest.raises(Unavailable):
             open_storage(root, runtime=SystemRuntime(), settings=SETTINGS)
         with pytest.raises(Unavailable):
-            repaired(root)
+            repair(root)
     open_storage(root, runtime=SystemRuntime(), settings=SETTINGS).close()

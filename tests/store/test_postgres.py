@@ -1,4 +1,4 @@
-"""`PostgresMeta`: several processes, connections that break around a commit, and what it never says."""
+"""`PostgresMeta`: several processes, connections that break around a commit, and secrets that are never shown."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ def admin(postgres_server: PostgresServer) -> Iterator[psycopg.Connection]:
 def meta(
     postgres_server: PostgresServer, schema: str, runtime: SystemRuntime, settings: Settings
 ) -> Iterator[PostgresMeta]:
-    opened = PostgresMeta(named(postgres_server, schema), runtime, settings, schema)
+    opened = PostgresMeta(named_url(postgres_server, schema), runtime, settings, schema)
     yield opened
     opened.close()
 
 
-def named(server: PostgresServer, schema: str) -> str:
+def named_url(server: PostgresServer, schema: str) -> str:
     """A URL whose sessions the server can tell from those of other tests."""
     return f"{server.dsn}&application_name={schema}"
 
@@ -65,7 +65,7 @@ def terminate(admin: psycopg.Connection, schema: str) -> int:
     return int(row[0])
 
 
-def test_processes_that_make_the_table_at_the_same_time(
+def test_processes_that_create_the_table_at_the_same_time(
     postgres_server: PostgresServer, schema: str, runtime: SystemRuntime, settings: Settings
 ) -> None:
     opened: list[PostgresMeta] = []
@@ -83,7 +83,7 @@ def test_processes_that_make_the_table_at_the_same_time(
 def test_several_objects_race_and_see_each_other(
     postgres_server: PostgresServer, schema: str, runtime: SystemRuntime, settings: Settings, meta: PostgresMeta
 ) -> None:
-    """As processes on several hosts do: nothing but the server is between them."""
+    """As processes on several hosts do: they communicate only through the server."""
     others = [PostgresMeta(postgres_server.dsn, runtime, settings, schema) for _ in range(3)]
     wins: list[int] = []
 
@@ -115,7 +115,7 @@ def test_an_idle_connection_that_was_cut_is_replaced(
     assert meta.head("k") == Record(SequenceNumber(2), b"2")
 
 
-def test_one_broken_connection_takes_the_idle_ones_with_it(
+def test_one_broken_connection_closes_the_idle_ones_too(
     meta: PostgresMeta, admin: psycopg.Connection, schema: str
 ) -> None:
     """After a restart of the server one call fails, not one per connection."""
@@ -133,10 +133,12 @@ def test_one_broken_connection_takes_the_idle_ones_with_it(
 
 
 @pytest.mark.parametrize("sent", [False, True], ids=["before COMMIT was sent", "after COMMIT was sent"])
-def test_a_connection_cut_around_commit(
+def test_a_connection_cut_around_commit_is_an_unknown_outcome(
     meta: PostgresMeta, admin: psycopg.Connection, schema: str, monkeypatch: pytest.MonkeyPatch, sent: bool
 ) -> None:
-    """Cut before COMMIT reaches the server it did not happen, yet nobody here can know; cut after, it did."""
+    """If the connection is cut before COMMIT reaches the server, the commit did not happen; if after, it did. The
+    client cannot know which.
+    """
     execute = psycopg.Connection.execute
 
     def cut(connection: psycopg.Connection, query: Any, *args: Any, **kwargs: Any) -> object:
@@ -160,7 +162,7 @@ def test_a_connection_cut_around_commit(
 def test_connections_cut_at_random_lose_and_double_nothing(
     meta: PostgresMeta, admin: psycopg.Connection, schema: str, runtime: SystemRuntime, settings: Settings
 ) -> None:
-    """Whoever settles unknown outcomes by reading back gets every record once, whatever breaks when."""
+    """A caller that settles unknown outcomes by reading back gets every record once, whenever connections break."""
     done: list[bool] = []
 
     def work(thread: int) -> None:
@@ -186,7 +188,7 @@ def test_connections_cut_at_random_lose_and_double_nothing(
         assert meta.scan(f"copy/{thread}") == expected
 
 
-def test_synchronous_commit_does_not_rest_on_the_server(
+def test_synchronous_commit_does_not_depend_on_the_servers_default(
     postgres_server: PostgresServer, schema: str, runtime: SystemRuntime, settings: Settings
 ) -> None:
     seen: list[object] = []
@@ -243,7 +245,7 @@ def test_a_newer_version_is_refused(
     assert (caught.value.found, caught.value.supported) == (7, 1)
 
 
-def test_a_table_that_is_gone_is_damage(meta: PostgresMeta, admin: psycopg.Connection, schema: str) -> None:
+def test_a_missing_table_is_damage(meta: PostgresMeta, admin: psycopg.Connection, schema: str) -> None:
     admin.execute(f"DROP TABLE {schema}.log".encode())
     with pytest.raises(RecordDamaged):
         meta.head("k")
@@ -308,7 +310,7 @@ def test_names_of_schemas_are_checked(schema: str, runtime: SystemRuntime, setti
 
 def test_without_psycopg(runtime: SystemRuntime, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "psycopg", None)
-    with pytest.raises(InvalidInput, match=r"install evertide\[postgres\]"):
+    with pytest.raises(InvalidInput, match=r"pip install 'evertide\[postgres\]'"):
         PostgresMeta("postgresql://localhost/db", runtime, settings)
 
 

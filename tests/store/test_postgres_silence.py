@@ -1,4 +1,4 @@
-"""`PostgresMeta` behind a proxy that stops forwarding without closing: no call hangs, and no lock stays."""
+"""`PostgresMeta` behind a proxy that stops forwarding without closing: no call hangs, and no lock remains."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def meta(proxy: CuttingProxy, schema: str, runtime: SystemRuntime) -> Iterator[P
     opened.close()
 
 
-def ended(call: object) -> EvertideError:
-    """In a thread, so that a call that hangs fails the test instead of hanging it."""
+def catch_error(call: object) -> EvertideError:
+    """The error of a call. It runs in a thread, so that a call that hangs fails the test instead of hanging it."""
     caught: list[EvertideError] = []
 
     def run() -> None:
@@ -55,7 +55,7 @@ def ended(call: object) -> EvertideError:
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     thread.join(30)
-    assert not thread.is_alive(), "it hangs"
+    assert not thread.is_alive(), "the call hangs"
     return caught[0]
 
 
@@ -77,9 +77,11 @@ def test_a_commit_whose_server_falls_silent_ends(  # noqa: PLR0917
     sign: bytes,
     expected: type[EvertideError],
 ) -> None:
-    """Seen to fail: it hung; and the locks of its keys stayed, so that no other process could commit to them."""
+    """Without limits the call hung, and the locks of its keys remained, so that no other process could commit
+    to them.
+    """
     proxy.silent_after = sign
-    assert type(ended(lambda: meta.commit([Write("k", 1, b"2")]))) is expected
+    assert type(catch_error(lambda: meta.commit([Write("k", 1, b"2")]))) is expected
     other = PostgresMeta(postgres_server.dsn, runtime, QUICK, schema)
     assert commit_until_known(other, [Write("k", 1, b"other")], [], runtime, PATIENT) is None
     proxy.speaks.set()
@@ -89,14 +91,14 @@ def test_a_commit_whose_server_falls_silent_ends(  # noqa: PLR0917
 
 def test_a_read_whose_server_falls_silent_ends(meta: PostgresMeta, proxy: CuttingProxy) -> None:
     proxy.silent_after = b"SELECT"
-    assert "did not answer for 0.8 s" in str(ended(lambda: meta.head("k")))
-    assert type(ended(lambda: meta.head("k"))) is Unavailable, "no connection can be made"
+    assert "did not answer for 0.8 s" in str(catch_error(lambda: meta.head("k")))
+    assert type(catch_error(lambda: meta.head("k"))) is Unavailable, "no connection can be made"
     proxy.speaks.set()
     assert meta.head("k") == Record(SequenceNumber(1), b"1")
 
 
 def test_an_answer_that_takes_long_is_waited_for(meta: PostgresMeta) -> None:
-    """Silence counts, not length: rows arrive all the time."""
+    """Only silence is limited, not duration: rows arrive all the time."""
     for number in range(1, 40):
         assert meta.commit([Write("k", number, bytes(1000))]) is None
     assert len(meta.scan("k")) == 40

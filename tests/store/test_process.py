@@ -1,4 +1,4 @@
-"""A process is told apart from others that have its host name and its pid."""
+"""A process is distinguished from others with its host name and its pid."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def test_a_restarted_container_has_the_same_pid_and_another_start() -> None:
     assert other(start_ticks=this_process().start_ticks - 1).has_ended()
 
 
-def test_a_pid_that_is_free_is_gone_in_the_same_namespace_only() -> None:
-    """Seen to fail with the namespace, and with the boot id, left out of the comparison."""
+def test_a_free_pid_proves_the_end_in_the_same_namespace_only() -> None:
+    """Fails if the comparison ignores the namespace, and if it ignores the boot id."""
     pid = free_pid()
     assert other(pid=pid).has_ended()
     assert not other(pid=pid, namespace="pid:[1]").has_ended()
@@ -40,5 +40,5 @@ def test_a_pid_that_is_free_is_gone_in_the_same_namespace_only() -> None:
 
 
 @pytest.mark.parametrize("pid", [os.getpid(), 2**22 - 1], ids=["lives", "free"])
-def test_of_a_record_that_says_no_more_than_host_and_pid_nothing_is_proven(pid: int) -> None:
+def test_a_record_with_only_host_and_pid_never_proves_the_end(pid: int) -> None:
     assert not Origin(this_process().host, pid).has_ended()

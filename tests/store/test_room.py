@@ -1,4 +1,6 @@
-"""Real disks that are full, read-only or closed to us: typed, nothing lost, and on it goes when there is room."""
+"""Real disks that are full, read-only or forbidden: the errors have kinds, no data is lost, and work continues when
+there is room.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +28,12 @@ DISK_BYTES = 2 * 1024 * 1024
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of its own, with room for two megabytes; gone afterwards even if a failed test left files open."""
+    """A file system of its own, with room for two megabytes. It is unmounted even if a failed test left files open."""
     path = tmp_path / "disk"
     path.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(path)]
     if subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("needs the right to mount")
+        pytest.skip("needs the permission to mount")
     try:
         yield path
     finally:
@@ -83,7 +85,7 @@ def test_blobs_on_a_full_disk(disk: Path) -> None:
 
 @needs_root
 def test_meta_on_a_full_disk(disk: Path, runtime: SystemRuntime, settings: Settings) -> None:
-    """Commits until it is full: each is there or refused, and the refused one succeeds when there is room."""
+    """Commits until the disk is full: each is durable or refused, and the refused one succeeds when there is room."""
     meta = SqliteMeta(disk / "meta.db", runtime, settings)
     assert meta.commit([Write("k", 0, b"0")]) is None
     ballast = fill(disk, left_bytes=200_000)
@@ -109,8 +111,8 @@ def test_meta_on_a_full_disk(disk: Path, runtime: SystemRuntime, settings: Setti
 
 
 @needs_root
-def test_a_storage_cannot_be_made_on_a_full_disk(disk: Path, runtime: SystemRuntime, settings: Settings) -> None:
-    """Wherever the room ends, what was begun is finished when there is some."""
+def test_a_storage_cannot_be_created_on_a_full_disk(disk: Path, runtime: SystemRuntime, settings: Settings) -> None:
+    """Wherever the room ends, the creation is completed when there is some."""
     for left_bytes in (0, 4096, 8192, 12288, 40960):
         ballast = fill(disk, left_bytes)
         with pytest.raises(StorageFull):
@@ -123,7 +125,7 @@ def test_a_storage_cannot_be_made_on_a_full_disk(disk: Path, runtime: SystemRunt
 
 
 @needs_root
-def test_a_disk_that_turns_read_only(disk: Path, runtime: SystemRuntime, settings: Settings) -> None:
+def test_a_disk_that_becomes_read_only_is_an_error(disk: Path, runtime: SystemRuntime, settings: Settings) -> None:
     blob = LocalBlob(disk)
     blob.put("parts/a", b"1")
     meta = SqliteMeta(disk / "meta.db", runtime, settings)
@@ -146,8 +148,8 @@ def test_a_disk_that_turns_read_only(disk: Path, runtime: SystemRuntime, setting
 
 
 @needs_root
-def test_what_belongs_to_others(runtime: SystemRuntime, settings: Settings) -> None:
-    """As nobody, in directories that anybody may read (pytest's own are root's alone)."""
+def test_files_of_another_user_are_forbidden(runtime: SystemRuntime, settings: Settings) -> None:
+    """As user `nobody`, in directories that every user may read (pytest's own are readable for root only)."""
     with tempfile.TemporaryDirectory() as directory:
         root = Path(directory)
         root.chmod(0o755)

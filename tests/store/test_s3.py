@@ -1,4 +1,4 @@
-"""`S3Blob`: what each failure means, what a store that replaces does not break, and what is never said."""
+"""`S3Blob`: the error of each failure, a store that replaces objects, and secrets that are never shown."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def blob(s3_server: S3Server, request: pytest.FixtureRequest) -> S3Blob:
     return S3Blob(s3_server.bucket, f"s3/{request.node.name}", **s3_server.options)
 
 
-def test_it_lies_where_the_path_says(s3_server: S3Server, blob: S3Blob) -> None:
+def test_a_blob_is_stored_under_its_path(s3_server: S3Server, blob: S3Blob) -> None:
     blob.put("p/a", b"1")
     path = blob.path("p/a")
     assert path.startswith(f"s3://{s3_server.bucket}/s3/")
     assert (s3_server.root / Path(path.removeprefix("s3://"))).read_bytes() == b"1"
 
 
-def test_prefixes_are_apart(s3_server: S3Server) -> None:
+def test_prefixes_are_separate(s3_server: S3Server) -> None:
     one, two, whole = (S3Blob(s3_server.bucket, prefix, **s3_server.options) for prefix in ("x/one", "/x/on/", "x"))
     one.put("a", b"1")
     assert list(two.list("")) == []
@@ -59,7 +59,7 @@ def test_rule_7_a_wrong_secret_is_forbidden(s3_server: S3Server, name: str) -> N
 
 
 @pytest.mark.parametrize("name", ["get", "get_range", "list", "put", "delete"])
-def test_rule_7_a_server_that_is_not_there_did_nothing(s3_server: S3Server, name: str) -> None:
+def test_rule_7_an_unreachable_server_did_nothing(s3_server: S3Server, name: str) -> None:
     blob = S3Blob(s3_server.bucket, "p", **{**s3_server.options, "endpoint": "http://127.0.0.1:1"})
     with pytest.raises(Unavailable) as caught:
         calls(blob)[name]()
@@ -67,14 +67,14 @@ def test_rule_7_a_server_that_is_not_there_did_nothing(s3_server: S3Server, name
 
 
 @pytest.mark.parametrize("name", ["get", "get_range", "list", "put", "delete"])
-def test_rule_7_a_missing_bucket_is_no_missing_blob(s3_server: S3Server, name: str) -> None:
+def test_rule_7_a_missing_bucket_is_not_reported_as_a_missing_blob(s3_server: S3Server, name: str) -> None:
     blob = S3Blob("no-such-bucket", "p", **s3_server.options)
     with pytest.raises(Unavailable, match="NoSuchBucket"):
         calls(blob)[name]()
 
 
 class FailingClient:
-    """obstore, but for one call."""
+    """obstore, except for one call."""
 
     def __init__(self, inner: Any, name: str, error: Exception, *, after: bool = False) -> None:
         self._inner, self._name, self._error, self._after = inner, name, error, after
@@ -109,7 +109,7 @@ def test_rule_7_failures_of_writes(blob: S3Blob, name: str, text: str, kind: typ
 
 
 def test_rule_3_a_range_of_a_store_that_answers_with_one(blob: S3Blob) -> None:
-    """The server of these tests does not. Nothing but the range is asked for then, and no more given than asked for."""
+    """The server of these tests does not. Only the range is requested then, and no more bytes are returned."""
     inner, asked = blob._obstore, []
 
     class Ranged:
@@ -141,7 +141,7 @@ def test_rule_2_a_put_whose_answer_was_lost_is_repeated(blob: S3Blob) -> None:
 
 @pytest.mark.parametrize("first", [b"mine", b"theirs"])
 def test_rule_2_a_store_that_honours_create_decides_a_race(blob: S3Blob, first: bytes) -> None:
-    """Somebody else's put comes between our look and our put, and the store says so."""
+    """Another process's put happens between this one's check and its put, and the store reports that."""
     inner = blob._obstore
 
     class Racing:
@@ -177,5 +177,5 @@ def test_secrets_are_never_shown(s3_server: S3Server, blob: S3Blob) -> None:
 
 def test_without_obstore(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "obstore", None)
-    with pytest.raises(InvalidInput, match=r"install evertide\[s3\]"):
+    with pytest.raises(InvalidInput, match=r"pip install 'evertide\[s3\]'"):
         S3Blob("bucket", "prefix")

@@ -1,4 +1,4 @@
-"""How values are stored: what was written is read back exactly, and nothing else is ever taken for it."""
+"""Sealed values: a value is read back exactly as it was written, and no other bytes are taken for it."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ things = st.builds(
 
 
 @given(things)
-def test_what_was_sealed_is_unsealed(thing: Thing) -> None:
+def test_a_sealed_value_is_unsealed(thing: Thing) -> None:
     assert unseal(seal(thing), Thing, "there") == thing
 
 
 def test_layout() -> None:
-    """Byte 0 the version, 1 to 8 the checksum, then MessagePack: `docs/storage-format.md` says so."""
+    """Byte 0 is the version, 1 to 8 the checksum, then MessagePack, as `docs/storage-format.md` defines."""
     body = msgspec.msgpack.encode(THING)
     assert seal(THING) == b"\x01" + xxhash.xxh64_intdigest(body).to_bytes(8, "little") + body
     assert seal(THING, version=7)[0] == 7
 
 
 def test_every_flipped_bit_is_noticed() -> None:
-    """Seen to fail without the comparison of checksums."""
+    """Fails without the comparison of checksums."""
     good = seal(THING)
     for at in range(len(good) * 8):
         bad = bytearray(good)
@@ -69,7 +69,7 @@ def test_every_truncation_is_noticed() -> None:
 
 @pytest.mark.parametrize("version", [0, 2, 255])
 def test_another_version_is_refused_by_number_before_anything_is_read(version: int) -> None:
-    """Even if all the rest is garbage: a newer format may look like anything. Seen to fail with the checks swapped."""
+    """Even if all other bytes are garbage: a newer format may look like anything. Fails if the checks are swapped."""
     with pytest.raises(UnsupportedFormat) as refused:
         unseal(bytes([version]) + b"whatever a newer version may write", Thing, "there")
     assert (refused.value.path, refused.value.found, refused.value.supported) == ("there", version, 1)
@@ -107,5 +107,5 @@ for number in range(150):
 
 
 def test_threads_may_read_the_first_record_of_a_kind_together() -> None:
-    """In a process of its own, as it ends in a segmentation fault if two of them make the decoder."""
+    """In a process of its own, as it ends in a segmentation fault if two threads create the decoder."""
     assert subprocess.run([sys.executable, "-c", RACE], check=False).returncode == 0

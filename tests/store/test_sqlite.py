@@ -1,4 +1,4 @@
-"""`SqliteMeta`: several processes, crashes, damage, and what lies on the disk."""
+"""`SqliteMeta`: several processes, crashes, damage, and the files on disk."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def start_committers(path: Path, count: int, *names: str) -> list[subprocess.Pop
 
 
 def check_pair(meta: SqliteMeta, acknowledged: dict[int, str]) -> None:
-    """All that was acknowledged is there, by whom it was, in both keys, without gaps; nothing is torn."""
+    """Every acknowledged record is there, with its author, in both keys, without gaps, and complete."""
     a, b = (meta.scan(key) for key in committers.PAIR)
     assert a == b
     assert [found.seqno for found in a] == list(range(1, len(a) + 1))
@@ -81,7 +81,7 @@ def test_processes_race_and_one_wins_each_number(path: Path, meta: SqliteMeta) -
     assert len(meta.scan(committers.PAIR[0])) == 450
 
 
-def test_killed_in_mid_commit_loses_nothing_acknowledged(path: Path, meta: SqliteMeta) -> None:
+def test_a_kill_during_a_commit_loses_no_acknowledged_record(path: Path, meta: SqliteMeta) -> None:
     acknowledged: dict[int, str] = {}
     for round_, killed_after in enumerate((1, 17, 40)):
         who = f"process{round_}"
@@ -98,8 +98,10 @@ def test_killed_in_mid_commit_loses_nothing_acknowledged(path: Path, meta: Sqlit
     assert meta.commit([Write(key, number, b"after") for key in committers.PAIR]) is None
 
 
-def test_killed_as_the_only_process_then_opened_again(path: Path, runtime: SystemRuntime, settings: Settings) -> None:
-    """Nobody else has it open: whoever comes next recovers the write-ahead log."""
+def test_a_database_is_recovered_after_a_kill_of_its_only_process(
+    path: Path, runtime: SystemRuntime, settings: Settings
+) -> None:
+    """No other process has it open: the next one recovers the write-ahead log."""
     (process,) = start_committers(path, 1_000_000, "only")
     assert process.stdout is not None
     acknowledged = {int(process.stdout.readline()): "only" for _ in range(25)}
@@ -133,8 +135,8 @@ def test_a_wait_does_not_spin(path: Path, runtime: SystemRuntime, settings: Sett
     meta.close()
 
 
-def test_it_is_durable_by_configuration(path: Path, meta: SqliteMeta) -> None:
-    """Every connection, not only the first."""
+def test_every_connection_is_configured_for_durability(path: Path, meta: SqliteMeta) -> None:
+    """On every connection, not only the first."""
     settings_seen: set[tuple[object, ...]] = set()
     inside = threading.Barrier(3)
 
@@ -148,7 +150,7 @@ def test_it_is_durable_by_configuration(path: Path, meta: SqliteMeta) -> None:
     assert settings_seen == {("wal", 2, 2000)}
 
 
-def test_the_directory_is_synced_after_the_file_was_made(
+def test_the_directory_is_synced_after_the_file_was_created(
     path: Path, runtime: SystemRuntime, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[tuple[Path, bool]] = []
@@ -157,7 +159,7 @@ def test_the_directory_is_synced_after_the_file_was_made(
     assert synced == [(path.parent, True)]
 
 
-def test_what_was_committed_is_there_after_reopening(path: Path, runtime: SystemRuntime, settings: Settings) -> None:
+def test_committed_records_exist_after_reopening(path: Path, runtime: SystemRuntime, settings: Settings) -> None:
     for number in range(3):
         meta = SqliteMeta(path, runtime, settings)
         assert meta.commit([Write("k", number, b"%d" % number)]) is None
@@ -229,8 +231,8 @@ def test_damage_is_named(
 
 
 @pytest.mark.parametrize("replaced", [False, True])
-def test_a_file_that_was_taken_away_gets_no_more_commits(path: Path, meta: SqliteMeta, replaced: bool) -> None:
-    """They would be acknowledged, and nobody would ever find them."""
+def test_a_file_that_was_removed_gets_no_more_commits(path: Path, meta: SqliteMeta, replaced: bool) -> None:
+    """They would be acknowledged, and no process would ever read them."""
     assert meta.commit([Write("k", 0, b"1")]) is None
     if replaced:
         shutil.copyfile(path, path.with_name("copy"))
@@ -257,7 +259,7 @@ def test_a_lock_that_is_never_released_ends_as_unavailable(
 
 
 def test_an_error_while_committing_leaves_the_outcome_unknown(path: Path, meta: SqliteMeta) -> None:
-    """A real one: the write-ahead log may not grow. The same commit then settles it."""
+    """A real error: the write-ahead log may not grow. The same commit then settles it."""
     assert meta.commit([Write("k", 0, b"1")]) is None
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (path.with_name("meta.db-wal").stat().st_size + 5000, hard))
@@ -271,13 +273,13 @@ def test_an_error_while_committing_leaves_the_outcome_unknown(path: Path, meta: 
     assert set(meta.heads("")) == {"k", "other"}
 
 
-def test_threads_do_not_leave_connections_behind(meta: SqliteMeta) -> None:
+def test_connections_of_ended_threads_are_closed(meta: SqliteMeta) -> None:
     for _ in range(10):
         assert together(4, lambda number: meta.head(f"{number}")) == [None] * 4
     assert len(meta._pool._idle) <= 4
 
 
-def test_closed_means_closed(meta: SqliteMeta, runtime: SystemRuntime) -> None:
+def test_calls_after_close_are_refused(meta: SqliteMeta, runtime: SystemRuntime) -> None:
     def work(thread: int) -> None:
         if thread:
             meta.wait("k", 0, 60.0)

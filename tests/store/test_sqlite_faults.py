@@ -1,4 +1,6 @@
-"""X12: `SqliteMeta` while SQLite fails at every step of every call: done, did not happen, or may have happened."""
+"""X12: SQLite fails at every step of every call of `SqliteMeta`. Each call took effect, did not happen, or may have
+happened.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ from evertide.store import Guard, SqliteMeta, Write, open_storage
 from evertide.store.retry import commit_until_known
 from tests.pipeline.kit import ORDERS, ScriptedSource, batch, engine, rows_of, with_sources
 from tests.pipeline.test_threads import order, wait_until
-from tests.store.sqlite_faults import CODES, Faults, failing
+from tests.store.sqlite_faults import CODES, Faults, inject_faults
 
 LASTING = 1_000_000
 SETTINGS = Settings(poll_interval_s=0.01, retry_wait_s=0.001, retry_wait_max_s=0.002, retry_limit_s=0.02)
@@ -60,14 +62,14 @@ FORMS: dict[str, tuple[int, bool, bool]] = {
     "once, after COMMIT": (1, False, True),
     "lasting": (LASTING, False, False),
 }
-"""How many steps fail, whether SQLite ends the transaction by itself, and whether COMMIT was done."""
+"""How many steps fail, whether SQLite ends the transaction by itself, and whether COMMIT took effect."""
 COLD = ("commit", "scan")
 """Calls that are also made without an open connection, so that they open one."""
 
 
 @pytest.fixture
 def faults(monkeypatch: pytest.MonkeyPatch) -> Iterator[Faults]:
-    with failing(monkeypatch) as made:
+    with inject_faults(monkeypatch) as made:
         yield made
 
 
@@ -82,18 +84,18 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def copied(template: Path, path: Path) -> SqliteMeta:
+def open_copy(template: Path, path: Path) -> SqliteMeta:
     shutil.copyfile(template, path)
     return SqliteMeta(path, SystemRuntime(), SETTINGS)
 
 
-def may_be(name: str, form: str) -> bool:
-    """SQLite reports a full disk and a lock before a commit counts."""
+def is_possible(name: str, form: str) -> bool:
+    """Whether this error can occur after a commit took effect: SQLite reports a full disk and a lock before that."""
     return not FORMS[form][2] or CODES[name] & 0xFF == sqlite3.SQLITE_IOERR
 
 
 def content(path: Path) -> dict[str, list[bytes]]:
-    """As another process sees it."""
+    """The content as another process sees it."""
     meta = SqliteMeta(path, SystemRuntime(), SETTINGS)
     try:
         return {key: [record.data for record in meta.scan(key)] for key in meta.heads("")}
@@ -103,17 +105,17 @@ def content(path: Path) -> dict[str, list[bytes]]:
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", CODES)
-def test_every_step_of_every_call_may_fail(
+def test_a_failure_at_any_step_of_any_call_has_the_right_kind(
     name: str, form: str, faults: Faults, template: Path, tmp_path: Path
 ) -> None:
-    if not may_be(name, form):
+    if not is_possible(name, form):
         return
     hits = 0
     for called, is_cold in [*((called, False) for called in CALLS), *((called, True) for called in COLD)]:
         call, answer, result = CALLS[called]
         for first in range(LASTING):
             path = tmp_path / f"{called}-{is_cold}-{first}.db"
-            meta = copied(template, path)
+            meta = open_copy(template, path)
             if is_cold:
                 meta._pool.drop_idle()
             faults.plan(first, CODES[name], *FORMS[form])
@@ -135,7 +137,7 @@ def test_every_step_of_every_call_may_fail(
                 assert found in (BEFORE, result)
             else:
                 assert found == (result if outcome == "done" else BEFORE), (called, first, faults.seen)
-            if found == BEFORE:  # the same object goes on
+            if found == BEFORE:  # the same object continues to work
                 assert call(meta) == answer
                 assert content(path) == result
             meta.close()
@@ -144,9 +146,11 @@ def test_every_step_of_every_call_may_fail(
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", CODES)
-def test_every_step_of_opening_may_fail(name: str, form: str, faults: Faults, tmp_path: Path) -> None:
-    """Opening may be repeated: what of it happened is found. Seen to fail: busy while the table was made, `damaged`."""
-    if not may_be(name, form):
+def test_a_failure_at_any_step_of_opening_can_be_retried(name: str, form: str, faults: Faults, tmp_path: Path) -> None:
+    """Opening may be repeated: what an interrupted opening did is found. Fails if "busy" while the table is created is
+    reported as `damaged`.
+    """
+    if not is_possible(name, form):
         return
     for is_there in (False, True):
         for first in range(LASTING):
@@ -166,12 +170,12 @@ def test_every_step_of_opening_may_fail(name: str, form: str, faults: Faults, tm
 
 
 @pytest.mark.parametrize("name", CODES)
-def test_a_settled_commit_counts_once(name: str, faults: Faults, template: Path, tmp_path: Path) -> None:
+def test_a_settled_commit_takes_effect_once(name: str, faults: Faults, template: Path, tmp_path: Path) -> None:
     settings = replace(SETTINGS, retry_limit_s=60.0)
     for form, (_, rolls_back, after) in FORMS.items():
-        for first in range(9 if may_be(name, form) else 0):
+        for first in range(9 if is_possible(name, form) else 0):
             path = tmp_path / f"{form}-{first}.db"
-            meta = copied(template, path)
+            meta = open_copy(template, path)
             faults.plan(first, CODES[name], 3, rolls_back, after)
             try:
                 assert commit_until_known(meta, WRITES, GUARDS, SystemRuntime(), settings) is None
@@ -183,8 +187,8 @@ def test_a_settled_commit_counts_once(name: str, faults: Faults, template: Path,
 
 
 @pytest.mark.parametrize("name", CODES)
-def test_a_pipeline_waits_and_goes_on_by_itself(name: str, faults: Faults, tmp_path: Path) -> None:
-    """Every statement fails until the status says so. Nothing but the end of the failures makes it go on."""
+def test_a_pipeline_waits_for_storage_and_continues(name: str, faults: Faults, tmp_path: Path) -> None:
+    """Every statement fails until the status reports it. The pipeline continues as soon as the failures end."""
     runtime = SystemRuntime()
     settings = replace(SETTINGS, retry_limit_s=0.2, retry_wait_max_s=0.05)
     storage = open_storage(tmp_path / "storage", runtime=runtime, settings=settings)
@@ -195,9 +199,9 @@ def test_a_pipeline_waits_and_goes_on_by_itself(name: str, faults: Faults, tmp_p
         faults.plan(0, CODES[name], LASTING, False, False)
         source.batches.append(batch(ORDERS, [order(1)]))
         running.start()
-        wait_until(lambda: pipeline._process_state.worst().state == "stalled")
+        wait_until(lambda: pipeline._process_state.find_worst().state == "stalled")
         faults.lift()
-        wait_until(lambda: pipeline.time == 1 and pipeline._process_state.worst().state == "running")
+        wait_until(lambda: pipeline.time == 1 and pipeline._process_state.find_worst().state == "running")
         assert pipeline.status().state == "running"
         assert rows_of(pipeline, "revenue") == [("ann", 5)]
         pipeline.stop()
@@ -206,12 +210,12 @@ def test_a_pipeline_waits_and_goes_on_by_itself(name: str, faults: Faults, tmp_p
 
 
 @pytest.mark.parametrize(("number", "expected"), [(errno.EIO, Unavailable), (errno.EACCES, StorageForbidden)])
-def test_a_directory_that_does_not_answer(
+def test_a_directory_that_cannot_be_read_has_the_right_kind(
     number: int, expected: type[Unavailable], faults: Faults, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SQLite cannot open the file, and neither can we look at it.
+    """SQLite cannot open the file, and its status cannot be read either.
 
-    Seen to fail: EIO was `storage_forbidden`, which ends an opening.
+    Fails if EIO is `storage_forbidden`, which ends an opening.
     """
     meta = SqliteMeta(tmp_path / "meta.db", SystemRuntime(), SETTINGS)
 

@@ -1,4 +1,4 @@
-"""`Wake`: no wake-up is lost, nobody spins, and only those concerned wake."""
+"""`Wake`: no wake-up is lost, no waiter spins, and only waiters on the changed key wake."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.store.race import together
 LIMIT_S = 2.0
 
 
-def test_a_ring_between_look_and_sleep_is_heard(runtime: SystemRuntime) -> None:
+def test_a_ring_between_check_and_sleep_ends_the_wait(runtime: SystemRuntime) -> None:
     wake = Wake(runtime)
     seen: list[bool] = []
 
@@ -28,7 +28,7 @@ def test_a_ring_between_look_and_sleep_is_heard(runtime: SystemRuntime) -> None:
 
 
 def test_no_wake_up_is_lost(runtime: SystemRuntime) -> None:
-    """Two threads play ping-pong: one missed ring, and this takes a minute."""
+    """Two threads wake each other in turn: one lost wake-up, and this takes a minute."""
     wake = Wake(runtime)
     count = [0]
 
@@ -44,7 +44,7 @@ def test_no_wake_up_is_lost(runtime: SystemRuntime) -> None:
     assert count == [600]
 
 
-def test_only_those_concerned_wake(runtime: SystemRuntime) -> None:
+def test_only_waiters_on_the_key_wake(runtime: SystemRuntime) -> None:
     wake = Wake(runtime)
     looks = 0
     waiting = threading.Event()
@@ -68,7 +68,7 @@ def test_only_those_concerned_wake(runtime: SystemRuntime) -> None:
     assert wake._bells == {}
 
 
-def test_it_polls_no_more_often_than_asked(runtime: SystemRuntime) -> None:
+def test_wait_polls_no_more_often_than_configured(runtime: SystemRuntime) -> None:
     looks: list[float] = []
 
     def look() -> bool:
@@ -79,7 +79,7 @@ def test_it_polls_no_more_often_than_asked(runtime: SystemRuntime) -> None:
     assert 2 <= len(looks) <= 4
 
 
-def test_no_time_is_one_look(runtime: SystemRuntime) -> None:
+def test_a_timeout_of_zero_checks_once(runtime: SystemRuntime) -> None:
     looks: list[bool] = []
 
     def look() -> bool:

@@ -1,4 +1,4 @@
-"""Writers and the generation: who may write, and how everybody else finds out that they may not (I16)."""
+"""Writers and the generation: which writers may write, and how the others find out that they may not (I16)."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ from evertide.errors import (
     UpperMismatch,
 )
 from evertide.settings import Settings
-from evertide.store import Fault, Faults, FaultyMeta, Guard, MemoryMeta, Meta, Stale, Write
+from evertide.store import Guard, MemoryMeta, Meta, Stale, Write
 from evertide.store.paths import GENERATION, beat_key, writer_key
 from evertide.store.writers import Writer, end_silent_writers, read_generation, read_registrations, read_settled
-from evertide.testing import ManualRuntime
+from tests.kit.faulty import Fault, Faults, FaultyMeta
+from tests.kit.runtime import ManualRuntime
 from tests.shard.kit import PassingMeta
 from tests.store.race import together
 
@@ -40,7 +41,7 @@ class Place:
         return end_silent_writers(meta or self.meta, runtime=self.runtime, settings=SETTINGS)
 
     def write(self, writer: Writer, number: int = 0) -> None:
-        """What every change of a shard does: commit under the writer's guards."""
+        """As every change of a shard: commit under the writer's guards."""
         stale = self.meta.commit([Write("x", number, b"x")], writer.guards())
         if stale is not None:
             writer.check(stale)
@@ -53,7 +54,7 @@ def place() -> Place:
 
 
 class BeforeCommit(PassingMeta):
-    """Runs something once, right before the next commit that removes a writer."""
+    """Runs an action once, right before the next commit that removes a writer."""
 
     def __init__(self, inner: Meta, act: Callable[[], None]) -> None:
         super().__init__(inner)
@@ -68,7 +69,7 @@ class BeforeCommit(PassingMeta):
 # Registration
 
 
-def test_a_writer_is_registered_with_who_and_when(place: Place) -> None:
+def test_a_registration_has_the_process_and_the_time(place: Place) -> None:
     writer = place.writer(label="loader")
     found = read_registrations(place.meta)[writer.id]
     assert (found.label, found.ttl_s, found.registered_at_s) == ("loader", 60.0, place.runtime.wall_s())
@@ -79,7 +80,9 @@ def test_a_writer_is_registered_with_who_and_when(place: Place) -> None:
 
 @pytest.mark.parametrize("faults", list(product(Fault, repeat=2)), ids=lambda faults: "-".join(f.name for f in faults))
 def test_registering_beating_and_leaving_survive_lost_answers(place: Place, faults: tuple[Fault, ...]) -> None:
-    """A registration whose answer was lost is tried under another id; the first is nobody's, and ends by itself."""
+    """A registration whose answer was lost is retried under another id. The first id belongs to no process, and
+    expires.
+    """
     writer = place.writer(FaultyMeta(place.meta, Faults.scripted(faults)))
     assert len(read_registrations(place.meta)) == 1 + faults[: _tries(faults)].count(Fault.DONE_LOST)
     place.runtime.advance_s(61.0)
@@ -108,7 +111,7 @@ def test_an_id_that_is_taken_is_not_taken_again(place: Place) -> None:
     assert first.id != second.id
 
 
-def test_leaving_twice_is_fine_and_final(place: Place) -> None:
+def test_leaving_twice_succeeds_and_is_final(place: Place) -> None:
     writer = place.writer()
     writer.unregister()
     writer.unregister()
@@ -118,8 +121,8 @@ def test_leaving_twice_is_fine_and_final(place: Place) -> None:
         place.write(writer)
 
 
-def test_heartbeats_do_not_pile_up_nor_fail_a_commit_of_the_writer(place: Place) -> None:
-    """U8: the beat has a key of its own, which no commit guards."""
+def test_old_heartbeats_are_truncated_and_fail_no_commit_of_the_writer(place: Place) -> None:
+    """U8: the heartbeat has a key of its own, which no commit guards."""
     writer = place.writer()
     guards = writer.guards()
     for _ in range(300):
@@ -131,11 +134,11 @@ def test_heartbeats_do_not_pile_up_nor_fail_a_commit_of_the_writer(place: Place)
 # Fencing
 
 
-def test_who_is_silent_for_too_long_is_ended_and_fenced(place: Place) -> None:
-    """Seen to fail with guards that leave out the registration: then the write happens."""
+def test_a_writer_that_is_silent_too_long_is_ended_and_fenced(place: Place) -> None:
+    """Fails if the guards leave out the registration: then the write happens."""
     silent, lively = place.writer(), place.writer()
     place.runtime.advance_s(60.0)
-    assert place.end_silent() == [], "exactly its time to live is not too long"
+    assert place.end_silent() == [], "a writer is live for exactly its time to live"
     lively.beat()
     place.runtime.advance_s(0.5)
     assert place.end_silent() == [silent.id]
@@ -151,8 +154,10 @@ def test_who_is_silent_for_too_long_is_ended_and_fenced(place: Place) -> None:
     place.write(lively)
 
 
-def test_a_beat_in_between_saves_the_writer(place: Place) -> None:
-    """The collector saw it silent; it beats before it is ended. Seen to fail with the removal of the beat left out."""
+def test_a_heartbeat_before_the_removal_keeps_the_writer(place: Place) -> None:
+    """The collector read it as silent; it beats before it is ended. Fails if the removal does not include the
+    heartbeat's key.
+    """
     writer = place.writer()
     place.runtime.advance_s(61.0)
     meta = BeforeCommit(place.meta, writer.beat)
@@ -161,7 +166,7 @@ def test_a_beat_in_between_saves_the_writer(place: Place) -> None:
     place.write(writer)
 
 
-def test_two_collectors_end_it_once(place: Place) -> None:
+def test_two_collectors_end_a_writer_once(place: Place) -> None:
     place.writer()
     place.runtime.advance_s(61.0)
     others: list[list[str]] = []
@@ -170,13 +175,13 @@ def test_two_collectors_end_it_once(place: Place) -> None:
     assert read_registrations(place.meta) == {}
 
 
-def test_a_lost_answer_does_not_end_more_than_one(place: Place) -> None:
+def test_a_lost_answer_does_not_end_a_second_writer(place: Place) -> None:
     writer = place.writer()
     place.runtime.advance_s(61.0)
     assert place.end_silent(FaultyMeta(place.meta, Faults.scripted([Fault.DONE_LOST]))) == [writer.id]
 
 
-def test_a_clock_that_jumps_costs_a_restart_and_nothing_else(place: Place) -> None:
+def test_a_clock_jump_fences_a_writer_and_loses_no_data(place: Place) -> None:
     writer = place.writer()
     place.runtime.jump_wall_s(-3600.0)
     assert place.end_silent() == []
@@ -187,7 +192,7 @@ def test_a_clock_that_jumps_costs_a_restart_and_nothing_else(place: Place) -> No
         place.write(writer, 1)
 
 
-def test_a_damaged_registration_ends_nobody(place: Place) -> None:
+def test_a_damaged_registration_ends_no_writer(place: Place) -> None:
     writers = [place.writer() for _ in range(3)]
     broken = sorted(writer.id for writer in writers)[1]
     place.meta.commit([Write(writer_key(broken), 1, b"\x01garbage!!!")])
@@ -197,8 +202,10 @@ def test_a_damaged_registration_ends_nobody(place: Place) -> None:
     assert len(place.meta.heads(writer_key(""))) == 3
 
 
-def test_a_beat_whose_answer_never_came_is_not_taken_for_the_end(place: Place) -> None:
-    """Storage was away for longer than we try. The beat had happened: the writer is as registered as before."""
+def test_a_heartbeat_with_a_lost_answer_does_not_fence(place: Place) -> None:
+    """Storage was unavailable for longer than the retries. The heartbeat took effect: the writer is as registered as
+    before.
+    """
     writer = place.writer()
     writer._meta = FaultyMeta(place.meta, Faults.scripted([Fault.DONE_LOST] + [Fault.REFUSED] * 200))
     with pytest.raises(OutcomeUnknown):
@@ -217,17 +224,17 @@ def floor(place: Place, writer: Writer) -> int:
 
 
 def test_the_floor_is_below_every_open_number(place: Place) -> None:
-    """Seen to fail with the floor taken as the next number."""
+    """Fails if the floor is the next number."""
     writer = place.writer()
     with writer.claim() as first:
         assert (first, floor(place, writer)) == (1, 1)
         with writer.claim() as second:
             assert (second, floor(place, writer)) == (2, 1)
-        assert floor(place, writer) == 1, "the older one is still open"
+        assert floor(place, writer) == 1, "the older number is still open"
     assert floor(place, writer) == 3
 
 
-def test_others_learn_of_it_with_a_beat_only(place: Place) -> None:
+def test_the_floor_is_published_by_heartbeats_only(place: Place) -> None:
     writer = place.writer()
     with writer.claim():
         pass
@@ -246,7 +253,7 @@ def test_others_learn_of_it_with_a_beat_only(place: Place) -> None:
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_what_did_not_happen_settles_the_number(place: Place, error: EvertideError) -> None:
+def test_a_commit_that_did_not_happen_settles_the_number(place: Place, error: EvertideError) -> None:
     writer = place.writer()
     with pytest.raises(type(error)), writer.claim():
         raise error
@@ -256,8 +263,8 @@ def test_what_did_not_happen_settles_the_number(place: Place, error: EvertideErr
 @pytest.mark.parametrize(
     "error", [OutcomeUnknown("a", "b"), KeyboardInterrupt(), MemoryError()], ids=lambda e: type(e).__name__
 )
-def test_what_may_have_happened_leaves_it_open(place: Place, error: BaseException) -> None:
-    """It may still arrive, so nobody may judge what it names. Seen to fail with `claim` settling in every case."""
+def test_an_unknown_outcome_leaves_the_number_open(place: Place, error: BaseException) -> None:
+    """The commit may still take effect, so no collector may delete what it names. Fails if `claim` always settles."""
     writer = place.writer()
     with pytest.raises(type(error)), writer.claim():
         raise error
@@ -285,14 +292,14 @@ def test_threads_get_numbers_of_their_own_and_the_floor_never_passes_an_open_one
 # The generation
 
 
-def test_a_new_generation_fences_whoever_knows_the_old_one(place: Place) -> None:
-    """Seen to fail with guards that leave out the generation."""
+def test_a_new_generation_fences_writers_of_the_old_one(place: Place) -> None:
+    """Fails if the guards leave out the generation."""
     old, new = place.writer(), place.writer()
     assert read_generation(place.meta) is None
     made = new.change_generation(["a", "b"])
     assert read_generation(place.meta) == made
     assert (made.number, made.members, made.writer) == (1, ("a", "b"), new.id)
-    with pytest.raises(Fenced, match="the generation moved on from record 0 to 1"):
+    with pytest.raises(Fenced, match="another writer changed the generation from 0 to 1"):
         place.write(old)
     place.write(new)
     assert old.adopt_generation() == made
@@ -301,7 +308,7 @@ def test_a_new_generation_fences_whoever_knows_the_old_one(place: Place) -> None
     place.write(late, 2)
 
 
-def test_of_two_who_change_it_at_once_one_is_fenced(place: Place) -> None:
+def test_of_two_concurrent_changes_of_the_generation_one_is_fenced(place: Place) -> None:
     writers = [place.writer() for _ in range(4)]
     errors = together(4, lambda number: writers[number].change_generation([str(number)]))
     [winner] = [number for number, error in enumerate(errors) if error is None]
@@ -313,7 +320,7 @@ def test_of_two_who_change_it_at_once_one_is_fenced(place: Place) -> None:
 
 
 @pytest.mark.parametrize("faults", list(product(Fault, repeat=2)), ids=lambda faults: "-".join(f.name for f in faults))
-def test_a_generation_is_made_once_whatever_is_answered(place: Place, faults: tuple[Fault, ...]) -> None:
+def test_a_generation_is_created_once_under_every_fault(place: Place, faults: tuple[Fault, ...]) -> None:
     writer = place.writer()
     writer._meta = FaultyMeta(place.meta, Faults.scripted(faults))
     assert writer.change_generation(["a"]).number == 1
@@ -321,7 +328,7 @@ def test_a_generation_is_made_once_whatever_is_answered(place: Place, faults: tu
     assert len(place.meta.scan(GENERATION)) == 2
 
 
-def test_who_is_unregistered_changes_no_generation(place: Place) -> None:
+def test_an_unregistered_writer_changes_no_generation(place: Place) -> None:
     writer = place.writer()
     writer.unregister()
     with pytest.raises(Fenced, match="unregistered"):

@@ -25,9 +25,9 @@ from evertide.checkpoint.catalog import Checkpoints
 from evertide.checkpoint.context import StorageContext
 from evertide.checkpoint.manifest import Manifest, StateFile, decode_manifest, number_of
 from evertide.checkpoint.records import CatalogEntry
-from evertide.checkpoint.revival import bring_back
+from evertide.checkpoint.revival import restore_meta
 from evertide.checkpoint.verification import read_file
-from evertide.errors import BlobDamaged, CheckpointDamaged, InvalidInput, RecordDamaged, UnsupportedFormat
+from evertide.errors import ArchiveDamaged, InvalidInput, RecordDamaged, UnsupportedFormat
 from evertide.runtime import Runtime
 from evertide.settings import Settings
 from evertide.store.blobs.files import SystemFiles
@@ -70,11 +70,11 @@ def import_archive(
     storage = open_for_repair(location, meta, runtime=runtime, settings=settings, change=True)
     try:
         place = StorageContext(storage.blob, storage.meta, runtime, settings)
-        manifest = _unpacked(place, Path(path))
+        manifest = _unpack(place, Path(path))
         place.put(FORMAT, _FORMAT_TEXT)
         writer = Writer.register(place.meta, runtime=runtime, settings=settings, label="import")
         try:
-            bring_back(place, manifest, writer, last=manifest.number)
+            restore_meta(place, manifest, writer, last=manifest.number)
         finally:
             writer.unregister()
     finally:
@@ -112,52 +112,63 @@ def _check_empty(location: Path | str, meta: str | None, runtime: Runtime, setti
     try:
         first = next(iter(storage.blob.list("")), None)
         if first is not None:
-            raise InvalidInput(where=storage.root, why=f"an import needs an empty place, and {first.key} is there")
+            raise InvalidInput(
+                where=storage.root, why=f"the place is not empty: it has {first.key}; import into an empty one"
+            )
         if storage.meta.heads(""):
-            raise InvalidInput(where=storage.meta.path(""), why="an import needs an empty Meta, and records are there")
+            raise InvalidInput(where=storage.meta.path(""), why="Meta is not empty; import into an empty one")
     finally:
         storage.close()
 
 
-def _unpacked(place: StorageContext, path: Path) -> Manifest:
+def _unpack(place: StorageContext, path: Path) -> Manifest:
     """Put every file of the archive, and return its manifest: see rule 2 of the header."""
     try:
         with tarfile.open(path, "r|") as tar:
             files = _files(tar, path)
             _check_format(files, path)
             key, content = next(files, ("", b""))
-            manifest = decode_manifest(content, f"{path}:{key}")
+            manifest = _decode_manifest(content, f"{path}:{key}")
             if number_of(key) != manifest.number:
-                raise RecordDamaged(path=str(path), why=f"{key!r} comes second, where the manifest should be")
+                raise ArchiveDamaged(path=str(path), why=f"the second file is {key!r}, not the manifest")
             place.put(key, content)
             missing = _put(place, path, files, manifest)
     except FileNotFoundError as error:
-        raise InvalidInput(where=str(path), why="there is no such archive") from error
+        raise InvalidInput(where=str(path), why="the archive does not exist") from error
     except OSError as error:
         raise refusal(path, error) from error
     except (tarfile.TarError, EOFError) as error:
-        raise RecordDamaged(path=str(path), why=f"not an archive, or not all of it: {error}") from error
+        raise ArchiveDamaged(path=str(path), why=f"the file is not an archive, or is incomplete: {error}") from error
     if missing:
-        why = f"{len(missing)} files that its manifest names are missing"
-        raise CheckpointDamaged(path=str(path), why=why, files="; ".join(missing))
+        why = f"{len(missing)} files that its manifest names are missing: {'; '.join(missing)}"
+        raise ArchiveDamaged(path=str(path), why=why)
     return manifest
+
+
+def _decode_manifest(content: bytes, path: str) -> Manifest:
+    try:
+        return decode_manifest(content, path)
+    except RecordDamaged as error:
+        raise ArchiveDamaged(path=path, why=error.why) from error
 
 
 def _files(tar: tarfile.TarFile, path: Path) -> Iterator[tuple[str, bytes]]:
     for member in tar:
         file = tar.extractfile(member) if member.isreg() else None
         if file is None:
-            raise RecordDamaged(path=str(path), why=f"{member.name!r} is not a file")
+            raise ArchiveDamaged(path=str(path), why=f"{member.name!r} is not a file")
         content = file.read()
         if len(content) != member.size:
-            raise RecordDamaged(path=str(path), why=f"it ends in the middle of {member.name!r}")
+            raise ArchiveDamaged(path=str(path), why=f"the archive ends in the middle of {member.name!r}")
         yield member.name, content
 
 
 def _check_format(files: Iterator[tuple[str, bytes]], path: Path) -> None:
     key, text = next(files, ("", b""))
     if key != FORMAT or not text.strip().isdigit():
-        raise RecordDamaged(path=str(path), why="it does not begin with FORMAT: it is not an archive of a checkpoint")
+        raise ArchiveDamaged(
+            path=str(path), why="the file does not begin with FORMAT, so it is not an archive of a checkpoint"
+        )
     if int(text) != FORMAT_VERSION:
         raise UnsupportedFormat(path=f"{path}:{FORMAT}", found=int(text), supported=FORMAT_VERSION)
 
@@ -169,10 +180,11 @@ def _put(place: StorageContext, path: Path, files: Iterator[tuple[str, bytes]], 
     for key, content in files:
         file = named.get(key)
         if file is None:
-            raise RecordDamaged(path=f"{path}:{key}", why="the manifest does not name it")
+            raise ArchiveDamaged(path=f"{path}:{key}", why="the manifest does not name this file")
         found = xxhash.xxh3_128_hexdigest(content)
         if len(content) != file.bytes or found != file.digest:
-            raise BlobDamaged(path=f"{path}:{key}", why="digest", expected=file.digest, found=found)
+            why = f"the digest of the file differs (expected {file.digest}, found {found})"
+            raise ArchiveDamaged(path=f"{path}:{key}", why=why)
         place.put(key, content)
         missing.pop(key, None)
     return list(missing)

@@ -5,7 +5,7 @@ Invariants:
 1. A checkpoint is in the catalog and complete, or it is invisible (I11). This object caches no entries: a checkpoint
    whose commit failed is listed nowhere (C1).
 2. A restore takes a hold first, in one commit that guards the catalog: the catalog had what the hold names at that
-   moment. A collector reads the catalog first and the holds after it, so it cannot miss both.
+   moment. Garbage collection reads the catalog first and the holds after it, so it finds the checkpoint in one of them.
 3. The hold stays until `release`, or until its writer is no longer registered: the engine continues to use parts that
    other writers wrote, even after the checkpoint is dropped. After the restore it holds these parts only.
 4. A damaged checkpoint is never used, and never treated as missing: the restore uses an older one and reports the
@@ -22,10 +22,10 @@ from contextlib import suppress
 from evertide.checkpoint.context import StorageContext
 from evertide.checkpoint.damage import KnownDamage
 from evertide.checkpoint.draft import Draft, Restored, Skipped
-from evertide.checkpoint.garbage import CheckpointGarbage, Live, Pins, collect, pinned
+from evertide.checkpoint.garbage import CheckpointGarbage, Live, Pins, collect, find_pins
 from evertide.checkpoint.manifest import PIPELINE_FILE, STATE_FILE, Manifest
 from evertide.checkpoint.publication import KEEP_MIN, Publication
-from evertide.checkpoint.records import Catalog, CatalogEntry, Restoring, read_catalog
+from evertide.checkpoint.records import Catalog, CatalogEntry, RestoreHold, read_catalog
 from evertide.checkpoint.verification import OnProgress, read_file, read_manifest, verify_manifest
 from evertide.errors import CheckpointDamaged, Conflict, Damaged, EvertideError, OutcomeUnknown, Unavailable
 from evertide.runtime import Runtime
@@ -75,7 +75,7 @@ class Checkpoints:
                 self._give_up(publication)
                 raise
             try:
-                kept = publication.commit(entry, keep, self.damage.catalogued())
+                kept = publication.commit(entry, keep, self.damage.find_catalogued())
             except OutcomeUnknown:
                 raise  # the commit may still arrive, so the draft stays
             except EvertideError:
@@ -106,7 +106,7 @@ class Checkpoints:
         entries = self.entries()
         self.damage.replace(entries)
         for entry in entries:
-            if entry.number not in self.damage.catalogued():
+            if entry.number not in self.damage.find_catalogued():
                 try:
                     return entry, self.read(entry)
                 except Damaged as error:
@@ -131,7 +131,7 @@ class Checkpoints:
         skipped: list[Skipped] = []
         for entry in entries[::-1]:
             try:
-                restored = self._restored(entry, progress, skipped)
+                restored = self._restore_entry(entry, progress, skipped)
             except Damaged as error:
                 writer.check_registered()  # without its hold, garbage collection may have deleted files
                 logger.warning("checkpoint %d at time %d is not used: %s", entry.number, entry.time, error)
@@ -143,7 +143,7 @@ class Checkpoints:
         if not skipped:
             return None
         self.release(writer)
-        files = "; ".join(f"checkpoint {one.entry.number}: {one.error}" for one in skipped)
+        files = "; ".join(f"checkpoint {one.entry.number}: {one.error.message}" for one in skipped)
         why = f"none of {len(skipped)} checkpoints is intact"
         raise CheckpointDamaged(path=self.place.meta.path(CHECKPOINTS), why=why, files=files)
 
@@ -152,9 +152,9 @@ class Checkpoints:
         while True:
             seqno, catalog = self._catalog()
             if entry not in catalog.entries:
-                why = f"checkpoint {entry.number} is not in the catalog"
+                why = f"checkpoint {entry.number} is not in the catalog any more"
                 raise Conflict(where=self.place.meta.path(CHECKPOINTS), why=why)
-            if self._holds(writer, [entry], [Guard(CHECKPOINTS, seqno)]):
+            if self._write_hold(writer, [entry], [Guard(CHECKPOINTS, seqno)]):
                 return
 
     def release(self, writer: Writer) -> None:
@@ -167,10 +167,10 @@ class Checkpoints:
             if self.place.commit([Write(key, record.seqno, None)]) is None:
                 return
 
-    def pinned(self) -> Pins:
+    def find_pins(self) -> Pins:
         """The blobs that garbage collection must keep. Raises if any manifest is unreadable."""
         try:
-            return pinned(self.place, dict(self._drafts))
+            return find_pins(self.place, dict(self._drafts))
         except Damaged:
             self._find_damage()
             raise
@@ -197,7 +197,7 @@ class Checkpoints:
             if entry in self.entries():
                 self.damage.add(entry, error)
 
-    def _restored(self, entry: CatalogEntry, progress: OnProgress | None, skipped: list[Skipped]) -> Restored:
+    def _restore_entry(self, entry: CatalogEntry, progress: OnProgress | None, skipped: list[Skipped]) -> Restored:
         manifest = self.verify(entry, progress)
         state, pipeline = (
             read_file(self.place, manifest.file(key, self.place.blob.path(entry.key)))
@@ -214,23 +214,23 @@ class Checkpoints:
             seqno, catalog = self._catalog()
             if not catalog.entries:
                 return ()
-            if self._holds(writer, catalog.entries, [Guard(CHECKPOINTS, seqno)]):
+            if self._write_hold(writer, catalog.entries, [Guard(CHECKPOINTS, seqno)]):
                 return catalog.entries
 
     def _narrow(self, writer: Writer, entry: CatalogEntry) -> None:
         """Reduce the hold to the state parts. If this fails, the hold keeps more than necessary."""
         try:
-            while not self._holds(writer, [entry], is_read=True):
+            while not self._write_hold(writer, [entry], is_read=True):
                 pass  # the hold was ended: the next attempt raises
         except (Unavailable, OutcomeUnknown) as error:
-            logger.warning("could not narrow the hold on checkpoints: %s", error)
+            logger.warning("could not release checkpoint files that are no longer read; they stay for now: %s", error)
 
-    def _holds(
+    def _write_hold(
         self, writer: Writer, entries: Sequence[CatalogEntry], guards: Sequence[Guard] = (), *, is_read: bool = False
     ) -> bool:
         key, runtime = restoring_key(writer.id), self.place.runtime
         record = self.place.retry_read(lambda: self.place.meta.head(key))
-        hold = Restoring(writer.id, tuple(entries), is_read, runtime.wall_s(), runtime.new_id())
+        hold = RestoreHold(writer.id, tuple(entries), is_read, runtime.wall_s(), runtime.new_id())
         write = Write(key, record.seqno if record else 0, seal(hold))
         registered = writer.guards()[:1]  # of any generation: reading changes nothing
         stale = self.place.commit([write], [*registered, *guards])

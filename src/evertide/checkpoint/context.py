@@ -9,6 +9,7 @@ from typing import TypeVar
 from evertide.checkpoint.manifest import StateFile, file_of
 from evertide.runtime import Runtime
 from evertide.settings import Settings
+from evertide.shard.log import ShardLog
 from evertide.store.blob import Blob
 from evertide.store.meta import Guard, Meta, Stale, Write
 from evertide.store.retry import commit_until_known, put_until_known, retry_read
@@ -31,6 +32,9 @@ class StorageContext:
     def put(self, key: str, content: bytes) -> StateFile:
         put_until_known(self.blob, key, content, self.runtime, self.settings)
         return file_of(key, content)
+
+    def shard_log(self, name: str) -> ShardLog:
+        return ShardLog(name, self.blob, self.meta, self.runtime, self.settings)
 
     def commit(self, writes: Sequence[Write], guards: Sequence[Guard] = ()) -> Stale | None:
         return commit_until_known(self.meta, writes, guards, self.runtime, self.settings)

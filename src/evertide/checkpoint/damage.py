@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from evertide.checkpoint.records import CatalogEntry
 from evertide.errors import EvertideError
-from evertide.problem import Problem
+from evertide.problem import ComponentState, Problem
 from evertide.runtime import Runtime
 
 __all__ = ["DamagedCheckpoint", "KnownDamage"]
@@ -31,8 +31,8 @@ class DamagedCheckpoint:
     def problem(self) -> Problem:
         named = f"checkpoint {self.entry.number} at time {self.entry.time} is damaged and is not used"
         now = "a newer one has replaced it" if self.is_replaced else "a new one is due"
-        why = f"{named}; {now}: {self.error}"
-        return Problem("warning", "checkpoint_damaged", why, _REMEDY, self.since_s)
+        why = f"{named}; {now}: {self.error.message}"
+        return Problem(ComponentState.WARNING, "checkpoint_damaged", why, _REMEDY, self.since_s)
 
 
 class KnownDamage:
@@ -48,7 +48,7 @@ class KnownDamage:
             if entry.number not in self._found:
                 self._found[entry.number] = DamagedCheckpoint(entry, error, self._runtime.wall_s())
 
-    def catalogued(self) -> frozenset[int]:
+    def find_catalogued(self) -> frozenset[int]:
         """The numbers of those that no newer checkpoint has replaced."""
         with self._lock:
             return frozenset(number for number, one in self._found.items() if not one.is_replaced)

@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 
 from evertide.checkpoint.manifest import Manifest, StateFile
 from evertide.checkpoint.records import CatalogEntry
-from evertide.errors import EvertideError, InvalidInput
+from evertide.errors import EvertideError, Unexpected
 from evertide.shard.state import ShardState
-from evertide.store.paths import check_shard
-from evertide.types import Generation
+from evertide.types import Generation, Time
 
 __all__ = ["Draft", "Restored", "Skipped"]
 
@@ -19,7 +18,7 @@ __all__ = ["Draft", "Restored", "Skipped"]
 class Draft:
     """The state between two transactions: everything below `time`, and nothing of `time` or later."""
 
-    time: int
+    time: Time
     fingerprint: str
     generation: Generation
     positions: Mapping[str, str]
@@ -36,13 +35,12 @@ class Draft:
         """Raise an error for an invalid draft before anything is stored."""
         where = f"checkpoint at time {self.time}"
         if set(self.members) != set(self.shards):
-            why = f"states of {sorted(self.shards)}, and members {sorted(self.members)}"
-            raise InvalidInput(where=where, why=why)
+            why = f"the draft has the states of {sorted(self.shards)}, but the members are {sorted(self.members)}"
+            raise Unexpected(where=where, why=why)
         for name, state in self.shards.items():
-            check_shard(name)
             if state.upper != self.time or state.shard != name:
-                why = f"shard {name!r} is there as {state.shard!r} with upper {state.upper}"
-                raise InvalidInput(where=where, why=why)
+                why = f"the state of shard {name!r} is that of {state.shard!r} with upper {state.upper}"
+                raise Unexpected(where=where, why=why)
 
 
 @dataclass(frozen=True)

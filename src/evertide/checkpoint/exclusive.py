@@ -1,11 +1,11 @@
-"""`register_for_repair`: a repair works alone on its storage, and other processes see it.
+"""`register_for_repair`: registers a repair, so that it works alone on its storage.
 
-1. A registered live process is a `Conflict`, before anything is changed. A process counts as live unless its end is
-   proven (`evertide.store.process`) or its heartbeat is older than its time to live. If its registration is damaged,
-   only its heartbeat decides.
-2. The repair registers as a writer with the label `REPAIRING` and beats. Meanwhile no process may run the pipeline
-   (`evertide.pipeline.replicas.ownership`). Both sides check for each other again after they registered, so at most one
-   of two that start at the same moment continues.
+1. If a live process is registered, the repair raises `NotAllowedNow` before it changes anything. A process counts as
+   live unless its end is proven (`evertide.store.process`) or its heartbeat is older than its time to live. If its
+   registration is damaged, only its heartbeat decides.
+2. The repair registers as a writer with the label `REPAIRING`, and writes heartbeats. Meanwhile no process may run the
+   pipeline (`evertide.pipeline.replicas.ownership`). Both sides check for each other again after they registered, so at
+   most one of two that start at the same moment continues.
 3. Each change guards the registration. A change that loses a race to another process is an error, never skipped.
 """
 
@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from evertide.checkpoint.context import StorageContext
-from evertide.errors import Conflict, EvertideError
+from evertide.errors import Conflict, EvertideError, NotAllowedNow
 from evertide.store.meta import Record, Write
 from evertide.store.paths import CHECKPOINTS, beat_key, writer_key
 from evertide.store.sealed import unseal
@@ -43,7 +43,7 @@ class _Beats(Ticker):
         try:
             self._writer.beat()
         except EvertideError as error:  # if the registration was ended, the next change is refused
-            logger.warning("no heartbeat: %s", error)
+            logger.warning("could not write the heartbeat of the repair: %s", error)
         return True
 
 
@@ -60,7 +60,7 @@ def register_for_repair(place: StorageContext) -> Iterator[Writer]:
 
 
 def check_exclusive(place: StorageContext, own: str = "") -> None:
-    """Raise `Conflict` if another process is live; end the registrations of all others."""
+    """Raise `NotAllowedNow` if another process is live; end the registrations of all others."""
     meta = place.meta
     for key, record in place.retry_read(lambda: meta.heads(writer_key(""))).items():
         writer = key.removeprefix(writer_key(""))
@@ -72,13 +72,13 @@ def check_exclusive(place: StorageContext, own: str = "") -> None:
         is_silent = beat is None or place.runtime.wall_s() - beat.beat_at_s > ttl_s
         if not is_silent and not (known is not None and known.has_ended()):
             who = f"{known.label or 'no label'}, {known.host}, pid {known.pid}" if known else "its record is damaged"
-            why = f"writer {writer} ({who}) is registered: stop it, or wait until it was silent for {ttl_s:.0f} s"
-            raise Conflict(where=meta.path(CHECKPOINTS), why=why)
+            why = f"writer {writer} ({who}) is registered; stop it, or wait until it has been silent for {ttl_s:.0f} s"
+            raise NotAllowedNow(where=meta.path(CHECKPOINTS), why=why)
         writes = [Write(key, record.seqno, None)]
         if last is not None:
             writes.append(Write(beat_key(writer), last.seqno, None))
         if place.commit(writes) is not None:
-            raise Conflict(where=meta.path(key), why="this process has just said that it lives: stop it first")
+            raise NotAllowedNow(where=meta.path(key), why="the process has just written a heartbeat; stop it")
 
 
 def change(place: StorageContext, writer: Writer, writes: Sequence[Write]) -> None:
@@ -86,7 +86,7 @@ def change(place: StorageContext, writer: Writer, writes: Sequence[Write]) -> No
     stale = place.commit(writes, writer.guards())
     if stale is not None:
         writer.check(stale)
-        raise Conflict(where=place.meta.path(stale.key), why="another process changed it during the repair")
+        raise Conflict(where=place.meta.path(stale.key), why="another process changed this record during the repair")
 
 
 def _read(record: Record | None, kind: type[T]) -> T | None:

@@ -19,16 +19,17 @@ from typing import Any
 
 from evertide.checkpoint.context import StorageContext
 from evertide.checkpoint.manifest import StateFile, number_of, shard_parts
-from evertide.checkpoint.records import Catalog, CatalogEntry, Restoring, read_catalog, read_holds
+from evertide.checkpoint.records import Catalog, CatalogEntry, RestoreHold, read_catalog, read_holds
 from evertide.checkpoint.revival import is_lost
 from evertide.checkpoint.verification import OnProgress, check_files, read_manifest
 from evertide.errors import BlobMissing, Damaged, EvertideError, InvalidInput, RecordDamaged, UnsupportedFormat
 from evertide.journal.log import TimeLog
 from evertide.journal.producers import Producer
-from evertide.journal.records import Bound, Committed, Staged
+from evertide.journal.records import Bound, Committed
+from evertide.journal.staging import staged_of
 from evertide.shard.hold import HoldRecord
 from evertide.shard.lease import LeaseRecord
-from evertide.shard.log import Rollup, ShardLog
+from evertide.shard.log import Rollup
 from evertide.shard.state import parts_removed
 from evertide.store.meta import Record
 from evertide.store.open import FORMAT_VERSION
@@ -55,7 +56,7 @@ from evertide.store.paths import (
     writer_key,
 )
 from evertide.store.sealed import check_seal, unseal
-from evertide.store.writers import Beat, GenerationRecord, Registration, read_registrations
+from evertide.store.writers import Beat, GenerationRecord, Registration, read_generation, read_registrations
 
 __all__ = ["LOST", "Finding", "Report", "check"]
 
@@ -72,25 +73,25 @@ _RECORDS: dict[str, type] = {
     JOURNAL: Bound,
     COMMITTED: Committed,
     CHECKPOINTS: Catalog,
-    restoring_key(""): Restoring,
+    restoring_key(""): RestoreHold,
     producer_key(""): Producer,
 }
 """By the prefix of the key. Shards are opened instead; other packages check their own keys."""
 
-_META = "`evertide fsck --repair` brings it back from the newest checkpoint that is intact."
-_CATALOG = "`evertide fsck --repair` makes it anew from the checkpoints that are intact."
-_CHECKPOINT = "`evertide fsck --repair` takes this checkpoint out of the catalog; another, or the tables, will do."
+_META = "`evertide fsck --repair` restores it from the newest intact checkpoint."
+_CATALOG = "`evertide fsck --repair` rebuilds it from the intact checkpoints."
+_CHECKPOINT = "`evertide fsck --repair` removes this checkpoint; the pipeline uses another one, or the tables."
 _PART = (
-    "`evertide fsck --repair` computes a view again, and takes a table's rows from a checkpoint if one still has them; "
-    "otherwise bring the file back from a backup."
+    "`evertide fsck --repair` recomputes a view, and restores a table's rows from a checkpoint if one still has them; "
+    "otherwise restore the file from a backup."
 )
-_PASSING = "`evertide fsck --repair` removes the record: what it said is over, or is said again."
+_PASSING = "`evertide fsck --repair` removes the record; a process that needs it writes it again."
 _SHARD = (
-    "`evertide fsck --repair` computes a view again; of a table it makes the record again from a checkpoint and the "
-    "log, or goes back to a checkpoint and computes the transactions since from their input."
+    "`evertide fsck --repair` recomputes a view; for a table it rebuilds the record from a checkpoint and the log, or "
+    "goes back to a checkpoint and recomputes the later transactions from their input."
 )
-_STAGED = "Bring the file back from a backup: it holds input that is not in the tables yet and cannot be sent again."
-_FORMAT = f"`evertide fsck --repair` puts it back; it holds the format's version and a newline, `{FORMAT_VERSION}`."
+_STAGED = "Restore the file from a backup: it has input that is not in the tables yet and cannot be sent again."
+_FORMAT = f"`evertide fsck --repair` writes it again: the format version and a newline, `{FORMAT_VERSION}`."
 _STORAGE = "`evertide fsck --repair` writes it again."
 
 
@@ -141,7 +142,7 @@ def check(
     `collections` has the kind and name of each shard's collection, for problems. It is given for a storage with a
     pipeline: then the records of the pipeline must exist and agree with each other.
     """
-    listed = _listed(place)
+    listed = _list_keys(place)
     found = _Check(place, collections)
     found.look()
     if found.problems:
@@ -161,7 +162,7 @@ def check(
                 if file.key in found.part_shards:
                     is_part = file.key.startswith(part_prefix())
                     into = found.damaged_parts if is_part else found.damaged_shards
-                    into[found.part_shards[file.key]] = str(error)
+                    into[found.part_shards[file.key]] = error.message
     return found.report(listed)
 
 
@@ -196,17 +197,17 @@ class _Check:
     def look(self) -> None:
         """Read the writers first: a writer that is not registered names no further blobs."""
         meta = self.place.meta
-        self.writers = self._tried(lambda: set(self.place.retry_read(lambda: read_registrations(meta))), "") or set()
-        self._format()
-        heads = self._tried(lambda: self.place.retry_read(lambda: meta.heads("")), _META)
+        self.writers = self._try(lambda: set(self.place.retry_read(lambda: read_registrations(meta))), "") or set()
+        self._check_format()
+        heads = self._try(lambda: self.place.retry_read(lambda: meta.heads("")), _META)
         if heads is not None:
-            self._storage()
-            self._records(heads)
-            self._shards(heads)
-            self._tried(self._members, _META, GENERATION)
-            self._tried(self._journal, _META, JOURNAL)
-            self._tried(self._committed, _META, COMMITTED)
-            self._tried(self._catalog, _CATALOG, CHECKPOINTS)
+            self._check_storage()
+            self._check_records(heads)
+            self._check_shards(heads)
+            self._try(self._check_members, _META, GENERATION)
+            self._try(self._check_journal, _META, JOURNAL)
+            self._try(self._check_committed, _META, COMMITTED)
+            self._try(self._check_catalog, _CATALOG, CHECKPOINTS)
 
     def keys(self) -> set[str]:
         return self.needed | {file.key for file in self.named}
@@ -235,7 +236,7 @@ class _Check:
         why = f"{why}; {holds}" if holds else why
         self.problems.append(Finding(error.error_code, path, why, remedy or error.remedy))
 
-    def _tried(self, call: Callable[[], Any], remedy: str, key: str = "") -> Any:
+    def _try(self, call: Callable[[], Any], remedy: str, key: str = "") -> Any:
         """Return the result of the call, or None after adding its error as a problem, also of `key` if given."""
         try:
             return call()
@@ -243,10 +244,10 @@ class _Check:
             self.add(error, "" if isinstance(error, UnsupportedFormat) else remedy)
             self.is_complete = False
             if key and not isinstance(error, UnsupportedFormat):
-                self.damaged_records.setdefault(key, str(error))
+                self.damaged_records.setdefault(key, error.message)
             return None
 
-    def _format(self) -> None:
+    def _check_format(self) -> None:
         blob = self.place.blob
         try:
             text = self.place.retry_read(lambda: blob.get(FORMAT))
@@ -254,19 +255,21 @@ class _Check:
             self.add(error, _FORMAT)
             return
         if text != b"%d\n" % FORMAT_VERSION:
-            self.add(RecordDamaged(path=blob.path(FORMAT), why=f"it holds {text[:32]!r}"), _FORMAT)
+            self.add(
+                RecordDamaged(path=blob.path(FORMAT), why=f"expected the format version, found {text[:32]!r}"), _FORMAT
+            )
 
-    def _storage(self) -> None:
+    def _check_storage(self) -> None:
         meta = self.place.meta
         if is_lost(meta):
-            why = "Meta knows nothing of this storage: it was lost, or is another one's"
+            why = "Meta has no record of this storage: Meta was lost, or belongs to another storage"
             self.add(RecordDamaged(path=meta.path(STORAGE), why=why), _META)
             self.is_complete = False
         elif (head := meta.head(STORAGE)) is None or head.data != b"%d\n" % FORMAT_VERSION or head.seqno < 2:
-            why = "the record that Meta and FORMAT belong together is missing or damaged"
+            why = "the record that links Meta to FORMAT is missing or damaged"
             self.add(RecordDamaged(path=meta.path(STORAGE), why=why), _STORAGE)
 
-    def _records(self, heads: dict[str, Record]) -> None:
+    def _check_records(self, heads: dict[str, Record]) -> None:
         """Check the newest record of each key. Shards, journal and catalog are checked separately."""
         meta = self.place.meta
         own = (shard_key(""), rollup_key(""), hold_key(""))
@@ -276,11 +279,11 @@ class _Check:
             kind = next((kind for prefix, kind in _RECORDS.items() if key == prefix or _is_below(key, prefix)), None)
             remedy = _META if key in {GENERATION, COMMITTED, PIPELINE} else _PASSING
             if kind is None and self.collections is not None:
-                self._tried(partial(check_seal, record.data, meta.path(key)), remedy, key)
+                self._try(partial(check_seal, record.data, meta.path(key)), remedy, key)
             elif kind is not None:
-                self._tried(partial(unseal, record.data, kind, meta.path(key)), remedy, key)
+                self._try(partial(unseal, record.data, kind, meta.path(key)), remedy, key)
 
-    def _shards(self, heads: dict[str, Record]) -> None:
+    def _check_shards(self, heads: dict[str, Record]) -> None:
         """Check all shards, including those of which only the address of a roll-up, or the holds, remain."""
         names = {
             key.removeprefix(prefix): None
@@ -290,24 +293,28 @@ class _Check:
         }
         for name in names:
             try:
-                self._shard(name)
+                self._check_shard(name)
             except (Damaged, UnsupportedFormat, InvalidInput) as error:
                 is_newer = isinstance(error, UnsupportedFormat)
-                self.add(error, "" if is_newer else _META if is_lost(self.place.meta) else _SHARD, self._whose(name))
+                self.add(
+                    error,
+                    "" if is_newer else _META if is_lost(self.place.meta) else _SHARD,
+                    self._name_collection(name),
+                )
                 self.is_complete = False
                 if not is_newer:
-                    self.damaged_shards[name] = str(error)
+                    self.damaged_shards[name] = error.message
 
-    def _shard(self, name: str) -> None:
+    def _check_shard(self, name: str) -> None:
         place = self.place
-        log = ShardLog(name, place.blob, place.meta, place.runtime, place.settings)
+        log = place.shard_log(name)
         version = log.reread()
         self.shards += 1
         self.named.update(dict.fromkeys(shard_parts(version.state), _PART))
         for batch in version.state.batches:
             for part in (one for one in batch.parts if one.key):
                 times = f"transactions {batch.lower} to {batch.upper - 1}, {part.rows} changes"
-                self.holders[part.key] = f"{self._whose(name)}, {times}"
+                self.holders[part.key] = f"{self._name_collection(name)}, {times}"
                 self.part_shards[part.key] = name
         self.needed |= {key for record in place.meta.scan(log.key) for key in parts_removed(log.entry(record).diff)}
         rollup = log.newest_rollup()
@@ -316,44 +323,47 @@ class _Check:
             self.part_shards[rollup[1].key] = name
         hold = place.meta.head(hold_key(name))
         if hold is None:
-            raise RecordDamaged(path=place.meta.path(hold_key(name)), why="since and holds of the shard are gone")
+            raise RecordDamaged(path=place.meta.path(hold_key(name)), why="the record of since and holds is missing")
         unseal(hold.data, HoldRecord, place.meta.path(hold_key(name)))
         if not version.state.finalized:
             self.uppers[name] = version.state.upper
 
-    def _whose(self, shard: str) -> str:
+    def _name_collection(self, shard: str) -> str:
         kind, name = (self.collections or {}).get(shard, ("", ""))
         return f"{kind} {name!r}" if name else f"shard {shard!r}"
 
-    def _members(self) -> None:
+    def _check_members(self) -> None:
         meta = self.place.meta
-        record = meta.head(GENERATION)
-        members = unseal(record.data, GenerationRecord, meta.path(GENERATION)).members if record else ()
+        generation = read_generation(meta)
+        members = generation.members if generation else ()
         is_pipeline = self.collections is not None
-        if is_pipeline and record is None and meta.head(PIPELINE) is not None:
-            raise RecordDamaged(path=meta.path(GENERATION), why="the record is gone, and the pipeline has one")
+        if is_pipeline and generation is None and meta.head(PIPELINE) is not None:
+            raise RecordDamaged(
+                path=meta.path(GENERATION), why="the record is missing, but the pipeline has a definition"
+            )
         if is_pipeline and members and meta.head(PIPELINE) is None:
-            self.damaged_records[PIPELINE] = "the record is gone"
-            self.add(RecordDamaged(path=meta.path(PIPELINE), why="the record is gone, and the pipeline has run"), _META)
+            self.damaged_records[PIPELINE] = "the record is missing"
+            self.add(
+                RecordDamaged(path=meta.path(PIPELINE), why="the record is missing, but a generation exists"), _META
+            )
         for name in members:
             if meta.head(shard_key(name)) is None:
-                error = RecordDamaged(path=meta.path(shard_key(name)), why="a member's log is gone")
-                self.add(error, _SHARD, self._whose(name))
-                self.damaged_shards[name] = str(error)
+                error = RecordDamaged(path=meta.path(shard_key(name)), why="the log of a member shard is missing")
+                self.add(error, _SHARD, self._name_collection(name))
+                self.damaged_shards[name] = error.message
 
-    def _committed(self) -> None:
+    def _check_committed(self) -> None:
         """Check that all records are readable and consecutive, and that the member shards have reached the last one."""
         place, meta = self.place, self.place.meta
         found = TimeLog(COMMITTED, Committed, meta, place.runtime, place.settings).read_all()
-        record = meta.head(GENERATION)
-        members = unseal(record.data, GenerationRecord, meta.path(GENERATION)).members if record else ()
-        uppers = {self.uppers[name] for name in members if name in self.uppers}
+        generation = read_generation(meta)
+        uppers = {self.uppers[name] for name in (generation.members if generation else ()) if name in self.uppers}
         upper = found[-1].value.time + 1 if found else 0
         if self.collections is not None and uppers and uppers != {upper}:
-            why = f"it says that {upper} transactions are committed, and the shards hold {sorted(uppers)}"
+            why = f"it records {upper} transactions as committed, but the member shards have {sorted(uppers)}"
             raise RecordDamaged(path=meta.path(COMMITTED), why=why)
 
-    def _journal(self) -> None:
+    def _check_journal(self) -> None:
         place, meta = self.place, self.place.meta
         try:
             outcome = meta.head(COMMITTED)
@@ -362,16 +372,18 @@ class _Check:
             done = max(self.uppers.values(), default=0) - 1
         records = TimeLog(JOURNAL, Bound, meta, place.runtime, place.settings).read_all()
         if self.collections is not None and (records[-1].value.time if records else -1) < done:
-            raise RecordDamaged(path=meta.path(JOURNAL), why=f"it lacks transaction {done}, which is committed")
+            raise RecordDamaged(
+                path=meta.path(JOURNAL), why=f"the journal lacks transaction {done}, which is committed"
+            )
         for record in records:
             bound = record.value
             self.transactions += 1
-            for staged in _staged(bound):
+            for staged in staged_of(bound):
                 self.needed.add(staged.key)
                 if bound.time > done:
                     self.named[StateFile(staged.key, staged.bytes, staged.checksum)] = _STAGED
 
-    def _catalog(self) -> None:
+    def _check_catalog(self) -> None:
         place = self.place
         if is_lost(place.meta) and place.meta.head(CHECKPOINTS) is None:
             return  # already reported
@@ -379,13 +391,13 @@ class _Check:
         self.numbers |= set(catalog.claims.values())
         for entry in catalog.entries:
             self.numbers.add(entry.number)
-            self._tried(partial(self._checkpoint, entry), _CHECKPOINT)
+            self._try(partial(self._check_checkpoint, entry), _CHECKPOINT)
         self.checkpoints = len(catalog.entries)
         for _, hold in place.retry_read(lambda: read_holds(place.meta)).values():
             for entry in hold.entries:
-                self._held(entry, is_over=hold.writer not in self.writers)
+                self._keep_held(entry, is_over=hold.writer not in self.writers)
 
-    def _checkpoint(self, entry: CatalogEntry) -> None:
+    def _check_checkpoint(self, entry: CatalogEntry) -> None:
         place = self.place
         manifest = place.retry_read(lambda: read_manifest(place.blob, entry))
         self.needed |= set(manifest.names())
@@ -396,7 +408,7 @@ class _Check:
             if self.collections is None or self.collections.get(shard, ("view",))[0] != "view":
                 self.named.update({file: _CHECKPOINT for file in files if file not in self.named})
 
-    def _held(self, entry: CatalogEntry, *, is_over: bool) -> None:
+    def _keep_held(self, entry: CatalogEntry, *, is_over: bool) -> None:
         """Keep what a live writer's hold names from being an orphan; files of it that are deleted are no damage."""
         if is_over:
             return
@@ -406,7 +418,7 @@ class _Check:
 
     def _still_there(self, orphans: list[str]) -> tuple[str, ...]:
         """Drop the keys that garbage collection has deleted since the listing."""
-        there = set(_listed(self.place)) if orphans else set()
+        there = set(_list_keys(self.place)) if orphans else set()
         return tuple(key for key in orphans if key in there)
 
     def _orphans(self, listed: list[str]) -> Iterator[str]:
@@ -423,16 +435,9 @@ class _Check:
                     yield key
 
 
-def _listed(place: StorageContext) -> list[str]:
+def _list_keys(place: StorageContext) -> list[str]:
     return [entry.key for entry in place.retry_read(lambda: list(place.blob.list("")))]
 
 
 def _is_below(key: str, prefix: str) -> bool:
     return prefix.endswith("/") and key.startswith(prefix)
-
-
-def _staged(bound: Bound) -> Iterator[Staged]:
-    for given in bound.inputs.values():
-        for fragment in given.fragments:
-            if isinstance(fragment, Staged):
-                yield fragment

@@ -1,7 +1,7 @@
 """Garbage collection of checkpoints: delete state parts and checkpoints that provably no process needs (I12).
 
 The *pins*, and the parts that the running engine uses (`live`), are needed. Pins are all blobs that are named by the
-manifests of catalogued checkpoints, and of those that a live writer holds (`restoring/<writer>`).
+manifests of the checkpoints in the catalog, and of those that a live writer holds (`restoring/<writer>`).
 
 Garbage collection deletes, if neither pinned nor live:
 
@@ -33,7 +33,7 @@ from typing import TypeAlias
 
 from evertide.checkpoint.context import StorageContext
 from evertide.checkpoint.manifest import manifest_key, number_of
-from evertide.checkpoint.records import Catalog, Restoring, read_catalog, read_holds
+from evertide.checkpoint.records import Catalog, RestoreHold, read_catalog, read_holds
 from evertide.checkpoint.verification import read_manifest
 from evertide.errors import BlobMissing, Damaged, EvertideError, StorageFull, UnsupportedFormat
 from evertide.store.blob import Blob
@@ -41,7 +41,7 @@ from evertide.store.meta import Write
 from evertide.store.paths import Name, checkpoint_prefix, part_prefix, restoring_key, state_prefix
 from evertide.store.writers import Writer, end_silent_writers, read_registrations
 
-__all__ = ["CheckpointGarbage", "Drafts", "Live", "Pins", "collect", "pinned"]
+__all__ = ["CheckpointGarbage", "Drafts", "Live", "Pins", "collect", "find_pins"]
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ class _Evidence:
     pins: Pins
 
 
-def pinned(place: StorageContext, drafts: Drafts) -> Pins:
+def find_pins(place: StorageContext, drafts: Drafts) -> Pins:
     """The blobs that checkpoints need. Raises if any manifest is unreadable."""
     return place.retry_read(lambda: _pins(place, read_registrations(place.meta).keys(), drafts))
 
@@ -115,13 +115,13 @@ def collect(place: StorageContext, live: Live, writer: Writer, drafts: Callable[
 
 def _read_evidence(place: StorageContext, live: Live, writer: Writer, drafts: Callable[[], Drafts]) -> _Evidence:
     """The order matters: see the header."""
-    parts, files = _listed(place.blob, state_prefix()), _listed(place.blob, checkpoint_prefix())
+    parts, files = _list_keys(place.blob, state_prefix()), _list_keys(place.blob, checkpoint_prefix())
     used, drafted = live(), drafts()
     writers = read_registrations(place.meta).keys()
     return _Evidence(parts, files, used, writers, _pins(place, writers, drafted, writer.id))
 
 
-def _listed(blob: Blob, prefix: str) -> list[str]:
+def _list_keys(blob: Blob, prefix: str) -> list[str]:
     return [*(entry.key for entry in blob.list(prefix)), *blob.unfinished(prefix)]
 
 
@@ -131,14 +131,14 @@ def _pins(place: StorageContext, writers: Set[str], drafts: Drafts, own: str = "
     while True:
         _, catalog = read_catalog(place.blob, place.meta)
         try:
-            return _named(place, catalog, writers, drafts, own)
+            return _find_pinned(place, catalog, writers, drafts, own)
         except BlobMissing as error:
             if problem == str(error):
                 raise
             problem = str(error)
 
 
-def _named(place: StorageContext, catalog: Catalog, writers: Set[str], drafts: Drafts, own: str) -> Pins:
+def _find_pinned(place: StorageContext, catalog: Catalog, writers: Set[str], drafts: Drafts, own: str) -> Pins:
     blob = place.blob
     holds = read_holds(place.meta)
     alive = read_registrations(place.meta).keys()
@@ -148,7 +148,7 @@ def _named(place: StorageContext, catalog: Catalog, writers: Set[str], drafts: D
     numbers = {entry.number for entry in catalog.entries} | set(claims.values())
     held: set[str] = set()
     for hold in live_holds:
-        found = _held(blob, hold)
+        found = _read_held(blob, hold)
         keys |= found
         numbers |= {entry.number for entry in hold.entries}
         held |= {key for key in found if hold.writer == own and hold.is_read and key.startswith(state_prefix())}
@@ -157,7 +157,7 @@ def _named(place: StorageContext, catalog: Catalog, writers: Set[str], drafts: D
     return Pins(frozenset(keys), frozenset(numbers), bool(claims), frozenset(held))
 
 
-def _held(blob: Blob, hold: Restoring) -> set[str]:
+def _read_held(blob: Blob, hold: RestoreHold) -> set[str]:
     keys: set[str] = set()
     for entry in hold.entries:
         manifest = read_manifest(blob, entry)

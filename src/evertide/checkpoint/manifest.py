@@ -30,7 +30,7 @@ import xxhash
 from evertide.errors import RecordDamaged, UnsupportedFormat
 from evertide.shard.state import ShardState
 from evertide.store.paths import checkpoint_key, checkpoint_prefix, state_prefix
-from evertide.types import Generation
+from evertide.types import Generation, Time
 
 __all__ = [
     "FORMAT_VERSION",
@@ -65,7 +65,7 @@ class StateFile(msgspec.Struct, frozen=True):
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     number: int
-    time: int
+    time: Time
     """The checkpoint contains all transactions below this time."""
     made_at_s: float
     writer: str
@@ -96,7 +96,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Return the entry of a file. `path`, the manifest's location, is for the error if there is none."""
         found = next((file for file in self.files if file.key == key), None)
         if found is None:
-            raise RecordDamaged(path=path, why=f"it does not name {key}")
+            raise RecordDamaged(path=path, why=f"the manifest does not name {key}")
         return found
 
     def names(self) -> Iterator[str]:
@@ -155,9 +155,9 @@ def decode_manifest(content: bytes, path: str) -> Manifest:
             raise UnsupportedFormat(path=path, found=version, supported=FORMAT_VERSION)
         found = msgspec.json.decode(content, type=_Envelope)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise RecordDamaged(path=path, why=f"not a manifest: {error}") from error
+        raise RecordDamaged(path=path, why=f"the file is not a manifest: {error}") from error
     if _checksum(found.checkpoint) != found.checksum:
-        raise RecordDamaged(path=path, why="the checksum does not fit the content")
+        raise RecordDamaged(path=path, why="the checksum does not match the content")
     return found.checkpoint
 
 

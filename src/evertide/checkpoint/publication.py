@@ -67,7 +67,7 @@ class Publication:
             number = max([catalog.last, *there, *(entry.number for entry in catalog.entries)]) + 1
             # A writer that was not registered before the catalog was read has made its last publication.
             claims = {writer: claimed for writer, claimed in catalog.claims.items() if writer in known}
-            if self._changed(seqno, catalog, claims={**claims, self.writer.id: number}, last=number):
+            if self._try_change(seqno, catalog, claims={**claims, self.writer.id: number}, last=number):
                 return number
 
     def put(self, number: int, draft: Draft) -> CatalogEntry:
@@ -99,12 +99,12 @@ class Publication:
             claims = dict(catalog.claims)
             if claims.pop(self.writer.id, None) != entry.number:
                 raise Conflict(
-                    where=self.place.meta.path(CHECKPOINTS), why=f"the claim of checkpoint {entry.number} is gone"
+                    where=self.place.meta.path(CHECKPOINTS), why=f"the claim of checkpoint {entry.number} was removed"
                 )
             self._check_time(catalog)
             intact = tuple(known for known in catalog.entries if known.number not in damaged)
             entries = (*intact, entry)[-max(keep, KEEP_MIN) :]
-            if self._changed(seqno, catalog, entries=entries, claims=claims):
+            if self._try_change(seqno, catalog, entries=entries, claims=claims):
                 return entries
 
     def withdraw(self) -> None:
@@ -113,7 +113,7 @@ class Publication:
             while True:
                 seqno, catalog = self._catalog()
                 claims = {writer: number for writer, number in catalog.claims.items() if writer != self.writer.id}
-                if claims == catalog.claims or self._changed(seqno, catalog, claims=claims):
+                if claims == catalog.claims or self._try_change(seqno, catalog, claims=claims):
                     return
         except EvertideError as error:
             logger.warning("could not release the claim of a failed checkpoint: %s", error)
@@ -121,7 +121,7 @@ class Publication:
     def _catalog(self) -> tuple[int, Catalog]:
         return self.place.retry_read(lambda: read_catalog(self.place.blob, self.place.meta))
 
-    def _changed(self, seqno: int, catalog: Catalog, **changes: object) -> bool:
+    def _try_change(self, seqno: int, catalog: Catalog, **changes: object) -> bool:
         """Commit the catalog; return False if it has changed and must be read again."""
         changed = msgspec.structs.replace(catalog, change=self.place.runtime.new_id(), **changes)
         write = Write(CHECKPOINTS, seqno, seal(changed))
@@ -135,5 +135,5 @@ class Publication:
     def _check_time(self, catalog: Catalog) -> None:
         newest = catalog.entries[-1] if catalog.entries else None
         if newest is not None and newest.time > self.time:
-            why = f"checkpoint {newest.number} holds a later time, {newest.time}, than {self.time}"
+            why = f"a peer published checkpoint {newest.number} at time {newest.time}, which is later than {self.time}"
             raise Conflict(where=self.place.meta.path(CHECKPOINTS), why=why)

@@ -11,14 +11,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
 from evertide.checkpoint.context import StorageContext
+from evertide.checkpoint.exclusive import change
 from evertide.checkpoint.manifest import Manifest, manifest_key, shard_file_key, shard_parts
 from evertide.checkpoint.verification import check_files, read_file
-from evertide.errors import Conflict, Damaged, EvertideError
+from evertide.errors import Damaged, EvertideError
 from evertide.shard.hold import HoldRecord
 from evertide.shard.log import Rollup
 from evertide.shard.state import Appended, Created, Finalized, LogEntry, ShardState, SinceAdvanced, apply
@@ -28,7 +29,7 @@ from evertide.store.sealed import seal, unseal
 from evertide.store.writers import Writer
 from evertide.types import SequenceNumber
 
-__all__ = ["last_holds", "rebuild_shard"]
+__all__ = ["last_holds", "rebuild_shard", "shard_writes"]
 
 
 def rebuild_shard(
@@ -83,29 +84,36 @@ def _entries(place: StorageContext, name: str) -> Iterator[LogEntry]:
 
 
 def _commit(place: StorageContext, state: ShardState, writer: Writer) -> None:
-    name, meta = state.shard, place.meta
-    numbers = {}
-    for key in (shard_key(name), rollup_key(name), hold_key(name)):
-        head = meta.head(key)
-        numbers[key] = head.seqno if head else 0
+    heads = [place.meta.head(key) for key in _keys(state.shard)]
+    numbers = [head.seqno if head else 0 for head in heads]
     with writer.claim() as seq:
-        token = writer.new_token()
-        made = numbers[shard_key(name)] + 1
-        put = place.put(
-            rollup_blob_key(name, Name(writer.id, seq, "state")), seal(msgspec.structs.replace(state, tokens={}))
-        )
-        holds = HoldRecord(state.since, last_holds(place, name, state.since), f"{writer.id}-{token}")
-        writes = [
-            Write(shard_key(name), made - 1, seal(LogEntry(writer.id, token, Created(name, state.schema)))),
-            Write(
-                rollup_key(name),
-                numbers[rollup_key(name)],
-                seal(Rollup(SequenceNumber(made), put.key, put.bytes, put.digest)),
-            ),
-            Write(hold_key(name), numbers[hold_key(name)], seal(holds)),
-        ]
-        stale = place.commit(writes, writer.guards())
-        if stale is not None:
-            writer.check(stale)
-            raise Conflict(where=meta.path(stale.key), why="another process changed it during the repair")
-    meta.truncate(shard_key(name), made)
+        holds = last_holds(place, state.shard, state.since)
+        change(place, writer, shard_writes(place, state, writer, seq, holds, numbers))
+    place.meta.truncate(shard_key(state.shard), numbers[0] + 1)
+
+
+def _keys(name: str) -> tuple[str, str, str]:
+    return shard_key(name), rollup_key(name), hold_key(name)
+
+
+def shard_writes(  # noqa: PLR0917
+    place: StorageContext,
+    state: ShardState,
+    writer: Writer,
+    seq: int,
+    holds: Mapping[str, int],
+    numbers: Sequence[int] = (0, 0, 0),
+) -> list[Write]:
+    """Put the state as a roll-up; return the writes of the shard's log, of the roll-up's address, and of the holds.
+
+    The roll-up covers the record of the log: a reader starts from the roll-up. `numbers` are those of the last records.
+    """
+    name, token = state.shard, writer.new_token()
+    bare = seal(msgspec.structs.replace(state, tokens={}))
+    put = place.put(rollup_blob_key(name, Name(writer.id, seq, "state")), bare)
+    records = (
+        LogEntry(writer.id, token, Created(name, state.schema)),
+        Rollup(SequenceNumber(numbers[0] + 1), put.key, put.bytes, put.digest),
+        HoldRecord(state.since, dict(holds), f"{writer.id}-{token}"),
+    )
+    return [Write(key, number, seal(record)) for key, number, record in zip(_keys(name), numbers, records, strict=True)]

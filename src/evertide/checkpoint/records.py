@@ -2,8 +2,8 @@
 
 Stored under these keys, version 1 of each:
 
-    checkpoints            `Catalog`: the published checkpoints, and the numbers being written; the head counts
-    restoring/<writer>     `Restoring`: the checkpoints that a writer reads, or whose parts its engine uses
+    checkpoints            `Catalog`: the published checkpoints, and the numbers being written; the newest counts
+    restoring/<writer>     `RestoreHold`: the checkpoints that a writer reads, or whose parts its engine uses
 
 1. Only the catalog says which checkpoints exist. The publishing writer changes it, under its guards; no process removes
    it. A hold is removed by its writer, or when that writer is no longer registered.
@@ -24,14 +24,14 @@ from evertide.store.blob import Blob
 from evertide.store.meta import Meta
 from evertide.store.paths import CHECKPOINTS, checkpoint_prefix, restoring_key
 from evertide.store.sealed import unseal
-from evertide.types import SequenceNumber
+from evertide.types import SequenceNumber, Time
 
-__all__ = ["Catalog", "CatalogEntry", "Restoring", "directories", "read_catalog", "read_holds"]
+__all__ = ["Catalog", "CatalogEntry", "RestoreHold", "directories", "read_catalog", "read_holds"]
 
 
 class CatalogEntry(msgspec.Struct, frozen=True):
     number: int
-    time: int
+    time: Time
     key: str
     """The key of its manifest."""
     bytes: int
@@ -51,7 +51,7 @@ class Catalog(msgspec.Struct, frozen=True):
     """A unique id: distinguishes a commit with unknown outcome from a peer's."""
 
 
-class Restoring(msgspec.Struct, frozen=True):
+class RestoreHold(msgspec.Struct, frozen=True):
     writer: str
     entries: tuple[CatalogEntry, ...]
     is_read: bool
@@ -69,16 +69,16 @@ def read_catalog(blob: Blob, meta: Meta) -> tuple[int, Catalog]:
         record = meta.head(CHECKPOINTS) if found else None  # a peer may have published its first one meanwhile
         if record is None and found:
             there = ", ".join(blob.path(checkpoint_prefix(number)) for number in found)
-            raise CheckpointDamaged(path=path, why=f"the catalog is missing, and checkpoints are there: {there}")
+            raise CheckpointDamaged(path=path, why=f"the catalog is missing, but these checkpoints exist: {there}")
     if record is None:
         return 0, Catalog()
     return record.seqno, unseal(record.data, Catalog, path)
 
 
-def read_holds(meta: Meta) -> dict[str, tuple[SequenceNumber, Restoring]]:
+def read_holds(meta: Meta) -> dict[str, tuple[SequenceNumber, RestoreHold]]:
     found = {}
     for key, record in meta.heads(restoring_key("")).items():
-        hold = unseal(record.data, Restoring, meta.path(key))
+        hold = unseal(record.data, RestoreHold, meta.path(key))
         found[hold.writer] = (record.seqno, hold)
     return found
 

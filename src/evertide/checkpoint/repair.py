@@ -1,6 +1,6 @@
 """`repair`: restore what can be restored, report what is lost, and delete nothing that holds data.
 
-1. The repair works alone (`evertide.checkpoint.exclusive`): a registered live writer is a `Conflict`.
+1. The repair works alone (`evertide.checkpoint.exclusive`): if a live process is registered, it is refused.
 2. Damaged records of the activity of processes (leases, writers, heartbeats, health, and so on) are removed. So are
    damaged records of a sink or shape, which then starts again with the whole content.
 3. If Meta is lost, it is restored from the newest checkpoint of which every file is intact, including those of the
@@ -46,7 +46,7 @@ from evertide.checkpoint.rewind import (
     journal_writes,
     last_time,
     mend_producers,
-    readable,
+    read_bound,
 )
 from evertide.checkpoint.verification import OnProgress, check_files, read_manifest, verify_manifest
 from evertide.errors import (
@@ -59,7 +59,6 @@ from evertide.errors import (
 )
 from evertide.journal.log import TimeLog
 from evertide.journal.records import Bound, Committed, Input
-from evertide.shard.log import ShardLog
 from evertide.store.meta import Write
 from evertide.store.open import FORMAT_VERSION
 from evertide.store.paths import (
@@ -79,8 +78,8 @@ from evertide.store.paths import (
     restoring_key,
     writer_key,
 )
-from evertide.store.sealed import check_seal, seal, unseal
-from evertide.store.writers import GenerationRecord, Writer
+from evertide.store.sealed import check_seal, seal
+from evertide.store.writers import Writer, read_generation
 from evertide.types import Time
 
 __all__ = ["DeclaredCollections", "RepairReport", "repair"]
@@ -108,23 +107,23 @@ def repair(
 ) -> RepairReport:
     """See the header. Without `declared`, views are unknown, and are treated like tables."""
     check_exclusive(place)
-    done = [*_without_passing(place), *mend_producers(place)]
-    done += _renewed_generation(place, declared)
+    done = [*_remove_passing(place), *mend_producers(place)]
+    done += _renew_generation(place, declared)
     with register_for_repair(place) as writer:
         one = _Repair(place, writer, progress, declared)
         for _ in range(_ROUNDS):
-            said = one.round()
-            for sentence in said:
+            sentences = one.round()
+            for sentence in sentences:
                 logger.warning("repair: %s", sentence)
-            done += said
-            if not said:
+            done += sentences
+            if not sentences:
                 break
         report = check(place, progress, one.names())
-        moved = tuple(_moved(place, key) for key in report.orphans)
+        moved = tuple(_move(place, key) for key in report.orphans)
     return RepairReport(tuple(done), moved, replace(report, orphans=()))
 
 
-def _without_passing(place: StorageContext) -> Iterator[str]:
+def _remove_passing(place: StorageContext) -> Iterator[str]:
     """Step 2."""
     for key, record in place.retry_read(lambda: place.meta.heads("")).items():
         if not key.startswith((*_PASSING, *FOLLOWING)):
@@ -134,9 +133,9 @@ def _without_passing(place: StorageContext) -> Iterator[str]:
         except RecordDamaged as error:
             place.commit([Write(key, record.seqno, None)])
             if key.startswith(FOLLOWING):
-                yield f"the record {key} was removed, and what it was for begins again with the whole content: {error}"
+                yield f"removed record {key}, so its sink or shape starts again with the whole content: {error.message}"
             else:
-                yield f"the record {key} was removed: {error}"
+                yield f"removed record {key}: {error.message}"
     heads = place.meta.heads(writer_key(""))
     for key, record in place.meta.heads(beat_key("")).items():
         if writer_key(key.removeprefix(beat_key(""))) not in heads:
@@ -146,27 +145,22 @@ def _without_passing(place: StorageContext) -> Iterator[str]:
             place.commit([Write(key, record.seqno, None)])
 
 
-def _renewed_generation(place: StorageContext, declared: DeclaredCollections | None) -> list[str]:
+def _renew_generation(place: StorageContext, declared: DeclaredCollections | None) -> list[str]:
     """The generation, in step 5. It precedes the registration of a writer, which adopts the generation."""
     record = place.meta.head(GENERATION)
     try:
-        if record is not None:
-            unseal(record.data, GenerationRecord, place.meta.path(GENERATION))
-        elif place.meta.head(PIPELINE) is None:
+        if read_generation(place.meta) is not None or place.meta.head(PIPELINE) is None:
             return []
     except RecordDamaged:
         pass
-    else:
-        if record is not None:
-            return []
     if declared is not None and declared.renew_generation():
-        return ["the generation was made again from the definition"]
+        return ["restored the generation from the definition"]
     if record is not None:
         place.commit([Write(GENERATION, record.seqno, None)])
-    return ["the generation was removed, as it is damaged, and the definition does not fit it"] if record else []
+    return ["removed the damaged generation, which the definition does not match"] if record else []
 
 
-def _moved(place: StorageContext, key: str) -> str:
+def _move(place: StorageContext, key: str) -> str:
     place.put(LOST + key, place.retry_read(lambda: place.blob.get(key)))
     place.blob.delete(key)
     return key
@@ -185,17 +179,17 @@ class _Repair:
     def round(self) -> list[str]:
         """Run the first step that has work, and return what it did; empty if no step has work."""
         if is_lost(self.place.meta):
-            return self._meta()
-        said = self._format()
-        if said:
-            return said
+            return self._restore_meta()
+        sentences = self._repair_format()
+        if sentences:
+            return sentences
         report = check(self.place, self.progress, self.names())
-        return self._core(report) or self._shards(report) or self._catalog()
+        return self._repair_core(report) or self._repair_shards(report) or self._repair_catalog()
 
-    def _format(self) -> list[str]:
+    def _repair_format(self) -> list[str]:
         """Step 4. If Meta has a newer version, FORMAT is not damaged, and nothing is changed."""
         place, text = self.place, b"%d\n" % FORMAT_VERSION
-        said = []
+        sentences = []
         head = place.meta.head(STORAGE)
         if head is not None and head.data != text and head.data[:-1].isdigit() and int(head.data) > FORMAT_VERSION:
             raise UnsupportedFormat(path=place.meta.path(STORAGE), found=int(head.data), supported=FORMAT_VERSION)
@@ -208,71 +202,75 @@ class _Repair:
                 place.put(f"{LOST}{FORMAT}-{self.writer.id}", found)
                 place.blob.delete(FORMAT)
             place.put(FORMAT, text)
-            said.append("FORMAT was written again")
+            sentences.append("wrote FORMAT again")
         number = head.seqno if head else 0
         if head is None or head.data != text or number < 2:
             for seqno in range(number, max(number + 1, 2)):
                 change(place, self.writer, [Write(STORAGE, seqno, text)])
-            said.append("the record of the storage was written again")
-        return said
+            sentences.append("wrote the record of the storage again")
+        return sentences
 
-    def _core(self, report: Report) -> list[str]:
+    def _repair_core(self, report: Report) -> list[str]:
         """Step 5."""
         damaged = report.damaged_records
-        for key, mend in ((PIPELINE, self._definition), (JOURNAL, self._journal), (COMMITTED, self._committed)):
+        for key, mend in (
+            (PIPELINE, self._repair_definition),
+            (JOURNAL, self._repair_journal),
+            (COMMITTED, self._repair_committed),
+        ):
             if key in damaged:
-                return mend() or self._back(f"{key}: {damaged[key]}")
+                return mend() or self._go_back(f"{key}: {damaged[key]}")
         if GENERATION in damaged:
-            return self._back(f"{GENERATION}: {damaged[GENERATION]}")
+            return self._go_back(f"{GENERATION}: {damaged[GENERATION]}")
         return []
 
-    def _shards(self, report: Report) -> list[str]:
+    def _repair_shards(self, report: Report) -> list[str]:
         """Step 6."""
         names = self.names() or {}
         damaged = {**report.damaged_parts, **report.damaged_shards}
         others = {name: why for name, why in damaged.items() if names.get(name, ("view",))[0] == "view"}
         if others and names and self.declared is not None:
             views = self.declared.recompute(others, self.writer)
-            return [f"computed again from the tables when the pipeline starts: the views {sorted(views)}"]
-        said = []
+            return [f"marked the views {sorted(views)}: the pipeline recomputes them from the tables when it starts"]
+        sentences = []
         upper = self._committed_upper()
         for name in damaged:
             manifest = rebuild_shard(self.place, name, self._manifests(), upper, self.writer)
             if manifest is not None:
                 kind, collection = names.get(name, ("shard", name))
-                said.append(f"{kind} {collection!r} was made again from checkpoint {manifest.number} and its log")
-        if said or not damaged:
-            return said
-        return self._back("; ".join(damaged.values()), must_be_lossless=not report.damaged_shards)
+                sentences.append(f"restored {kind} {collection!r} from checkpoint {manifest.number} and its log")
+        if sentences or not damaged:
+            return sentences
+        return self._go_back("; ".join(damaged.values()), must_be_lossless=not report.damaged_shards)
 
-    def _catalog(self) -> list[str]:
+    def _repair_catalog(self) -> list[str]:
         """Step 8."""
         numbers = self._numbers()
         try:
             seqno, catalog = self.place.retry_read(lambda: read_catalog(self.place.blob, self.place.meta))
         except (CheckpointDamaged, RecordDamaged) as error:
-            return self._made_anew(numbers, error)
-        return self._without_damaged(seqno, catalog)
+            return self._rebuild_catalog(numbers, error)
+        return self._remove_damaged(seqno, catalog)
 
-    def _meta(self) -> list[str]:
+    def _restore_meta(self) -> list[str]:
         """Step 3."""
         problems: list[str] = []
         numbers = self._numbers()
         for number in reversed(numbers):
-            manifest = self._intact(number, problems, shards=True)
+            manifest = self._find_intact(number, problems, shards=True)
             if manifest is not None:
                 return [*problems, Rewind(self.place, self.writer, self.declared).revive(manifest)]
         why = f"Meta is lost, and none of {len(numbers)} checkpoints is intact"
         raise CheckpointDamaged(path=self.place.blob.path(checkpoint_prefix()), why=why, files="; ".join(problems))
 
-    def _back(self, reason: str, *, must_be_lossless: bool = False) -> list[str]:
+    def _go_back(self, reason: str, *, must_be_lossless: bool = False) -> list[str]:
         """Step 7. Do nothing if no checkpoint is intact.
 
         With `must_be_lossless` (a part of a table is damaged, and a backup may have it), also do nothing if input would
         be lost, or would have to be read again from a source, which may no longer have it.
         """
         place, problems = self.place, list[str]()
-        manifests = (self._intact(number, problems, shards=True) for number in reversed(self._numbers()))
+        manifests = (self._find_intact(number, problems, shards=True) for number in reversed(self._numbers()))
         manifest = next((one for one in manifests if one is not None), None)
         rewind = Rewind(place, self.writer, self.declared)
         left = rewind.journal_from(manifest) if manifest is not None else None
@@ -280,62 +278,59 @@ class _Repair:
             return []
         return [*problems, *rewind.to(manifest, reason)]
 
-    def _definition(self) -> list[str]:
+    def _repair_definition(self) -> list[str]:
         """Restore the definition from a checkpoint of the same generation."""
         place = self.place
-        record = place.meta.head(GENERATION)
-        if record is None:
-            return []
-        generation = unseal(record.data, GenerationRecord, place.meta.path(GENERATION)).number
-        for manifest in self._manifests():
-            if manifest.generation == generation:
+        generation = read_generation(place.meta)
+        for manifest in self._manifests() if generation else ():
+            if generation and manifest.generation == generation.number:
                 head = place.meta.head(PIPELINE)
                 write = Write(PIPELINE, head.seqno if head else 0, pipeline_of(place, manifest))
                 change(place, self.writer, [write])
-                return [f"the definition was brought back from checkpoint {manifest.number}"]
+                return [f"restored the definition from checkpoint {manifest.number}"]
         return []
 
-    def _committed(self) -> list[str]:
+    def _repair_committed(self) -> list[str]:
         """Restore `committed` at the upper of the members. Counts and digests are lost: no replay is possible."""
         upper = self._member_upper()
         if upper is None:
             return []
-        said = self._forget_checkpoints(upper, "what transactions came to is not recorded any more")
+        sentences = self._forget_checkpoints(upper, "the outcomes of transactions are lost")
         place, head = self.place, self.place.meta.head(COMMITTED)
         number = head.seqno if head else 0
         change(place, self.writer, [Write(COMMITTED, number, seal(Committed(Time(upper - 1), {}, {}, self.writer.id)))])
         place.retry_read(lambda: place.meta.truncate(COMMITTED, number + 1))
-        return [*said, f"{COMMITTED} was made again from the shards, at transaction {upper - 1}"]
+        return [*sentences, f"rebuilt {COMMITTED} from the shards, at transaction {upper - 1}"]
 
-    def _journal(self) -> list[str]:
+    def _repair_journal(self) -> list[str]:
         """Rebuild the journal without its damaged records, if the positions of the sources are known."""
         place, upper = self.place, self._member_upper()
         if upper is None:
             return []
         records = place.retry_read(lambda: place.meta.scan(JOURNAL))
-        left = list(readable(place, records))
+        left = list(read_bound(place, records))
         found = {bound.time: bound for _, bound in left}
-        base = found.get(Time(upper - 1)) or self._base(upper, found.get(Time(upper)))
+        base = found.get(Time(upper - 1)) or self._find_base(upper, found.get(Time(upper)))
         if base is None:
             return []
         kept = [base]
         while (following := found.get(Time(kept[-1].time + 1))) is not None:
             kept.append(following)
-        said = self._forget_checkpoints(upper, "the journal does not hold what came after it")
+        sentences = self._forget_checkpoints(upper, "the journal lacks the transactions after the others")
         mend_producers(place, kept[-1].time)
         writes = journal_writes(place, kept)
         change(place, self.writer, writes)
         forget_before(place, writes)
-        said.append(f"the journal was made again from transaction {upper - 1} on")
+        sentences.append(f"rebuilt the journal from transaction {upper - 1} on")
         last = last_time(records, left)
         if records and not left:
-            said.append("no record of it could be read: if input was bound and in no table yet, it is lost")
+            sentences.append("no record of the journal was readable: input that was bound and not committed is lost")
         elif last > kept[-1].time:
-            lost = f"the input of the transactions {kept[-1].time + 1} to {last}"
-            said.append(f"{lost} is lost: it was bound, and in no table yet")
-        return said
+            lost = f"the input of transactions {kept[-1].time + 1} to {last}"
+            sentences.append(f"{lost} is lost: it was bound and not committed")
+        return sentences
 
-    def _base(self, upper: int, following: Bound | None) -> Bound | None:
+    def _find_base(self, upper: int, following: Bound | None) -> Bound | None:
         """A record of the last committed transaction, with the positions of the sources after it.
 
         The positions come from the next record, which starts there, or from a checkpoint at that time.
@@ -362,15 +357,14 @@ class _Repair:
         if kept == catalog.entries:
             return []
         self._commit(seqno, Catalog(kept, {}, catalog.last, self.place.runtime.new_id()))
-        return [f"the catalog holds {_listed(kept)} now, as {why}"]
+        return [f"the catalog now has {_describe(kept)}, because {why}"]
 
     def _member_upper(self) -> int | None:
         """The upper of all member shards; None if they differ or cannot be read."""
         place = self.place
         try:
-            record = place.meta.head(GENERATION)
-            members = unseal(record.data, GenerationRecord, place.meta.path(GENERATION)).members if record else ()
-            logs = [ShardLog(name, place.blob, place.meta, place.runtime, place.settings) for name in members]
+            generation = read_generation(place.meta)
+            logs = [place.shard_log(name) for name in (generation.members if generation else ())]
             uppers = {log.reread().state.upper for log in logs}
         except EvertideError:
             return None
@@ -389,24 +383,24 @@ class _Repair:
     def _manifests(self) -> Iterator[Manifest]:
         """Yield the manifests that are intact, with their own files, newest first."""
         for number in reversed(self._numbers()):
-            manifest = self._decoded(number, [])
+            manifest = self._read_manifest(number, [])
             if manifest is not None and not check_files(self.place, manifest.own_files):
                 yield manifest
 
-    def _made_anew(self, numbers: Sequence[int], error: EvertideError) -> list[str]:
+    def _rebuild_catalog(self, numbers: Sequence[int], error: EvertideError) -> list[str]:
         """Step 8, for a missing or damaged catalog."""
         problems: list[str] = []
         entries: list[CatalogEntry] = []
         for number in numbers:
-            manifest = self._intact(number, problems)
+            manifest = self._find_intact(number, problems)
             if manifest is not None and self._can_be_replayed(manifest, problems):
                 entries.append(entry_of(self.place, manifest))
         record = self.place.retry_read(lambda: self.place.meta.head(CHECKPOINTS))
         catalog = Catalog(tuple(entries), {}, max(numbers, default=0), self.place.runtime.new_id())
         self._commit(record.seqno if record else 0, catalog)
-        return [*problems, f"the catalog was made anew, with {_listed(entries)}; it was not usable: {error}"]
+        return [*problems, f"rebuilt the catalog, with {_describe(entries)}; it was not usable: {error.message}"]
 
-    def _without_damaged(self, seqno: int, catalog: Catalog) -> list[str]:
+    def _remove_damaged(self, seqno: int, catalog: Catalog) -> list[str]:
         """Step 8, for damaged checkpoints."""
         problems: list[str] = []
         kept = tuple(entry for entry in catalog.entries if self._is_sound(entry, problems))
@@ -414,36 +408,38 @@ class _Repair:
             return []
         last = max(catalog.last, *(entry.number for entry in catalog.entries))
         self._commit(seqno, Catalog(kept, {}, last, self.place.runtime.new_id()))
-        return [*problems, f"the catalog holds {_listed(kept)} now"]
+        return [*problems, f"the catalog now has {_describe(kept)}"]
 
     def _commit(self, seqno: int, catalog: Catalog) -> None:
         change(self.place, self.writer, [Write(CHECKPOINTS, seqno, seal(catalog))])
 
-    def _decoded(self, number: int, problems: list[str]) -> Manifest | None:
+    def _read_manifest(self, number: int, problems: list[str]) -> Manifest | None:
         key = manifest_key(number)
         try:
             manifest = decode_manifest(
                 self.place.retry_read(lambda: self.place.blob.get(key)), self.place.blob.path(key)
             )
             if manifest.number != number:
-                raise RecordDamaged(path=self.place.blob.path(key), why=f"it is that of checkpoint {manifest.number}")
+                raise RecordDamaged(
+                    path=self.place.blob.path(key), why=f"the file is the manifest of checkpoint {manifest.number}"
+                )
         except (Damaged, UnsupportedFormat) as error:
-            problems.append(f"checkpoint {number} is not used: {error}")
+            problems.append(f"checkpoint {number} is not used: {error.message}")
             return None
         return manifest
 
-    def _intact(self, number: int, problems: list[str], *, shards: bool = False) -> Manifest | None:
+    def _find_intact(self, number: int, problems: list[str], *, shards: bool = False) -> Manifest | None:
         """The manifest in a directory, if all files that it names are intact; with `shards`, also the parts of tables.
 
         Missing parts of a view do not matter: the view is recomputed.
         """
-        manifest = self._decoded(number, problems)
+        manifest = self._read_manifest(number, problems)
         if manifest is None:
             return None
         try:
             verify_manifest(self.place, self._without_views(manifest), self.progress, shards=shards)
         except Damaged as error:
-            problems.append(f"checkpoint {number} is not used: {error}")
+            problems.append(f"checkpoint {number} is not used: {error.message}")
             return None
         return manifest
 
@@ -460,14 +456,14 @@ class _Repair:
             manifest = self.place.retry_read(lambda: read_manifest(self.place.blob, entry))
             verify_manifest(self.place, manifest, self.progress)
         except Damaged as error:
-            problems.append(f"checkpoint {entry.number} was taken out of the catalog: {error}")
+            problems.append(f"removed checkpoint {entry.number} from the catalog: {error.message}")
             return False
         return True
 
     def _can_be_replayed(self, manifest: Manifest, problems: list[str]) -> bool:
         place = self.place
         for name in manifest.members:
-            found = ShardLog(name, place.blob, place.meta, place.runtime, place.settings).find()
+            found = place.shard_log(name).find()
             if found is None or found.state.finalized:
                 continue  # no longer a member; the pipeline decides by the generation
             state = found.state
@@ -478,6 +474,6 @@ class _Repair:
         return True
 
 
-def _listed(entries: Sequence[CatalogEntry]) -> str:
+def _describe(entries: Sequence[CatalogEntry]) -> str:
     named = ", ".join(f"{entry.number} at time {entry.time}" for entry in entries)
-    return f"the checkpoints {named}" if named else "no checkpoint: all state is made anew from the tables"
+    return f"the checkpoints {named}" if named else "no checkpoint: the pipeline rebuilds all state from the tables"

@@ -5,9 +5,10 @@ The result is the content of the checkpoint: everything below its time c.
 1. Read the state of each member shard, and verify it against the manifest.
 2. Write the records of the generation up to the checkpoint's number, so that numbering continues there.
 3. Put each state as a roll-up. One commit writes everything else: the catalog with this checkpoint alone; per shard its
-   first log record, the address of the roll-up, its since and the holds in `kept`; the journal, unless `kept`, and
-   `committed`, at c - 1; the pipeline's definition; and the first record of `storage`. Until then the storage cannot be
-   opened, so an interrupted restore is simply repeated.
+   first log record, the address of the roll-up, and its since; the records `journal` and `committed` of transaction
+   c - 1; the pipeline's definition; and the first record of `storage`. Until then the storage cannot be opened, so an
+   interrupted restore is simply repeated. A rewind (`evertide.checkpoint.rewind`) passes the journal and the holds that
+   stay as `kept`.
 4. Write FORMAT and the second record of `storage`.
 
 Older checkpoints are not restored: the journal that a replay from them needs begins with this one.
@@ -18,7 +19,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-import msgspec
 import xxhash
 
 from evertide.checkpoint.context import StorageContext
@@ -29,13 +29,12 @@ from evertide.checkpoint.manifest import (
     shard_file_key,
     shard_parts,
 )
+from evertide.checkpoint.rebuild import shard_writes
 from evertide.checkpoint.records import Catalog, CatalogEntry
 from evertide.checkpoint.verification import read_file
 from evertide.errors import Conflict, RecordDamaged
 from evertide.journal.records import Bound, Committed, Input
-from evertide.shard.hold import HoldRecord
-from evertide.shard.log import Rollup
-from evertide.shard.state import Created, LogEntry, ShardState
+from evertide.shard.state import ShardState
 from evertide.store.meta import Meta, Write
 from evertide.store.open import FORMAT_VERSION
 from evertide.store.paths import (
@@ -46,19 +45,15 @@ from evertide.store.paths import (
     JOURNAL,
     PIPELINE,
     STORAGE,
-    Name,
     checkpoint_key,
-    hold_key,
     producer_key,
-    rollup_blob_key,
-    rollup_key,
     shard_key,
 )
 from evertide.store.sealed import seal, unseal
 from evertide.store.writers import GenerationRecord, Writer
-from evertide.types import Generation, SequenceNumber, Time
+from evertide.types import Generation, Time
 
-__all__ = ["Retained", "bring_back", "entry_of", "is_lost", "pipeline_of"]
+__all__ = ["Retained", "entry_of", "is_lost", "pipeline_of", "restore_meta"]
 
 
 def is_lost(meta: Meta) -> bool:
@@ -87,7 +82,7 @@ class Retained:
     """Records that replace the journal; empty if the journal stays as it is."""
 
 
-def bring_back(
+def restore_meta(
     place: StorageContext, manifest: Manifest, writer: Writer, *, last: int, kept: Retained | None = None
 ) -> CatalogEntry:
     """See the header. All files are verified; `last` is the highest number that any checkpoint ever had.
@@ -101,7 +96,11 @@ def bring_back(
     with writer.claim() as seq:
         writes = [
             Write(CHECKPOINTS, 0, seal(Catalog((entry,), {}, max(last, entry.number), place.runtime.new_id()))),
-            *_shards(place, states, writer, seq, kept.holds if kept else {}),
+            *(
+                write
+                for state in states.values()
+                for write in shard_writes(place, state, writer, seq, _holds(kept, state))
+            ),
             *(kept.journal if kept else _journal(place, manifest, writer)),
             Write(COMMITTED, 0, seal(Committed(Time(manifest.time - 1), {}, {}, writer.id))),
             Write(PIPELINE, 0, pipeline),
@@ -110,7 +109,7 @@ def bring_back(
         stale = place.commit(writes, writer.guards())
         if stale is not None:
             writer.check(stale)
-            raise Conflict(where=place.meta.path(stale.key), why="it is there already: Meta is not lost")
+            raise Conflict(where=place.meta.path(stale.key), why="the record exists, so Meta is not lost")
     place.put(FORMAT, _FORMAT_TEXT)
     place.commit([Write(STORAGE, 1, _FORMAT_TEXT)])
     return entry
@@ -131,7 +130,7 @@ def _state(place: StorageContext, manifest: Manifest, shard: str) -> ShardState:
         read_file(place, manifest.file(key, place.blob.path(manifest_key(manifest.number)))), ShardState, path
     )
     if state.upper != manifest.time or state.shard != shard or shard_parts(state) != manifest.shards.get(shard):
-        raise RecordDamaged(path=path, why=f"it is not the state of shard {shard!r} that the manifest tells of")
+        raise RecordDamaged(path=path, why=f"the file is not the state of shard {shard!r} that the manifest describes")
     return state
 
 
@@ -142,25 +141,12 @@ def _renew_generation(place: StorageContext, manifest: Manifest, generation: Gen
         stale = place.commit([Write(GENERATION, number, seal(made))], writer.guards()[:1])
         if stale is not None:
             writer.check(stale)
-            raise Conflict(where=place.meta.path(stale.key), why="somebody else repairs this storage as well")
+            raise Conflict(where=place.meta.path(stale.key), why="another process repairs this storage")
     writer.adopt_generation()
 
 
-def _shards(
-    place: StorageContext,
-    states: dict[str, ShardState],
-    writer: Writer,
-    seq: int,
-    holds: Mapping[str, Mapping[str, int]],
-) -> Iterator[Write]:
-    """The roll-up covers the first record: a reader starts from the roll-up."""
-    for name, state in states.items():
-        token = writer.new_token()
-        bare = msgspec.structs.replace(state, tokens={})
-        put = place.put(rollup_blob_key(name, Name(writer.id, seq, "state")), seal(bare))
-        yield Write(shard_key(name), 0, seal(LogEntry(writer.id, token, Created(name, state.schema))))
-        yield Write(rollup_key(name), 0, seal(Rollup(SequenceNumber(1), put.key, put.bytes, put.digest)))
-        yield Write(hold_key(name), 0, seal(HoldRecord(state.since, dict(holds.get(name, {})), f"{writer.id}-{token}")))
+def _holds(kept: Retained | None, state: ShardState) -> Mapping[str, int]:
+    return kept.holds.get(state.shard, {}) if kept else {}
 
 
 def _journal(place: StorageContext, manifest: Manifest, writer: Writer) -> Iterator[Write]:

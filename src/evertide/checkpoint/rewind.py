@@ -23,7 +23,7 @@ from evertide.checkpoint.fsck import LOST
 from evertide.checkpoint.manifest import Manifest, StateFile
 from evertide.checkpoint.rebuild import last_holds
 from evertide.checkpoint.records import directories
-from evertide.checkpoint.revival import Retained, bring_back, pipeline_of
+from evertide.checkpoint.revival import Retained, pipeline_of, restore_meta
 from evertide.checkpoint.verification import check_files
 from evertide.errors import EvertideError, RecordDamaged
 from evertide.journal.producers import Producer
@@ -53,7 +53,7 @@ __all__ = [
     "journal_writes",
     "last_time",
     "mend_producers",
-    "readable",
+    "read_bound",
 ]
 
 FOLLOWING = (sink_key(""), shape_prefix(), SHAPES)
@@ -65,7 +65,7 @@ class DeclaredCollections(Protocol):
 
     def collections(self, record: bytes | None = None) -> Mapping[str, tuple[str, str]]: ...
 
-    def renumbered(self, record: bytes, generation: Generation) -> bytes: ...
+    def renumber(self, record: bytes, generation: Generation) -> bytes: ...
 
     def renew_generation(self) -> bool: ...
 
@@ -107,8 +107,8 @@ class Rewind:
                 stays.update(key for key in heads if _is_kept(key, heads[key].data, manifest.members))
         change(place, self.writer, [Write(key, head.seqno, None) for key, head in heads.items() if key not in stays])
         self.writer.adopt_generation()
-        said = f"the records of Meta were copied to {copied}, because of: {reason}"
-        return [said, self.revive(manifest, holds)]
+        sentence = f"copied the records of Meta to {copied}, because of: {reason}"
+        return [sentence, self.revive(manifest, holds)]
 
     def revive(self, manifest: Manifest, holds: Mapping[str, Mapping[str, int]] | None = None) -> str:
         """Restore Meta from a checkpoint, with the journal as far as it is intact."""
@@ -117,26 +117,24 @@ class Rewind:
         left = self.journal_from(manifest)
         if left is None or self.declared is None:
             self._remove([JOURNAL, *(key for key in place.meta.heads("") if key.startswith(FOLLOWING))])
-            entry = bring_back(place, manifest, self.writer, last=last)
-            said = f"Meta was lost, and brought back from checkpoint {entry.number}"
-            lost = f"what came from transaction {entry.time} on is lost, and so are the holds of sinks and shapes"
-            return f"{said}: {lost}; sources that can be read again go on from where they stood then"
+            entry = restore_meta(place, manifest, self.writer, last=last)
+            sentence = f"restored Meta, which was lost, from checkpoint {entry.number}"
+            return f"{sentence}; {_describe_loss(entry.time)}"
         if not left.is_complete:
             mend_producers(place, left.records[-1].time)
         writes = [] if left.is_complete else journal_writes(place, left.records)
         generation = max([manifest.generation, *(one.generation for one in left.records)])
-        pipeline = self.declared.renumbered(pipeline_of(place, manifest), generation)
+        pipeline = self.declared.renumber(pipeline_of(place, manifest), generation)
         kept = Retained(generation, pipeline, holds if holds and left.is_complete else {}, tuple(writes))
-        entry = bring_back(place, manifest, self.writer, last=last, kept=kept)
+        entry = restore_meta(place, manifest, self.writer, last=last, kept=kept)
         forget_before(place, writes)
         reached = left.records[-1].time
-        said = f"Meta was brought back from checkpoint {entry.number}"
+        sentence = f"restored Meta from checkpoint {entry.number}"
         if reached >= entry.time:
-            said += f"; the transactions {entry.time} to {reached} are computed again when the pipeline starts"
+            sentence += f"; the pipeline recomputes transactions {entry.time} to {reached} when it starts"
         if left.is_complete:
-            return f"{said}; nothing is lost"
-        lost = f"what came from transaction {reached + 1} on is lost, and so are the holds of sinks and shapes"
-        return f"{said}; {lost}; sources that can be read again go on from where they stood then"
+            return f"{sentence}; nothing is lost"
+        return f"{sentence}; {_describe_loss(reached + 1)}"
 
     def _remove(self, keys: Sequence[str]) -> None:
         for key in keys:
@@ -151,17 +149,22 @@ class Rewind:
         """
         place = self.place
         records = place.retry_read(lambda: place.meta.scan(JOURNAL))
-        left = list(readable(place, records))
+        left = list(read_bound(place, records))
         known = {bound.time: bound for _, bound in left}
         found: list[Bound] = []
         for time in count(manifest.time - 1):
             bound = known.get(Time(time))
-            if bound is None or (found and check_files(place, _staged(bound))):
+            if bound is None or (found and check_files(place, _staged_files(bound))):
                 break
             found.append(bound)
         if not found or not manifest.positions.keys() <= found[0].inputs.keys():
             return None
         return RemainingJournal(tuple(found), is_complete=found[-1].time == last_time(records, left))
+
+
+def _describe_loss(time: int) -> str:
+    lost = f"everything from transaction {time} on is lost, and so are the holds of sinks and shapes"
+    return f"{lost}; sources that can be read again continue from their positions at that time"
 
 
 class _Follower(msgspec.Struct, frozen=True):
@@ -185,18 +188,18 @@ def mend_producers(place: StorageContext, last: int | None = None) -> list[str]:
 
     A producer that the journal does not name is forgotten: a push that it repeats counts as new.
     """
-    bound = [one for _, one in readable(place, place.retry_read(lambda: place.meta.scan(JOURNAL)))]
+    bound = [one for _, one in read_bound(place, place.retry_read(lambda: place.meta.scan(JOURNAL)))]
     known: dict[str, Producer] = {}
     for one in bound if last is None else [one for one in bound if one.time <= last]:
         for given in one.inputs.values():
             numbers = {} if isinstance(given.producers, msgspec.UnsetType) else given.producers
             for name, number in numbers.items():
                 known[producer_key(name)] = Producer(name, number.number, number.time, one.bound_at_s)
-    said = []
+    sentences = []
     heads = place.retry_read(lambda: place.meta.heads(producer_key("")))
     for key in known.keys() - heads.keys():
         place.commit([Write(key, 0, seal(known[key]))])
-        said.append(f"the record {key} was made again from the journal")
+        sentences.append(f"rebuilt record {key} from the journal")
     for key, record in heads.items():
         try:
             if last is None or unseal(record.data, Producer, key).time <= last:
@@ -206,9 +209,9 @@ def mend_producers(place: StorageContext, last: int | None = None) -> list[str]:
             pass
         found = known.get(key)
         place.commit([Write(key, record.seqno, seal(found) if found else None)])
-        done = "made again from the journal" if found else "removed: a push that the producer repeats is taken as new"
-        said.append(f"the record {key} was {done}")
-    return said
+        lost = f"removed record {key}: a push that the producer repeats counts as new"
+        sentences.append(f"rebuilt record {key} from the journal" if found else lost)
+    return sentences
 
 
 def journal_writes(place: StorageContext, kept: Sequence[Bound]) -> list[Write]:
@@ -238,7 +241,7 @@ def last_time(records: Sequence[Record], left: Sequence[tuple[Record, Bound]]) -
     return last
 
 
-def _staged(bound: Bound) -> list[StateFile]:
+def _staged_files(bound: Bound) -> list[StateFile]:
     return [StateFile(one.key, one.bytes, one.checksum) for one in staged_of(bound)]
 
 
@@ -246,7 +249,7 @@ def _records(place: StorageContext, key: str) -> list[tuple[int, bytes]]:
     return [(record.seqno, record.data) for record in place.meta.scan(key)]
 
 
-def readable(place: StorageContext, records: Sequence[Record]) -> Iterator[tuple[Record, Bound]]:
+def read_bound(place: StorageContext, records: Sequence[Record]) -> Iterator[tuple[Record, Bound]]:
     for record in records:
         try:
             yield record, unseal(record.data, Bound, place.meta.path(JOURNAL))

@@ -34,7 +34,7 @@ def _one(checkpoints: Checkpoints, entry: CatalogEntry) -> CheckpointSummary:
     try:
         manifest = checkpoints.read(entry)
     except Damaged as error:
-        return CheckpointSummary(entry.number, entry.time, entry.made_at_s, 0, 0, Generation(0), str(error))
+        return CheckpointSummary(entry.number, entry.time, entry.made_at_s, 0, 0, Generation(0), error.message)
     return CheckpointSummary(
         number=entry.number,
         time=entry.time,

@@ -40,10 +40,12 @@ def read_file(place: StorageContext, file: StateFile) -> bytes:
     content = place.retry_read(lambda: place.blob.get(file.key))
     path = place.blob.path(file.key)
     if len(content) != file.bytes:
-        raise BlobDamaged(path=path, why="length in bytes", expected=str(file.bytes), found=str(len(content)))
+        raise BlobDamaged(
+            path=path, why="the length in bytes differs", expected=str(file.bytes), found=str(len(content))
+        )
     found = xxhash.xxh3_128_hexdigest(content)
     if found != file.digest:
-        raise BlobDamaged(path=path, why="digest", expected=file.digest, found=found)
+        raise BlobDamaged(path=path, why="the digest differs", expected=file.digest, found=found)
     return content
 
 
@@ -52,7 +54,7 @@ def check_files(place: StorageContext, files: Iterable[StateFile], progress: OnP
     wanted = list(dict.fromkeys(files))
     done = _Count(len(wanted), sum(file.bytes for file in wanted), progress)
 
-    def checked(file: StateFile) -> Damaged | None:
+    def check(file: StateFile) -> Damaged | None:
         try:
             read_file(place, file)
         except (BlobMissing, BlobDamaged) as error:
@@ -62,7 +64,7 @@ def check_files(place: StorageContext, files: Iterable[StateFile], progress: OnP
         return None
 
     with ThreadPoolExecutor(max_workers=place.settings.fetchers, thread_name_prefix="evertide-verify") as pool:
-        return [error for error in pool.map(checked, wanted) if error is not None]
+        return [error for error in pool.map(check, wanted) if error is not None]
 
 
 def read_manifest(blob: Blob, entry: CatalogEntry) -> Manifest:
@@ -74,9 +76,11 @@ def read_manifest(blob: Blob, entry: CatalogEntry) -> Manifest:
             decode_manifest(content, path)
         except UnsupportedFormat as error:  # the catalog has the published digest: another version is damage
             raise RecordDamaged(
-                path=path, why=f"its version is {error.found}, which is not what was published"
+                path=path, why=f"the manifest has version {error.found}, but another one was published"
             ) from error
-        raise RecordDamaged(path=path, why=f"it is not the manifest that was published as checkpoint {entry.number}")
+        raise RecordDamaged(
+            path=path, why=f"the file is not the manifest that was published as checkpoint {entry.number}"
+        )
     return decode_manifest(content, path)
 
 

@@ -1,4 +1,4 @@
-"""`complete_changes`: the changes of a collection in the order of transactions."""
+"""`complete_changes`: yields the changes of a collection, in order, as soon as all changes of a time are known."""
 
 from __future__ import annotations
 

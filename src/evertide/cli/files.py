@@ -8,23 +8,23 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from evertide.errors import InvalidInput
-from evertide.pipeline.input.pushed_files import Format
+from evertide.pipeline.input.pushed_files import PushFormat
 from evertide.scratch import scratch_file, using_scratch
 
-__all__ = ["format_of", "read_path"]
+__all__ = ["choose_format", "read_path"]
 
 _CHUNK_BYTES = 1 << 20
 _SUFFIXES = {".csv": "csv", ".json": "json", ".jsonl": "json", ".ndjson": "json", ".parquet": "parquet"}
 
 
-def format_of(file: Path, form: Format | None) -> Format:
+def choose_format(file: Path, form: PushFormat | None) -> PushFormat:
     if form is not None:
         return form
     known = _SUFFIXES.get(file.suffix.lower())
     if known is None:
-        why = "its name does not say what it holds: give --format csv, json or parquet"
+        why = "the format is not clear from the name; set --format to csv, json or parquet"
         raise InvalidInput(where="standard input" if str(file) == "-" else str(file), why=why)
-    return Format(known)
+    return PushFormat(known)
 
 
 @contextmanager

@@ -17,19 +17,20 @@ import typer
 from typer.exceptions import TyperException
 
 from evertide import __version__
-from evertide.cli.commands import demo as demonstration
-from evertide.cli.commands import promote as replicas
-from evertide.cli.commands import query as asking
-from evertide.cli.commands import run as running
+from evertide.cli.commands import demo as demo_command
+from evertide.cli.commands import promote as replica_commands
+from evertide.cli.commands import query as query_commands
+from evertide.cli.commands import run as run_commands
 from evertide.cli.commands import shapes
-from evertide.cli.commands import status as looking
-from evertide.cli.commands import storage as keeping
+from evertide.cli.commands import status as status_commands
+from evertide.cli.commands import storage as storage_commands
 from evertide.cli.target.target import Remote
 
 __all__ = ["app", "main"]
 
 _REMOTE = (
-    *("status", "query", "push", "subscribe", "explain", "checkpoint", "checkpoints", "journal", "pause", "resume"),
+    *("status", "query", "push", "subscribe", "explain", "checkpoint", "checkpoints", "journal"),
+    *("pause", "resume", "retry"),
 )
 """Commands that can call a server (`--url`)."""
 
@@ -45,7 +46,7 @@ app = typer.Typer(
 )
 
 
-def _say_version(value: bool) -> None:  # noqa: FBT001 - typer calls it so
+def _print_version(value: bool) -> None:  # noqa: FBT001 - typer calls it so
     if value:
         typer.echo(f"evertide {__version__}")
         raise typer.Exit
@@ -57,44 +58,51 @@ def evertide(
     *,
     url: Annotated[
         str | None,
-        typer.Option("--url", metavar="URL", envvar="EVERTIDE_URL", help="Ask the process that serves there."),
+        typer.Option(
+            "--url", metavar="URL", envvar="EVERTIDE_URL", help="Send the command to the server at this address."
+        ),
     ] = None,
     token_file: Annotated[
-        Path | None, typer.Option("--token-file", metavar="FILE", help="Holds the token; or give EVERTIDE_TOKEN.")
+        Path | None,
+        typer.Option("--token-file", metavar="FILE", help="File with the access token; or set EVERTIDE_TOKEN."),
     ] = None,
     authority: Annotated[
-        Path | None, typer.Option("--ca", metavar="FILE", help="Who signed the server's certificate, if not known.")
+        Path | None,
+        typer.Option(
+            "--ca", metavar="FILE", help="Certificate authority of the server, if the system does not trust it."
+        ),
     ] = None,
     version: Annotated[  # noqa: ARG001 - its callback prints the version
-        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Say which version this is.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     """Incremental SQL views on Apache Spark."""
     if url is not None and context.invoked_subcommand not in _REMOTE:
         if url != os.environ.get("EVERTIDE_URL"):
-            raise typer.BadParameter(f"--url goes with {', '.join(_REMOTE)}.")
+            raise typer.BadParameter(f"--url can be used with {', '.join(_REMOTE)}.")
         url = None  # set in the environment, for other commands
     context.obj = Remote(url, token_file, os.environ.get("EVERTIDE_TOKEN"), authority)
 
 
-app.command("run")(running.run)
-app.command("push")(running.push)
-app.command("checkpoint")(running.checkpoint)
-app.command("promote")(replicas.promote)
-app.command("demo")(demonstration.demo)
-app.command("status")(looking.status)
-app.command("explain")(asking.explain)
-app.command("query")(asking.query)
-app.command("subscribe")(asking.subscribe)
+app.command("run")(run_commands.run)
+app.command("push")(run_commands.push)
+app.command("checkpoint")(run_commands.checkpoint)
+app.command("promote")(replica_commands.promote)
+app.command("demo")(demo_command.demo)
+app.command("status")(status_commands.status)
+app.command("explain")(query_commands.explain)
+app.command("query")(query_commands.query)
+app.command("subscribe")(query_commands.subscribe)
 app.command("shapes")(shapes.shapes)
-app.command("journal")(looking.journal)
-app.command("checkpoints")(looking.checkpoints)
-app.command("export")(keeping.export)
-app.command("import")(keeping.import_)
-app.command("fsck")(keeping.fsck)
-app.command("gc")(keeping.gc)
-app.command("pause")(running.pause)
-app.command("resume")(running.resume)
+app.command("journal")(status_commands.journal)
+app.command("checkpoints")(status_commands.checkpoints)
+app.command("export")(storage_commands.export)
+app.command("import")(storage_commands.import_)
+app.command("fsck")(storage_commands.fsck)
+app.command("gc")(storage_commands.gc)
+app.command("pause")(run_commands.pause)
+app.command("resume")(run_commands.resume)
+app.command("retry")(run_commands.retry)
 
 
 def main() -> None:
@@ -103,7 +111,7 @@ def main() -> None:
     try:
         code = app(standalone_mode=False, prog_name="evertide")
     except TyperException as error:
-        _tell(error)
+        _report(error)
         sys.exit(error.exit_code)
     sys.exit(code if isinstance(code, int) else 0)
 
@@ -113,7 +121,7 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def _tell(error: TyperException) -> None:
+def _report(error: TyperException) -> None:
     message = error.format_message()
     remedy = "See `evertide --help`, or `evertide COMMAND --help`."
     if "--json" in sys.argv:

@@ -39,16 +39,21 @@ StorageOrUrl = Annotated[
         "--storage",
         metavar="DIR",
         envvar="EVERTIDE_STORAGE",
-        help="Directory or s3://bucket/prefix; nothing with `evertide --url`.",
+        help="Directory or s3://bucket/prefix; not with `evertide --url`.",
     ),
 ]
 ScriptOrUrl = Annotated[
     Path | None,
-    typer.Option("--script", metavar="SCRIPT", help="SQL file that the pipeline runs; nothing with `evertide --url`."),
+    typer.Option("--script", metavar="SCRIPT", help="SQL file of the pipeline; not with `evertide --url`."),
 ]
 Meta = Annotated[
     str | None,
-    typer.Option("--meta", metavar="URL", envvar="EVERTIDE_META", help="PostgreSQL URL, if Meta lies there."),
+    typer.Option(
+        "--meta",
+        metavar="URL",
+        envvar="EVERTIDE_META",
+        help="PostgreSQL database with the storage's records (Meta); by default SQLite in DIR.",
+    ),
 ]
 Master = Annotated[
     str | None, typer.Option("--master", metavar="URL", help="Spark's master; all cores of this machine by default.")
@@ -60,7 +65,7 @@ ShapesSecret = Annotated[
         metavar="SECRET",
         envvar="EVERTIDE_SHAPES_SECRET",
         show_envvar=True,
-        help="A token that may read, as Electric's clients name it. Rather by the environment.",
+        help="A token with the role read, which Electric's clients send as secret. Prefer the environment variable.",
     ),
 ]
 Tokens = Annotated[
@@ -70,36 +75,44 @@ Tokens = Annotated[
         metavar="FILE",
         envvar="EVERTIDE_TOKENS_FILE",
         show_envvar=True,
-        help="Who may ask, and for what: docs/security.md. EVERTIDE_TOKEN, _READ, _WRITE and _ADMIN are tokens, too.",
+        help="Access tokens (docs/security.md), besides EVERTIDE_TOKEN, _READ, _WRITE and _ADMIN.",
     ),
 ]
-TlsCert = Annotated[Path | None, typer.Option("--tls-cert", metavar="FILE", help="Certificate, in PEM: HTTPS.")]
-TlsKey = Annotated[Path | None, typer.Option("--tls-key", metavar="FILE", help="Its key, in PEM.")]
+TlsCert = Annotated[
+    Path | None, typer.Option("--tls-cert", metavar="FILE", help="Server certificate in PEM; turns on HTTPS.")
+]
+TlsKey = Annotated[Path | None, typer.Option("--tls-key", metavar="FILE", help="Key of the certificate in PEM.")]
 TlsClientCa = Annotated[
     Path | None,
-    typer.Option("--tls-client-ca", metavar="FILE", help="Clients need a certificate of this authority, too."),
+    typer.Option("--tls-client-ca", metavar="FILE", help="Require client certificates of this authority."),
 ]
 AllowDeletion = Annotated[bool, typer.Option("--allow-deletion", help="Let clients end shapes.")]
 AllowHost = Annotated[
     list[str] | None,
-    typer.Option("--allow-host", metavar="NAME", help="Another name that requests may name; of a proxy in front."),
+    typer.Option(
+        "--allow-host", metavar="NAME", help="Accept requests for this host name too, such as that of a proxy."
+    ),
 ]
-Insecure = Annotated[
-    bool, typer.Option("--insecure", help="Listen also for other machines though there are no tokens.")
-]
+Insecure = Annotated[bool, typer.Option("--insecure", help="Let other machines connect without tokens.")]
 LogAs = Annotated[
     LogFormat,
-    typer.Option("--log-format", envvar="EVERTIDE_LOG_FORMAT", help="How the log is written, to standard error."),
+    typer.Option("--log-format", envvar="EVERTIDE_LOG_FORMAT", help="Format of the log on standard error."),
 ]
 LogFrom = Annotated[
     LogLevel | None,
     typer.Option(
-        "--log-level", envvar="EVERTIDE_LOG_LEVEL", help="From which level on; as text warnings, as JSON information."
+        "--log-level",
+        envvar="EVERTIDE_LOG_LEVEL",
+        help="Lowest level to log; by default warning as text, info as JSON.",
     ),
 ]
 Traced = Annotated[
     bool,
-    typer.Option("--traces", envvar="EVERTIDE_TRACES", help="Send spans, as the variables OTEL_... say. An extra."),
+    typer.Option(
+        "--traces",
+        envvar="EVERTIDE_TRACES",
+        help="Send OpenTelemetry traces, as the variables OTEL_... configure; needs the extra 'traces'.",
+    ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="JSON on standard output, and nothing else.")]
+Json = Annotated[bool, typer.Option("--json", help="Print only JSON on standard output.")]
 Script = Annotated[Path, typer.Argument(metavar="SCRIPT", help="SQL file, or Declarative Pipelines project.")]

@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from evertide.rows.utf8 import is_valid_utf8, texts_as_bytes
+
 if TYPE_CHECKING:
     from evertide.pipeline.pipeline import Pipeline
 
-__all__ = ["Compared", "compared", "recomputed"]
+__all__ = ["Comparison", "compare_view", "recompute_views"]
 
 _TOLERANCE = 1e-9
 
@@ -26,7 +28,7 @@ Row = tuple[Any, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class Comparison:
     view: str
     rows: int
     missing: tuple[Row, ...] = ()
@@ -38,38 +40,40 @@ class Compared:
         return not self.missing and not self.surplus
 
 
-def recomputed(pipeline: Pipeline, queries: dict[str, str], time: int) -> Iterator[Compared]:
+def recompute_views(pipeline: Pipeline, queries: dict[str, str], time: int) -> Iterator[Comparison]:
     """`queries` are by view. A failed view is compared as of its last time before the failure."""
     for name, text in queries.items():
         view = pipeline.view(name)
         at = min(time, view.time)
-        yield compared(name, view.as_of(at).to_arrow(), pipeline.query(text, as_of=at))
+        yield compare_view(name, view.as_of(at).to_arrow(), pipeline.query(text, as_of=at))
 
 
-def compared(name: str, held: pa.Table, expected: pa.Table) -> Compared:
+def compare_view(name: str, held: pa.Table, expected: pa.Table) -> Comparison:
     """Compare columns by position, because the query may name them differently."""
-    found, wanted = _counted(held), _counted(expected)
+    if not (is_valid_utf8(held) and is_valid_utf8(expected)):
+        held, expected = texts_as_bytes(held), texts_as_bytes(expected)
+    found, wanted = _count_rows(held), _count_rows(expected)
     surplus, missing = list((found - wanted).elements()), list((wanted - found).elements())
-    surplus, missing = _unmatched(surplus, missing)
-    return Compared(name, held.num_rows, tuple(missing), tuple(surplus))
+    surplus, missing = _drop_matches(surplus, missing)
+    return Comparison(name, held.num_rows, tuple(missing), tuple(surplus))
 
 
-def _counted(rows: pa.Table) -> Counter[Row]:
-    columns = [[_frozen(value) for value in column.to_pylist()] for column in rows.columns]
+def _count_rows(rows: pa.Table) -> Counter[Row]:
+    columns = [[_make_hashable(value) for value in column.to_pylist()] for column in rows.columns]
     return Counter(zip(*columns, strict=True)) if columns else Counter({(): rows.num_rows})
 
 
-def _frozen(value: Any) -> Any:
+def _make_hashable(value: Any) -> Any:
     if isinstance(value, float):
         return "NaN" if math.isnan(value) else value
     if isinstance(value, list):
-        return tuple(_frozen(each) for each in value)
+        return tuple(_make_hashable(each) for each in value)
     if isinstance(value, dict):
-        return tuple((key, _frozen(each)) for key, each in value.items())
+        return tuple((key, _make_hashable(each)) for key, each in value.items())
     return value
 
 
-def _unmatched(left: Sequence[Row], right: Sequence[Row]) -> tuple[list[Row], list[Row]]:
+def _drop_matches(left: Sequence[Row], right: Sequence[Row]) -> tuple[list[Row], list[Row]]:
     """The rows without a match, where floats within the tolerance count as equal."""
     rest = sorted(right, key=_order)
     alone = []

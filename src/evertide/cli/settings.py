@@ -12,15 +12,15 @@ import typer
 from evertide.errors import InvalidInput
 from evertide.settings import Settings
 
-__all__ = ["Assignments", "settings_of"]
+__all__ = ["Assignments", "make_settings"]
 
 Assignments = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="NAME=VALUE", help="A setting, as writer_ttl_s=5. May be given several times."),
+    typer.Option("--set", metavar="NAME=VALUE", help="Change a setting, such as writer_ttl_s=5. Can be repeated."),
 ]
 
 
-def settings_of(assignments: Sequence[str] | None, **given: float) -> Settings:
+def make_settings(assignments: Sequence[str] | None, **given: float) -> Settings:
     """The defaults, overridden by `given` (options of their own), and then by `assignments`."""
     known = {field.name: field.type for field in fields(Settings)}
     values: dict[str, int | float] = dict(given)
@@ -29,11 +29,11 @@ def settings_of(assignments: Sequence[str] | None, **given: float) -> Settings:
         where = f"--set {text}"
         if name not in known:
             near = get_close_matches(name, known, n=1)
-            hint = f", did you mean {near[0]!r}?" if near else ""
-            raise InvalidInput(where=where, why=f"there is no setting {name!r}{hint}")
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise InvalidInput(where=where, why=f"the setting {name!r} does not exist{hint}")
         try:
             values[name] = int(value) if known[name] == "int" else float(value)
         except ValueError:
             kind = "a whole number" if known[name] == "int" else "a number"
-            raise InvalidInput(where=where, why=f"{name} is {kind}, not {value!r}") from None
+            raise InvalidInput(where=where, why=f"{name} must be {kind}, not {value!r}") from None
     return Settings(**values)  # type: ignore[arg-type]

@@ -9,9 +9,9 @@ from typing import Any
 import httpx
 import pyarrow as pa
 
-from evertide.errors import Unavailable
+from evertide.client.errors import ServerUnavailable
 
-__all__ = ["batches_of", "table_of"]
+__all__ = ["read_batches", "read_table"]
 
 
 class _Incoming(io.RawIOBase):
@@ -36,25 +36,25 @@ class _Incoming(io.RawIOBase):
         return count
 
 
-def batches_of(response: httpx.Response) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+def read_batches(response: httpx.Response) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
     try:
         reader = pa.ipc.open_stream(io.BufferedReader(_Incoming(response)))
     except pa.ArrowException as error:
-        raise _broken(response, error) from error
-    return reader.schema, _each(reader, response)
+        raise _make_error(response, error) from error
+    return reader.schema, _read_batches(reader, response)
 
 
-def _each(reader: Any, response: httpx.Response) -> Iterator[pa.RecordBatch]:
+def _read_batches(reader: Any, response: httpx.Response) -> Iterator[pa.RecordBatch]:
     try:
         yield from reader
     except (pa.ArrowException, OSError) as error:
-        raise _broken(response, error) from error
+        raise _make_error(response, error) from error
 
 
-def _broken(response: httpx.Response, error: Exception) -> Unavailable:
-    return Unavailable(path=str(response.request.url), why=f"the answer ended before it was complete: {error}")
+def _make_error(response: httpx.Response, error: Exception) -> ServerUnavailable:
+    return ServerUnavailable(path=str(response.request.url), why=f"the answer ended before it was complete: {error}")
 
 
-def table_of(response: httpx.Response) -> pa.Table:
-    schema, batches = batches_of(response)
+def read_table(response: httpx.Response) -> pa.Table:
+    schema, batches = read_batches(response)
     return pa.Table.from_batches([*batches], schema)

@@ -26,7 +26,7 @@ import httpx
 import msgspec
 import pyarrow as pa
 
-from evertide.client.arrow_stream import batches_of, table_of
+from evertide.client.arrow_stream import read_batches, read_table
 from evertide.client.errors import check, translate_errors
 from evertide.client.transaction import RemoteTransaction
 from evertide.errors import InvalidInput
@@ -34,6 +34,7 @@ from evertide.json_values import to_json_value
 from evertide.media import ARROW, EVENTS, FORMATS, JSON, TIME_HEADER
 from evertide.pipeline.reading.query import Answer, Chosen
 from evertide.rows.changes import DIFF, TIME
+from evertide.rows.utf8 import is_valid_utf8
 from evertide.sinks.json_rows import format_durations
 
 __all__ = ["Client"]
@@ -128,20 +129,20 @@ class Client:
         """The content of a table or view. Its time is in the schema's metadata, as `evertide.time`."""
         query = self._row_params(as_of, columns, where, params, limit)
         with self._stream("GET", f"{self._path(name)}/rows", params=query, headers={"Accept": ARROW}) as response:
-            content = table_of(response)
+            content = read_table(response)
             return content.replace_schema_metadata({"evertide.time": response.headers[TIME_HEADER]})
 
     def batches(self, name: str, *, as_of: int | None = None, columns: Sequence[str] = ()) -> Iterator[pa.RecordBatch]:
         """The content at one time, batch by batch: it need not fit into memory."""
         query = self._row_params(as_of, columns, "", (), None)
         with self._stream("GET", f"{self._path(name)}/rows", params=query, headers={"Accept": ARROW}) as response:
-            yield from batches_of(response)[1]
+            yield from read_batches(response)[1]
 
     def changes(self, name: str, since: int, until: int | None = None, *, wait_s: float = 0.0) -> tuple[int, pa.Table]:
         """The changes after `since`: the time that they reach, and a table with `__time` and `__diff`."""
-        query = _without_none(since=since, until=until, wait_s=wait_s)
+        query = _drop_none(since=since, until=until, wait_s=wait_s)
         with self._stream("GET", f"{self._path(name)}/changes", params=query, headers={"Accept": ARROW}) as response:
-            return int(response.headers[TIME_HEADER]), table_of(response)
+            return int(response.headers[TIME_HEADER]), read_table(response)
 
     def subscribe(
         self, name: str, since: int | None = None, *, follow: bool = True
@@ -173,7 +174,7 @@ class Client:
         limit: int | None = None,
         parameters: Sequence[Any] = (),
     ) -> Answer:
-        body = {"sql": sql, **_without_none(as_of=as_of, limit=limit), "engine": str(engine)}
+        body = {"sql": sql, **_drop_none(as_of=as_of, limit=limit), "engine": str(engine)}
         body |= {"parameters": to_json_value(list(parameters))} if parameters else {}
         headers = {"Accept": ARROW, "Content-Type": JSON}
         content = msgspec.json.encode(body)
@@ -182,7 +183,7 @@ class Client:
             facts = {name: value for name, _, value in pairs}
             return Answer(
                 int(facts["time"]),
-                table_of(response),
+                read_table(response),
                 facts["is_truncated"] == "true",
                 Chosen(facts["engine"]),
                 float(facts["took_ms"]),
@@ -236,6 +237,10 @@ class Client:
     def resume(self) -> Json:
         return self._json("POST", "/v1/resume")
 
+    def retry(self, view: str) -> Json:
+        """Recompute a failed view, and wait for the result."""
+        return self._json("POST", f"/v1/views/{quote(view, safe='')}/retry")
+
     def close(self) -> None:
         self._http.close()
 
@@ -256,11 +261,15 @@ class Client:
         if isinstance(rows, pa.RecordBatch):
             rows = pa.Table.from_batches([rows])
         if isinstance(deletes, pa.Table | pa.RecordBatch):
+            if not is_valid_utf8(deletes):
+                raise InvalidInput(where="deletes", why="JSON cannot hold a key that is not valid UTF-8")
             deletes = deletes.to_pylist()
         if isinstance(rows, pa.Table):
             if len(deletes):
-                raise InvalidInput(where="deletes", why="Arrow rows go without: push the deletes as a request before")
-            content, media = _arrow(rows), ARROW
+                raise InvalidInput(
+                    where="deletes", why="a push of Arrow rows cannot have deletes; push the deletes first"
+                )
+            content, media = _encode_arrow(rows), ARROW
         else:
             body = {
                 "rows": to_json_value(format_durations(list(rows))),
@@ -273,7 +282,7 @@ class Client:
         if name.lower() not in self._paths:
             known = [one["name"] for one in self.collections()]
             if name.lower() not in self._paths:
-                why = f"the pipeline has no such collection; it has {sorted(known)}"
+                why = f"the pipeline has no such collection; it has {', '.join(sorted(known))}"
                 raise InvalidInput(where=f"collection {name!r}", why=why)
         return self._paths[name.lower()]
 
@@ -281,11 +290,11 @@ class Client:
     def _row_params(
         as_of: int | None, columns: Sequence[str], where: str, params: Sequence[str], limit: int | None
     ) -> Json:
-        query = _without_none(as_of=as_of, limit=limit, columns=",".join(columns) or None, where=where or None)
+        query = _drop_none(as_of=as_of, limit=limit, columns=",".join(columns) or None, where=where or None)
         return {**query, **{f"params[{at}]": value for at, value in enumerate(params, 1)}}
 
     def _get(self, path: str, **params: Any) -> Json:
-        return self._json("GET", path, params=_without_none(**params))
+        return self._json("GET", path, params=_drop_none(**params))
 
     def _json(self, method: str, path: str = "", **options: Any) -> Json:
         return msgspec.json.decode(self._ask(method, path, **options).content)  # type: ignore[no-any-return]
@@ -307,11 +316,11 @@ def _producer_headers(producer: str, sequence: int | None) -> dict[str, str]:
     return {} if sequence is None else {"Evertide-Producer": producer, "Evertide-Sequence": str(sequence)}
 
 
-def _without_none(**values: Any) -> Json:
+def _drop_none(**values: Any) -> Json:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _arrow(rows: pa.Table) -> bytes:
+def _encode_arrow(rows: pa.Table) -> bytes:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, rows.schema) as writer:
         writer.write_table(rows)
@@ -328,4 +337,4 @@ def _trust_authority(authority: Path) -> ssl.SSLContext:
     try:
         return ssl.create_default_context(cafile=str(authority))
     except (OSError, ssl.SSLError) as error:
-        raise InvalidInput(where=str(authority), why=f"it holds no certificate of an authority: {error}") from error
+        raise InvalidInput(where=str(authority), why=f"cannot read a certificate from the file: {error}") from error

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
-from evertide.errors import EvertideError, InvalidInput
+from evertide.errors import EvertideError, NotAllowedNow
 
 __all__ = ["RemoteTransaction"]
 
@@ -28,7 +28,7 @@ class RemoteTransaction:
 
     def push(self, table: str, rows: Any = (), *, deletes: Any = ()) -> None:
         if not self.id:
-            raise InvalidInput(where="transaction", why="it has not begun: use it in a with block")
+            raise NotAllowedNow(where="transaction", why="the transaction has not begun; use it in a with block")
         self.rows = self._push(f"/v1/transactions/{self.id}/tables", table, rows, deletes)["total"]
 
     def commit(self) -> int:

@@ -1,4 +1,4 @@
-"""`spark.read.format("evertide")`: read a pipeline's tables and views, at any time, as DataFrames of any Spark.
+"""`spark.read.format("evertide")`: read tables and views at any time, in any Spark session.
 
     request    the options
     condition  the option `where`: its effect on statistics, and on rows

@@ -6,7 +6,7 @@ A condition is `column op literal` (=, <, <=, >, >=), `column BETWEEN a AND b`, 
 `column IS NOT NULL`. Names in backticks are taken literally, as in Spark. A condition is used twice:
 
 1. On the statistics of a part, to decide whether it can contain such a row (`may_hold`): other parts are not read.
-2. On rows, to select those that satisfy it (`mask`). This is exact, with Spark's semantics: NULL satisfies no
+2. On rows, to select those that satisfy it (`make_mask`). This is exact, with Spark's semantics: NULL satisfies no
    comparison, NaN is greater than any number, -0.0 equals 0.0, strings compare by their bytes.
 
 A literal must be a value of the column's type, or it is refused: nothing is rounded. `evertide.pgexpr` parses the text;
@@ -31,7 +31,7 @@ from evertide.pgexpr.tokens import refuse, shorten
 from evertide.pgexpr.types.sqltypes import DATE, TIMESTAMP
 from evertide.shard.parts.part import Part, Predicate, may_match
 
-__all__ = ["Condition", "mask", "may_hold", "parse"]
+__all__ = ["Condition", "make_mask", "may_hold", "parse"]
 
 _COMPARE = {"=": pc.equal, "<": pc.less, "<=": pc.less_equal, ">": pc.greater, ">=": pc.greater_equal}
 
@@ -55,22 +55,22 @@ def parse(text: str, schema: pa.Schema) -> tuple[Condition, ...]:
 
 def may_hold(part: Part, schema: pa.Schema, conditions: Sequence[Condition]) -> bool:
     """False only if the statistics prove that no row of the part satisfies all conditions."""
-    return all(any(may_match(part, schema, [one]) for one in _predicates(condition)) for condition in conditions)
+    return all(any(may_match(part, schema, [one]) for one in _list_predicates(condition)) for condition in conditions)
 
 
-def _predicates(condition: Condition) -> list[Predicate]:
+def _list_predicates(condition: Condition) -> list[Predicate]:
     if not condition.values:
         return [Predicate(condition.column, condition.op)]
     return [Predicate(condition.column, condition.op, value) for value in condition.values]
 
 
-def mask(table: pa.Table, conditions: Sequence[Condition]) -> Any:
+def make_mask(table: pa.Table, conditions: Sequence[Condition]) -> Any:
     """Which rows satisfy all conditions; None without conditions. A NULL means no."""
-    masks = [_mask(table.column(condition.column), condition) for condition in conditions]
+    masks = [_make_mask(table.column(condition.column), condition) for condition in conditions]
     return reduce(pc.and_, masks) if masks else None
 
 
-def _mask(column: Any, condition: Condition) -> Any:
+def _make_mask(column: Any, condition: Condition) -> Any:
     if condition.op == "is null":
         return pc.is_null(column)
     if condition.op == "is not null":
@@ -139,7 +139,7 @@ def _value(node: Node, declared: Any) -> Any:
     if node.form == "cast" and node.facts.type in (DATE, TIMESTAMP):
         node = node.args[0]
     if node.form == "string":
-        return _of_text(node.facts, declared)
+        return _read_text(node.facts, declared)
     if node.form == "constant":
         return node.facts if pa.types.is_boolean(declared) else None
     sign, number = (node.facts, node.args[0]) if node.form == "sign" else ("", node)
@@ -152,7 +152,7 @@ def _value(node: Node, declared: Any) -> Any:
     return Decimal(sign + number.facts) if pa.types.is_decimal(declared) else None
 
 
-def _of_text(text: str, declared: Any) -> Any:
+def _read_text(text: str, declared: Any) -> Any:
     if pa.types.is_string(declared):
         return text
     if pa.types.is_date32(declared):

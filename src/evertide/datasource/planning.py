@@ -74,7 +74,7 @@ def select_columns(request: Request, pinned: Pin) -> pa.Schema:
 def pin(request: Request) -> Pin:
     with Reader.open(request.storage, request.meta, settings=request.settings) as reader:
         view = reader.collections.view(request.collection)
-        shard = reader.collections.members().collection(view.name)
+        shard = reader.collections.members().open_collection(view.name)
         time = view.time if request.as_of is None else view.as_of(request.as_of).time
         after = request.changes_after
         if after is not None and after > time:
@@ -83,26 +83,26 @@ def pin(request: Request) -> Pin:
         pinned = Pin(view.name, shard.name, shard.schema.serialize().to_pybytes(), time)
         select_columns(request, pinned)
         parse(request.where, shard.schema)
-        with _hold_lease(reader, shard, pinned, _window(request, time)) as lease:
+        with _hold_lease(reader, shard, pinned, _make_window(request, time)) as lease:
             return replace(pinned, lease=lease)
 
 
 def plan(request: Request, pinned: Pin) -> list[ReadTask]:
     columns = tuple(name for name in select_columns(request, pinned).names if name not in (TIME, DIFF))
     conditions = parse(request.where, pinned.arrow)
-    window = _window(request, pinned.time)
+    window = _make_window(request, pinned.time)
     with Reader.open(request.storage, request.meta, settings=request.settings) as reader:
         shard = reader.shards.open(pinned.shard)
         now_s = reader.runtime.wall_s()
         with _hold_lease(reader, shard, pinned, window) as lease:
             pinned = replace(pinned, lease=lease)
-            groups = _groups(shard, request, window, conditions)
+            groups = _make_groups(shard, request, window, conditions)
             if lease and not any(part.key for group in groups for part in group.parts):
                 end_lease(shard.log, lease)
             return [ReadTask(pinned, window, columns, conditions, now_s, group) for group in groups]
 
 
-def _window(request: Request, time: int) -> Window:
+def _make_window(request: Request, time: int) -> Window:
     if request.changes_after is None:
         return Window(0, time + 1, time)
     return Window(request.changes_after + 1, time + 1)
@@ -129,7 +129,7 @@ def _hold_lease(reader: Reader, shard: Shard, pinned: Pin, window: Window) -> It
         raise
 
 
-def _groups(shard: Shard, request: Request, window: Window, conditions: tuple[Condition, ...]) -> list[Group]:
+def _make_groups(shard: Shard, request: Request, window: Window, conditions: tuple[Condition, ...]) -> list[Group]:
     if window.upper <= window.lower:
         return [Group((), is_plain=True)]
     listed = list_parts(shard.log, shard.log.read(), window)

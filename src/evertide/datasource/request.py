@@ -42,7 +42,7 @@ class Request:
         if path and named and path != named:
             raise options.refusal("collection", f"is {named!r}, but the argument of load() is {path!r}")
         request = cls(
-            storage=_absolute(options.required("storage", "./shop.evertide")),
+            storage=_make_absolute(options.required("storage", "./shop.evertide")),
             collection=path or options.required("collection", "revenue"),
             meta=options.text("meta") or None,
             as_of=options.integer("as_of", 0) if options.text("as_of") else None,
@@ -64,7 +64,7 @@ class Request:
         return Settings(lease_ttl_s=float(self.lease_s), beat_interval_s=beat_s)
 
 
-def _absolute(location: str) -> str:
+def _make_absolute(location: str) -> str:
     return location if "://" in location else str(Path(location).absolute())
 
 

@@ -72,10 +72,10 @@ class EvertideReader(DataSourceReader):  # type: ignore[misc]
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         with _CleanTraceback():
             for batch in read(self._request, partition.task):
-                yield _as_spark(batch, self._schema)
+                yield _convert_to_spark(batch, self._schema)
 
 
-def _as_spark(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+def _convert_to_spark(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """Convert to exactly the types that Spark expects; only labels inside nested types differ."""
     arrays: list[Any] = [conform(column, kind) for column, kind in zip(batch.columns, schema.types, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)

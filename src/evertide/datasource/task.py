@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-from evertide.datasource.condition import mask
+from evertide.datasource.condition import make_mask
 from evertide.datasource.planning import ReadTask, select_columns
 from evertide.datasource.request import Request
 from evertide.errors import BlobMissing, LeaseLost
@@ -46,7 +46,7 @@ def read(request: Request, task: ReadTask) -> Iterator[pa.RecordBatch]:
         log = ShardLog(task.pin.shard, storage.blob, storage.meta, runtime, settings)
         names = select_columns(request, task.pin).names
         for rows in _TaskReader(log, task, request.lease_s).rows():
-            yield from _batches(rows.select(names))
+            yield from _split_batches(rows.select(names))
     finally:
         storage.close()
 
@@ -67,22 +67,22 @@ class _TaskReader:
 
     def rows(self) -> Iterator[pa.Table]:
         if not self._group.is_plain and self._task.window.as_of is None:
-            changes = pa.concat_tables([self._changes(part) for part in self._group.parts])
+            changes = pa.concat_tables([self._read_changes(part) for part in self._group.parts])
             yield consolidate(changes.select(self._output), self._task.pin.name)
         else:
             columns = [*self._task.columns]
-            yield from content_rows(self._group, self._changes, columns, by=self._by, where=self._task.pin.name)
+            yield from content_rows(self._group, self._read_changes, columns, by=self._by, where=self._task.pin.name)
 
-    def _changes(self, part: Part) -> pa.Table:
+    def _read_changes(self, part: Part) -> pa.Table:
         """The changes of the requested rows, in the needed columns."""
         self._beat()
         try:
             table = fetch(self._log, part, self._listed, sorted(self._needed))
         except BlobMissing:
             if not renew_lease(self._log, self._task.pin.lease):
-                raise self._lost() from None
+                raise self._make_lease_error() from None
             raise
-        wanted = mask(table, self._task.conditions)
+        wanted = make_mask(table, self._task.conditions)
         if wanted is not None:
             table = table.filter(wanted)
         if self._group.span is not None:
@@ -96,11 +96,11 @@ class _TaskReader:
             self._beat_at_s = now_s
             renew_lease(self._log, self._task.pin.lease)
 
-    def _lost(self) -> LeaseLost:
+    def _make_lease_error(self) -> LeaseLost:
         return LeaseLost(shard=self._log.shard, lease=self._task.pin.lease, restart_from=self._task.pin.time)
 
 
-def _batches(rows: pa.Table) -> Iterator[pa.RecordBatch]:
+def _split_batches(rows: pa.Table) -> Iterator[pa.RecordBatch]:
     """Split rows into batches of bounded size."""
     if rows.num_rows:
         each = max(1, min(_BATCH_ROWS, _BATCH_BYTES * rows.num_rows // max(1, rows.nbytes)))

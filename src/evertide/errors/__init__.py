@@ -34,7 +34,8 @@ happened.
     │   ├── BlobMissing         a blob that a record names is missing
     │   ├── BlobDamaged         a blob exists with other bytes
     │   ├── RecordDamaged       a Meta record or database file cannot be read
-    │   └── CheckpointDamaged   a checkpoint lacks files that it names, or the catalog is gone
+    │   ├── CheckpointDamaged   a checkpoint lacks files that it names, or the catalog is gone
+    │   └── ArchiveDamaged      an exported checkpoint is damaged: import another copy
     ├── Unexpected              a bug in Evertide: report it
     ├── UnsupportedFormat       written by another version: upgrade or migrate
     ├── LimitExceeded           the request exceeds a limit: ask for less
@@ -68,6 +69,7 @@ from evertide.errors.running import (
     ViewFailed,
 )
 from evertide.errors.storage import (
+    ArchiveDamaged,
     BlobDamaged,
     BlobMissing,
     CheckpointDamaged,
@@ -87,6 +89,7 @@ from evertide.errors.storage import (
 )
 
 __all__ = [
+    "ArchiveDamaged",
     "BlobDamaged",
     "BlobMissing",
     "CheckpointDamaged",

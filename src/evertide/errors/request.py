@@ -84,9 +84,9 @@ class Forbidden(EvertideError):
 
     error_code = "forbidden"
     exit_code = 16
-    summary = "The token does not allow this"
+    summary = "The token, or the host that the request names, does not allow this"
     message_format = "{where}: {why}"
-    remedy = "Use a token that allows it; docs/security.md lists what each role may do."
+    remedy = "Use a token or a host that is allowed; docs/security.md lists what each role may do."
 
     where: str
     why: str

@@ -107,7 +107,7 @@ class SourceChanged(SourceFailed):
     error_code = "source_changed"
     summary = "A source no longer returns the input that was read from it before"
     message_format = "source {source!r} has changed: {where}: {why}"
-    remedy = "Restore the original input. Input that is already in the shard of a kept table is not needed any more."
+    remedy = "Restore the original input. For tables that are kept, input that is already committed is not needed."
 
 
 @dataclass(eq=False, repr=False)
@@ -140,6 +140,11 @@ class Diverged(EvertideError):
     expected: str
     found: str
 
+    @property
+    def message(self) -> str:
+        """Without `expected`, `found` is the whole difference."""
+        return super().message if self.expected else f"{self.where}: transaction {self.time} gave {self.found}"
+
 
 @dataclass(eq=False, repr=False)
 class SparkEnded(EvertideError):
@@ -161,7 +166,10 @@ class ViewFailed(EvertideError):
     exit_code = 12
     summary = "A row makes a view fail"
     message_format = "transaction {time} fails: {why}"
-    remedy = "Correct the row; Evertide retries when a transaction touches the view's tables. Other views continue."
+    remedy = (
+        "Correct the row or the query, and Evertide retries; if neither is wrong, run `evertide retry`. "
+        "Other views continue."
+    )
 
     views: tuple[str, ...]
     time: int
@@ -169,7 +177,9 @@ class ViewFailed(EvertideError):
 
     @property
     def message(self) -> str:
-        return f"{'view' if len(self.views) == 1 else 'views'} {', '.join(self.views)}: {super().message}"
+        """`views` is empty if only the state of a table is wrong."""
+        names = f"{'view' if len(self.views) == 1 else 'views'} {', '.join(self.views)}: " if self.views else ""
+        return f"{names}{super().message}"
 
 
 @dataclass(eq=False, repr=False)

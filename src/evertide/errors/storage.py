@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from evertide.errors.base import EvertideError
 
 __all__ = [
+    "ArchiveDamaged",
     "BlobDamaged",
     "BlobMissing",
     "CheckpointDamaged",
@@ -32,7 +33,7 @@ class Conflict(EvertideError):
     exit_code = 3
     summary = "Another process changed the same object first"
     message_format = "{where}: {why}"
-    remedy = "Nothing of this call was written; read the object again and decide."
+    remedy = "This call wrote nothing. Check what the other process has done, then retry or give up."
 
     where: str
     why: str
@@ -46,7 +47,8 @@ class UpperMismatch(Conflict):
     summary = "The shard's upper is not the expected one (I2)"
     message_format = "{where}: the upper is {upper}, not {expected} as expected: {why}"
     remedy = (
-        "Below the upper, a peer has written these changes: drop them. Beyond it, changes are missing: read the shard."
+        "If the upper is higher than expected, a peer wrote these times first: drop the changes. "
+        "If it is lower, earlier changes are missing: read the shard."
     )
 
     expected: int = 0
@@ -60,7 +62,7 @@ class TimeCompacted(Conflict):
     error_code = "time_compacted"
     summary = "The requested time is older than the history that is kept"
     message_format = "{where}: time {as_of} cannot be read, the earliest is {since}: {why}"
-    remedy = "Read at that time or later; take a hold first if you need earlier times."
+    remedy = "Read at that time or later. To keep a longer history, raise checkpoints_kept (`evertide run --set`)."
 
     as_of: int = 0
     since: int = 0
@@ -96,7 +98,7 @@ class LeaseLost(EvertideError):
     exit_code = 5
     summary = "A reader's lease expired, and the parts that it reads may be gone (I6)"
     message_format = "lease {lease!r} on shard {shard!r} has expired"
-    remedy = "Restart the read from time `restart_from`; a subscription restarts by itself."
+    remedy = "A subscription restarts by itself; start any other read again."
 
     shard: str
     lease: str
@@ -204,6 +206,16 @@ class CheckpointDamaged(Damaged):
     @property
     def message(self) -> str:
         return f"{super().message}: {self.files}" if self.files else super().message
+
+
+@dataclass(eq=False, repr=False)
+class ArchiveDamaged(Damaged):
+    """`path` names the archive and, where one is wrong, its file."""
+
+    error_code = "archive_damaged"
+    summary = "An archive is damaged, or is not an archive of a checkpoint"
+    message_format = "archive {path} is damaged: {why}"
+    remedy = "Empty the new storage, then import another copy of the archive; or export the checkpoint again."
 
 
 @dataclass(eq=False, repr=False)

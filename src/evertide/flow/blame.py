@@ -6,9 +6,12 @@ executor raise the same kind of error. So the step is repeated, without applying
 1. Spark must be able to run a minimal job. If it cannot, it is away, and no row is to blame.
 2. The step is computed again. If it succeeds, its result is used.
 3. If it fails again, rows are left out as long as the same views fail. If at most `_CULPRITS_MAX` rows remain and Spark
-   still runs a minimal job, these rows are to blame: the views fail (`ViewFailed`), and the step continues without
-   them. There may be several rows, since a join fails because of two and a group because of more.
-4. If the views fail only together with many rows, no row is to blame, and the first error is raised, as for large steps
+   still runs a minimal job, the views fail (`ViewFailed`), and the step continues without them. There may be several
+   rows, since a join fails because of two and a group because of more.
+4. These rows are to blame if the views do not fail with all other rows of the same tables. If they do, or if there are
+   no other rows, the query may as well be the cause: it may need more memory than there is for any row. Then the error
+   names the rows, but not as the cause.
+5. If the views fail only together with many rows, no row is to blame, and the first error is raised, as for large steps
    that lack memory or executors. But if a Python function of the user raised the error, the view fails: a row may be
    the cause, or something that the function accesses and that may work at the next attempt.
 """
@@ -22,8 +25,10 @@ import numpy as np
 import pyarrow as pa
 
 from evertide.errors import EvertideError, SparkEnded, Unavailable, ViewFailed
+from evertide.flow.leaf_rows import get_diffs
 from evertide.plan.fragment.fragment import ROWS_SMALL_MAX
 from evertide.rows.columns import Longs
+from evertide.rows.python_rows import python_rows
 
 __all__ = ["SuspectedFailure", "find_culprit", "retry_step"]
 
@@ -32,6 +37,8 @@ _PARTS_MANY = 4
 """For many rows, with which each attempt takes long."""
 _CULPRITS_MAX = 64
 """At most this number of rows is to blame together."""
+_CONTROLS_MAX = 8
+"""At most this number of other rows is tried, each alone."""
 _DESCRIBED_MAX = 3
 
 T = TypeVar("T")
@@ -64,15 +71,37 @@ def retry_step(
         if again.views != suspected.views:  # the failure is not reproducible
             raise suspected.error from again
     total = sum(delta.num_rows for delta in deltas.values())
-    rows = _reduce(lambda part: _fails(compute, part, suspected.views), deltas, np.arange(total), _PARTS_MAX)
+
+    def is_failing(part: Deltas) -> bool:
+        return _is_failing(compute, part, suspected.views)
+
+    rows = _reduce(is_failing, deltas, np.arange(total), _PARTS_MAX)
     check_spark()
     if len(rows) > _CULPRITS_MAX and not suspected.is_from_function:
         raise suspected.error
-    why = f"{suspected.why}; because of {_describe_rows(deltas, rows)}" if len(rows) else suspected.why
+    why = f"{suspected.why}; {_describe_cause(is_failing, deltas, rows)}" if len(rows) else suspected.why
     raise ViewFailed(views=suspected.views, time=-1, why=why) from suspected.error
 
 
-def _fails(compute: Callable[[Deltas], T], part: Deltas, views: tuple[str, ...]) -> bool:
+def _describe_cause(is_failing: Callable[[Deltas], bool], deltas: Deltas, rows: Longs) -> str:
+    """Compare the rows with others of the step: with all of them, then with some, each alone."""
+    said = _describe_rows(deltas, rows)
+    others = _find_alike(deltas, rows)
+    if not len(others):
+        return f"the view fails with {said}; the transaction has no other row to compare with"
+    alone = others[:: -(-len(others) // _CONTROLS_MAX)]
+    if all(is_failing(_select(deltas, part)) for part in (others, *np.split(alone, len(alone)))):
+        return f"the view fails with {said}, but also with other rows, so the query may be the cause"
+    return f"because of {said}"
+
+
+def _find_alike(deltas: Deltas, rows: Longs) -> Longs:
+    """The other rows of the same tables that are added or removed as these are."""
+    kinds = np.concatenate([2 * at + (get_diffs(delta) > 0) for at, delta in enumerate(deltas.values())])
+    return np.setdiff1d(np.flatnonzero(np.isin(kinds, kinds[rows])), rows)
+
+
+def _is_failing(compute: Callable[[Deltas], T], part: Deltas, views: tuple[str, ...]) -> bool:
     try:
         compute(part)
     except (SuspectedFailure, ViewFailed) as error:
@@ -84,16 +113,16 @@ def _fails(compute: Callable[[Deltas], T], part: Deltas, views: tuple[str, ...])
     return False
 
 
-def find_culprit(fails: Callable[[Deltas], bool], deltas: Deltas) -> str:
+def find_culprit(is_failing: Callable[[Deltas], bool], deltas: Deltas) -> str:
     """Find the single row that makes a step fail by bisection; empty if there is none."""
-    if not fails(deltas):
+    if not is_failing(deltas):
         return ""
     total = sum(delta.num_rows for delta in deltas.values())
-    rows = _reduce(fails, deltas, np.arange(total), 2)
-    return _describe_rows(deltas, rows) if len(rows) == 1 and fails(_select(deltas, rows)) else ""
+    rows = _reduce(is_failing, deltas, np.arange(total), 2)
+    return _describe_rows(deltas, rows) if len(rows) == 1 else ""
 
 
-def _reduce(fails: Callable[[Deltas], bool], deltas: Deltas, rows: Longs, parts_max: int) -> Longs:
+def _reduce(is_failing: Callable[[Deltas], bool], deltas: Deltas, rows: Longs, parts_max: int) -> Longs:
     """Reduce rows that fail together to a smaller set that fails (delta debugging, with at most `parts_max` parts).
 
     Each part is tried alone, then all rows but a part: halves, quarters, and so on.
@@ -103,7 +132,7 @@ def _reduce(fails: Callable[[Deltas], bool], deltas: Deltas, rows: Longs, parts_
         most = min(parts_max, _PARTS_MANY if len(rows) > ROWS_SMALL_MAX else _PARTS_MAX)
         parts = np.array_split(rows, min(count, len(rows)))
         others = [np.setdiff1d(rows, part) for part in parts] if len(parts) > 2 else []
-        found = next((part for part in (*parts, *others) if fails(_select(deltas, part))), None)
+        found = next((part for part in (*parts, *others) if is_failing(_select(deltas, part))), None)
         if found is not None:
             rows, count = found, 2 if len(found) <= len(parts[0]) else count
         elif count < min(most, len(rows)):
@@ -126,6 +155,6 @@ def _select(deltas: Deltas, rows: Longs) -> dict[str, pa.Table]:
 
 def _describe_rows(deltas: Deltas, rows: Longs) -> str:
     chosen = _select(deltas, rows[:_DESCRIBED_MAX])
-    said = [f"table {name!r}, row {row}" for name, delta in chosen.items() for row in delta.to_pylist()]
+    said = [f"table {name!r}, row {row}" for name, delta in chosen.items() for row in python_rows(delta)]
     more = [f"{len(rows) - _DESCRIBED_MAX} more"] if len(rows) > _DESCRIBED_MAX else []
     return " and ".join([*said, *more])

@@ -38,35 +38,34 @@ from evertide.flow.collection import Collection, Leaf
 from evertide.flow.leaf_rows import cancel_out
 from evertide.flow.stage import Stage, find_lookups
 from evertide.flow.state.arrangement import Arrangement
-from evertide.flow.state.manifest import Manifest
+from evertide.flow.state.manifest import ArrangementManifest
 from evertide.flow.state.row_groups import RowGroupCache
 from evertide.flow.trace import cut_plan, find_shared
-from evertide.plan.algebra.nodes import Aggregate, Attribute, Node, Scan, TopK
-from evertide.plan.catalyst.columns import arrow_schema
+from evertide.plan.algebra.nodes import Aggregate, Attribute, PlanNode, Scan, TopK
+from evertide.plan.catalyst.columns import make_arrow_schema
 from evertide.plan.catalyst.failure import check_spark, classify_error, describe_error, silence_traces
 from evertide.plan.fragment.fragment import Fragment
 from evertide.plan.program.program import Program
 from evertide.plan.program.project import Project
 from evertide.plan.program.view_function import ViewFunction
-from evertide.rows.changes import DIFF, check_column, net
+from evertide.rows.changes import DIFF, DIFF_FIELD, check_column, net
 from evertide.store.blob import Blob
 from evertide.store.memory import MemoryBlob
 from evertide.store.paths import Name
 from evertide.threads.steps import note_step
 from evertide.threads.stopping import IsStopping, never_stopping
 
-__all__ = ["Circuit", "CircuitState", "new_names"]
+__all__ = ["Circuit", "CircuitState", "get_output", "make_name_source"]
 
 logger = logging.getLogger(__name__)
 
 _CACHE_BYTES = 256 * 1024 * 1024
-_DIFF_FIELD = pa.field(DIFF, pa.int64(), nullable=False)
 
 
 class CircuitState(msgspec.Struct, frozen=True):
     """The saved arrangements of a circuit, between two transactions."""
 
-    arrangements: dict[str, Manifest]
+    arrangements: dict[str, ArrangementManifest]
     is_first: bool
     """Whether the circuit has not processed a transaction yet."""
 
@@ -94,7 +93,7 @@ class Circuit:
         self._context = self.program.catalog.session.sparkContext
         self._blob = MemoryBlob() if blob is None else blob
         self._cache = RowGroupCache(_CACHE_BYTES) if cache is None else cache
-        self._new_name = new_names("circuit") if new_name is None else new_name
+        self._new_name = make_name_source("circuit") if new_name is None else new_name
         self._saved = state
         self.arrangements: dict[str, Arrangement] = {}
         self._failed: BaseException | None = None
@@ -105,14 +104,16 @@ class Circuit:
         self._is_first = state is None or state.is_first
         for name, columns in self.program.tables.items():
             self._collections[name] = self._make_collection(name, columns)
-        self.tables = {name: _user_schema(columns) for name, columns in self.program.tables.items()}
+        self.tables = {name: _make_user_schema(columns) for name, columns in self.program.tables.items()}
         chosen = self.program.views if only is None else set(only)
         needed = self.program.find_needed(chosen)
         for name, plan in self.program.views.items():
             if name in needed:
                 self._shared = find_shared(plan)
                 self._collections[name] = self._build(plan, name)
-        self.views = {name: _user_schema(plan.output) for name, plan in self.program.views.items() if name in chosen}
+        self.views = {
+            name: _make_user_schema(plan.output) for name, plan in self.program.views.items() if name in chosen
+        }
 
     def step(self, deltas: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
         """Process one transaction. The first also returns rows that views have without input, such as a count of 0."""
@@ -124,10 +125,10 @@ class Circuit:
         except SuspectedFailure as error:
             logger.warning("retrying the views %s, which could not be computed: %s", error.views, error.why)
             found = retry_step(error, self._retry, self._check_spark, deltas)
-        self._settle()
+        self._apply_deltas()
         return found
 
-    def fails(self, deltas: Mapping[str, pa.Table]) -> bool:
+    def has_failing_row(self, deltas: Mapping[str, pa.Table]) -> bool:
         """Whether a row of this transaction makes a view fail; no delta is applied."""
         try:
             self._compute(deltas)
@@ -145,7 +146,7 @@ class Circuit:
         names = [*self.tables, *(name for name in self.program.views if name in needed)]
         self._collections = {name: self._collections[name] for name in names}
         kept = {id(each) for each in self._find_reached(self._collections.values())}
-        self.order = [each for each in self.order if id(_output_of(each)) in kept]
+        self.order = [each for each in self.order if id(get_output(each)) in kept]
         owned = {id(one) for each in self._list_collections() for one in each.list_arrangements()}
         self.arrangements = {name: one for name, one in self.arrangements.items() if id(one) in owned}
 
@@ -172,8 +173,8 @@ class Circuit:
     def _compute(self, deltas: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
         try:
             for name, delta in deltas.items():
-                table = self._table(name)
-                table.delta = self._check_delta(name, delta)
+                table = self._find_table(name)
+                table.set_delta(self._check_delta(name, delta))
             with silence_traces():
                 for each in self.order:
                     self._run(each)
@@ -189,17 +190,17 @@ class Circuit:
         except PythonException as error:  # caused by a row, or by something that the function accesses
             away = SparkAway(path=str(self._context.master), why=describe_error(error))
             raise SuspectedFailure(
-                self._find_views_on(_output_of(part)), describe_error(error), away, is_from_function=True
+                self._find_views_on(get_output(part)), describe_error(error), away, is_from_function=True
             ) from error
         except (PySparkException, InvalidInput) as error:
-            raise ViewFailed(views=self._find_views_on(_output_of(part)), time=-1, why=describe_error(error)) from error
+            raise ViewFailed(views=self._find_views_on(get_output(part)), time=-1, why=describe_error(error)) from error
         except EvertideError:
             raise
         except Exception as error:  # any class: a row or Spark may be the cause
             told = classify_error(self._context, error)
             if told is None or isinstance(told, SparkAway):
                 raise SuspectedFailure(
-                    self._find_views_on(_output_of(part)), describe_error(error), told or error
+                    self._find_views_on(get_output(part)), describe_error(error), told or error
                 ) from error
             raise told from error
 
@@ -209,17 +210,17 @@ class Circuit:
 
     def _find_reached(self, collections: Iterable[Collection]) -> list[Collection]:
         """These collections, and all collections that they read."""
-        producers = {id(_output_of(each)): each for each in self.order}
+        producers = {id(get_output(each)): each for each in self.order}
         found: dict[int, Collection] = {}
         waiting = list(collections)
         while waiting:
             collection = waiting.pop()
             if id(collection) not in found:
                 found[id(collection)] = collection
-                waiting += _inputs_of(producers.get(id(collection)))
+                waiting += _list_inputs(producers.get(id(collection)))
         return list(found.values())
 
-    def _settle(self) -> None:
+    def _apply_deltas(self) -> None:
         """Apply all deltas. If preparing them fails, nothing is applied, and the step can be repeated."""
         try:
             calls = [call for collection in self._list_collections() for call in collection.prepare()]
@@ -235,13 +236,13 @@ class Circuit:
         self._is_first = False
 
     def _list_collections(self) -> list[Collection]:
-        return [*(self._collections[name] for name in self.tables), *map(_output_of, self.order)]
+        return [*(self._collections[name] for name in self.tables), *map(get_output, self.order)]
 
     def _forget(self) -> None:
         for collection in self._list_collections():
             collection.forget()
 
-    def _table(self, name: str) -> Collection:
+    def _find_table(self, name: str) -> Collection:
         if name not in self.tables:
             raise InvalidInput(
                 where=f"delta of {name!r}", why=f"the pipeline has no such table; it has {', '.join(self.tables)}"
@@ -253,7 +254,7 @@ class Circuit:
         if delta.schema.names != [*schema.names, DIFF]:
             why = f"the delta has the columns {delta.schema.names}, but must have {[*schema.names, DIFF]}"
             raise InvalidInput(where=f"delta of {name!r}", why=why)
-        fields = [*schema, _DIFF_FIELD]
+        fields = [*schema, DIFF_FIELD]
         columns = [check_column(delta.column(at), field, f"delta of {name!r}") for at, field in enumerate(fields)]
         return cancel_out(pa.Table.from_arrays(columns, schema=self._collections[name].empty.schema), name)
 
@@ -262,7 +263,7 @@ class Circuit:
         return net(self._collections[name].delta, name).rename_columns([*self.views[name].names, DIFF])
 
     def _make_collection(self, name: str, columns: tuple[Attribute, ...]) -> Collection:
-        return Collection(name, arrow_schema(columns), self._arrange)
+        return Collection(name, make_arrow_schema(columns), self._arrange)
 
     def _arrange(self, name: str, schema: pa.Schema, key: tuple[str, ...]) -> Arrangement:
         """A new arrangement, or the one that was saved under this name."""
@@ -274,20 +275,21 @@ class Circuit:
         self.arrangements[name] = made
         return made
 
-    def _find_manifest(self, name: str, schema: pa.Schema, key: tuple[str, ...]) -> Manifest:
+    def _find_manifest(self, name: str, schema: pa.Schema, key: tuple[str, ...]) -> ArrangementManifest:
         saved = self._saved.arrangements if self._saved is not None else {}
         found = saved.get(name)
         if found is None:
             raise Damaged(
                 path=f"arrangement {name!r}", why=f"the checkpoint has {len(saved)} arrangements, but not this one"
             )
-        if found.key != key or not found.arrow_schema().equals(schema):
+        if found.key != key or not found.read_schema().equals(schema):
             raise Damaged(
-                path=f"arrangement {name!r}", why=f"the checkpoint has it with the key {found.key} and other columns"
+                path=f"arrangement {name!r}",
+                why=f"the checkpoint has this arrangement with the key {found.key}, not {key}, or with other columns",
             )
         return found
 
-    def _build(self, node: Node, name: str) -> Collection:
+    def _build(self, node: PlanNode, name: str) -> Collection:
         """Build the collection of a node's rows, and before it all collections that it reads."""
         if isinstance(node, Scan):
             return self._collections[node.collection]
@@ -308,7 +310,7 @@ class Circuit:
         self._by_node[id(node)] = made
         return made
 
-    def _build_stage(self, node: Node, name: str) -> Collection:
+    def _build_stage(self, node: PlanNode, name: str) -> Collection:
         cut = cut_plan(node, self._shared)
         inputs = [self._build(leaf, f"{name}.{at}") for at, leaf in enumerate(cut.leaves)]
         keys = {attribute for _, attributes in find_lookups(cut) for attribute in attributes}
@@ -322,23 +324,24 @@ class Circuit:
         return output
 
 
-def new_names(writer: str) -> Callable[[], Name]:
+def make_name_source(writer: str) -> Callable[[], Name]:
     """A source of unique names of parts; the id of the writer must be unique."""
     numbers = count()
     return lambda: Name(writer, next(numbers), "parquet")
 
 
-def _output_of(part: Stage | Top | Totals) -> Collection:
+def get_output(part: Stage | Top | Totals) -> Collection:
+    """The collection of the rows that a part computes."""
     return part.output if isinstance(part, Stage) else part
 
 
-def _inputs_of(part: Stage | Top | Totals | None) -> Iterator[Collection]:
+def _list_inputs(part: Stage | Top | Totals | None) -> Iterator[Collection]:
     if isinstance(part, Stage):
         yield from (leaf.collection for leaf in part.leaves)
     elif part is not None:
         yield part.inputs
 
 
-def _user_schema(columns: tuple[Attribute, ...]) -> pa.Schema:
-    positional = arrow_schema(columns)
+def _make_user_schema(columns: tuple[Attribute, ...]) -> pa.Schema:
+    positional = make_arrow_schema(columns)
     return pa.schema([field.with_name(column.name) for field, column in zip(positional, columns, strict=True)])

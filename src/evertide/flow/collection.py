@@ -16,9 +16,10 @@ import pyarrow.compute as pc
 from evertide.flow.aggregates.groups import group_rows
 from evertide.flow.leaf_rows import cancel_out
 from evertide.flow.state.arrangement import Arrangement
-from evertide.plan.algebra.nodes import Attribute, Node
-from evertide.plan.catalyst.columns import column_name
-from evertide.rows.changes import DIFF
+from evertide.plan.algebra.nodes import Attribute, PlanNode
+from evertide.plan.catalyst.columns import name_column
+from evertide.rows.changes import DIFF, DIFF_FIELD
+from evertide.rows.conform import conform_table
 
 __all__ = ["Arrange", "Collection", "Leaf"]
 
@@ -36,10 +37,17 @@ class Collection:
         self._arrange = arrange
         self.arrangements: dict[tuple[tuple[str, ...], tuple[str, ...]], Arrangement] = {}
         """By key and columns."""
-        self.empty = pa.schema([*schema, pa.field(DIFF, pa.int64(), nullable=False)]).empty_table()
+        self.empty = pa.schema([*schema, DIFF_FIELD]).empty_table()
         self.delta = self.empty
         self.is_counted = False
         """Whether readers only count the rows of a delta, of which many are equal."""
+
+    def set_delta(self, delta: pa.Table) -> None:
+        """Set the delta of the current transaction."""
+        self.delta = delta
+
+    def set_counted(self, *, is_counted: bool) -> None:
+        self.is_counted = is_counted
 
     def need(self, key: tuple[str, ...], columns: tuple[str, ...]) -> None:
         """Keep an arrangement for look-ups of these columns by this key, or for scans if the key is empty."""
@@ -86,11 +94,11 @@ class Collection:
 class Leaf:
     """A collection with the columns that a stage reads."""
 
-    def __init__(self, collection: Collection, node: Node, read: Sequence[Attribute]) -> None:
+    def __init__(self, collection: Collection, node: PlanNode, read: Sequence[Attribute]) -> None:
         self.collection = collection
         self._columns: dict[int, str] = {}
         for at, attribute in enumerate(node.output):
-            self._columns.setdefault(attribute.id, column_name(at))  # a column that is passed up twice is read once
+            self._columns.setdefault(attribute.id, name_column(at))  # a column that is passed up twice is read once
         self.columns = tuple(self._columns[attribute.id] for attribute in read)
         self.delta = collection.empty.select([*self.columns, DIFF])
         self.was_scanned = False
@@ -103,18 +111,20 @@ class Leaf:
         is_whole = len(self.columns) == len(self.collection.schema)
         self.delta = delta if is_whole else cancel_out(delta, self.collection.name)
 
-    def column(self, attribute: int) -> str:
+    def get_column(self, attribute: int) -> str:
         return self._columns[attribute]
 
     def need(self, attributes: tuple[int, ...]) -> None:
-        self.collection.need(tuple(dict.fromkeys(map(self.column, attributes))), self.columns)
+        self.collection.need(tuple(dict.fromkeys(map(self.get_column, attributes))), self.columns)
 
     def lookup(self, columns: tuple[str, ...], keys: pa.Table) -> pa.Table:
         """Look up rows by keys. A NULL finds nothing in a NOT NULL column. For a column that is named twice, the first
         value is used; the stage's condition checks the other."""
         first = {column: at for at, column in reversed([*enumerate(columns)])}
         columns = tuple(dict.fromkeys(columns))
-        keys = keys.select([first[column] for column in columns]).rename_columns(list(columns))
+        types = [pa.field(column, self.collection.schema.field(column).type) for column in columns]
+        # The fields of a struct may have other names on the other side of a join.
+        keys = conform_table(keys.select([first[column] for column in columns]), pa.schema(types))
         for column in columns:
             if not self.collection.schema.field(column).nullable and keys.column(column).null_count:
                 keys = keys.filter(pc.is_valid(keys.column(column)))

@@ -27,8 +27,8 @@ from typing import Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from evertide.flow.trace import Cut, JoinKeys, has_constant, has_leaf
-from evertide.plan.algebra.nodes import Aggregate, Join, Node, TopK, Union, Window
+from evertide.flow.trace import JoinKeys, StageCut, has_constant, has_leaf
+from evertide.plan.algebra.nodes import Aggregate, Join, JoinType, PlanNode, TopK, Union, Window
 from evertide.rows.changes import DIFF
 
 __all__ = ["Cone", "LeafRows"]
@@ -43,7 +43,7 @@ class LeafRows(Protocol):
     delta: pa.Table
     """Consolidated."""
 
-    def column(self, attribute: int) -> str: ...
+    def get_column(self, attribute: int) -> str: ...
 
     def lookup(self, columns: tuple[str, ...], keys: pa.Table) -> pa.Table: ...
 
@@ -51,7 +51,7 @@ class LeafRows(Protocol):
 
 
 class Cone:
-    def __init__(self, cut: Cut, leaves: Sequence[LeafRows]) -> None:
+    def __init__(self, cut: StageCut, leaves: Sequence[LeafRows]) -> None:
         self._cut = cut
         self._leaves = leaves
         self._known: dict[int, Touched] = {}
@@ -63,15 +63,15 @@ class Cone:
     def reach(self) -> None:
         self._find_touched(self._cut.root)
 
-    def _find_touched(self, node: Node) -> Touched:
+    def _find_touched(self, node: PlanNode) -> Touched:
         """A node that occurs twice is computed once."""
         if id(node) not in self._known:
             self._known[id(node)] = self._compute_touched(node)
         return self._known[id(node)]
 
-    def _compute_touched(self, node: Node) -> Touched:
+    def _compute_touched(self, node: PlanNode) -> Touched:
         if self._cut.is_leaf(node):
-            at = self._cut.leaf_number(node)
+            at = self._cut.find_leaf(node)
             delta = self._leaves[at].delta
             return {at: [delta.drop_columns([DIFF])]} if delta.num_rows else {}
         if isinstance(node, Join):
@@ -92,7 +92,7 @@ class Cone:
         a, b = self._find_touched(left), self._find_touched(right)
         if not a and not b:
             return {}
-        if node.join == "Inner":
+        if node.join is JoinType.INNER:
             partners = _merge(
                 self._find_right_partners(left, right, by, a), self._find_left_partners(left, right, by, b)
             )
@@ -111,16 +111,16 @@ class Cone:
     def _compute_touched_outer(self, node: Join, a: Touched, b: Touched) -> Touched:
         left, right = node.children
         by = self._cut.joins[id(node)]
-        if node.join == "RightOuter":
+        if node.join is JoinType.RIGHT_OUTER:
             rights = _merge(b, self._find_right_partners(left, right, by, a))
             return _merge(rights, self._find_left_partners(left, right, by, rights))
         lefts = _merge(a, self._find_left_partners(left, right, by, b))
-        if node.join == "FullOuter":
+        if node.join is JoinType.FULL_OUTER:
             rights = _merge(b, self._find_right_partners(left, right, by, lefts))
             return _merge(rights, _merge(lefts, self._find_left_partners(left, right, by, rights)))
         return _merge(lefts, self._find_right_partners(left, right, by, lefts))
 
-    def _find_alike(self, side: Node, attributes: tuple[int, ...], by: JoinKeys, touched: Touched) -> Touched:
+    def _find_alike(self, side: PlanNode, attributes: tuple[int, ...], by: JoinKeys, touched: Touched) -> Touched:
         """All rows of a side that share a key with the touched rows."""
         return (
             self._find_matching(side, attributes, self._collect_keys(side, attributes, touched, by.is_null_safe))
@@ -128,18 +128,18 @@ class Cone:
             else {}
         )
 
-    def _find_right_partners(self, left: Node, right: Node, by: JoinKeys, lefts: Touched) -> Touched:
+    def _find_right_partners(self, left: PlanNode, right: PlanNode, by: JoinKeys, lefts: Touched) -> Touched:
         if not lefts:
             return {}
         return self._find_matching(right, by.right, self._collect_keys(left, by.left, lefts, by.is_null_safe))
 
-    def _find_left_partners(self, left: Node, right: Node, by: JoinKeys, rights: Touched) -> Touched:
+    def _find_left_partners(self, left: PlanNode, right: PlanNode, by: JoinKeys, rights: Touched) -> Touched:
         if not rights:
             return {}
         return self._find_matching(left, by.left, self._collect_keys(right, by.right, rights, by.is_null_safe))
 
     def _collect_keys(
-        self, node: Node, attributes: tuple[int, ...], touched: Touched, null_safe: tuple[bool, ...] | None
+        self, node: PlanNode, attributes: tuple[int, ...], touched: Touched, null_safe: tuple[bool, ...] | None
     ) -> pa.Table | None:
         """The keys of the touched rows, named by position; None if there are no keys, so that all rows match."""
         if not attributes:
@@ -153,10 +153,10 @@ class Cone:
                 keys = keys.filter(pc.is_valid(keys.column(column)))
         return keys
 
-    def _collect_values(self, node: Node, attributes: tuple[int, ...], touched: Touched) -> list[pa.Table]:
+    def _collect_values(self, node: PlanNode, attributes: tuple[int, ...], touched: Touched) -> list[pa.Table]:
         if self._cut.is_leaf(node):
-            at = self._cut.leaf_number(node)
-            columns = [self._leaves[at].column(attribute) for attribute in attributes]
+            at = self._cut.find_leaf(node)
+            columns = [self._leaves[at].get_column(attribute) for attribute in attributes]
             names = [f"k{position}" for position in range(len(columns))]
             return [rows.select(columns).rename_columns(names) for rows in touched.get(at, [])]
         if isinstance(node, Union):
@@ -171,14 +171,14 @@ class Cone:
             return self._collect_values(side, attributes, touched)
         return self._collect_values(node.children[0], tuple(node.passed[at] for at in attributes), touched)
 
-    def _find_matching(self, node: Node, attributes: tuple[int, ...], keys: pa.Table | None) -> Touched:
+    def _find_matching(self, node: PlanNode, attributes: tuple[int, ...], keys: pa.Table | None) -> Touched:
         """Rows of leaves that form the rows of `node` with one of the keys; all rows if keys is None."""
         if keys is not None and keys.num_rows == 0:
             return {}
         if not has_leaf(self._cut, node):
             return {}
         if self._cut.is_leaf(node):
-            return self._fetch(self._cut.leaf_number(node), attributes, keys)
+            return self._fetch(self._cut.find_leaf(node), attributes, keys)
         if isinstance(node, Union):
             places = [node.ids.index(attribute) for attribute in attributes]
             found: Touched = {}
@@ -210,7 +210,7 @@ class Cone:
             rows = self.fetched[at][0]
         else:
             self.rounds += 1
-            rows = leaf.lookup(tuple(leaf.column(attribute) for attribute in attributes), keys)
+            rows = leaf.lookup(tuple(leaf.get_column(attribute) for attribute in attributes), keys)
             if rows.num_rows and not self.is_scanned[at]:
                 self.fetched[at].append(rows)
         found = [part.drop_columns([DIFF]) for part in (rows, leaf.delta) if part.num_rows]

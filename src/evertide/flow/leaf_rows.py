@@ -7,19 +7,22 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from evertide.rows.changes import DIFF, expand, net
+from evertide.rows.changes import DIFF, DIFF_FIELD, expand, net
 
-__all__ = ["Moves", "add_diffs", "cancel_out", "diffs_of", "split_moves"]
-
-_DIFF_FIELD = pa.field(DIFF, pa.int64(), nullable=False)
+__all__ = ["Moves", "add_diffs", "add_sign", "cancel_out", "get_diffs", "split_moves"]
 
 
-def diffs_of(table: pa.Table) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+def get_diffs(table: pa.Table) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     return table.column(DIFF).to_numpy()  # type: ignore[no-any-return]
 
 
 def add_diffs(rows: pa.Table, diffs: np.ndarray[tuple[int], np.dtype[np.int64]]) -> pa.Table:
-    return rows.append_column(_DIFF_FIELD, pa.array(diffs))
+    return rows.append_column(DIFF_FIELD, pa.array(diffs))
+
+
+def add_sign(rows: pa.Table, sign: int) -> pa.Table:
+    """Give every row the same diff."""
+    return add_diffs(rows, np.full(rows.num_rows, sign, np.int64))
 
 
 def cancel_out(delta: pa.Table, where: str) -> pa.Table:
@@ -31,7 +34,7 @@ def cancel_out(delta: pa.Table, where: str) -> pa.Table:
 
 
 def _has_retractions(delta: pa.Table) -> bool:
-    return bool(delta.num_rows) and bool(diffs_of(delta).min() < 0)
+    return bool(delta.num_rows) and bool(get_diffs(delta).min() < 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +69,14 @@ def split_moves(delta: pa.Table, fetched: list[pa.Table], where: str) -> Moves:
     if not _has_retractions(delta):
         olds, comes = expand(before, where), expand(delta, where)
         return Moves(olds, nothing, comes, olds, pa.concat_tables([olds, comes]))
-    diffs = diffs_of(delta)
+    diffs = get_diffs(delta)
     taken = delta.filter(pa.array(diffs < 0))
     comes = expand(delta.filter(pa.array(diffs > 0)), where)
-    goes = expand(add_diffs(taken.drop_columns([DIFF]), -diffs_of(taken)), where)
+    goes = expand(add_diffs(taken.drop_columns([DIFF]), -get_diffs(taken)), where)
     stays = nothing
     if before.num_rows:
         left = net(pa.concat_tables([before, taken]), where, is_sorted=False)
-        stays = expand(left.filter(pa.array(diffs_of(left) > 0)), where)
+        stays = expand(left.filter(pa.array(get_diffs(left) > 0)), where)
     return Moves(stays, goes, comes, pa.concat_tables([stays, goes]), pa.concat_tables([stays, comes]))
 
 
@@ -83,6 +86,6 @@ def _deduplicate(fetched: list[pa.Table], where: str) -> pa.Table:
         return fetched[0]
     rows = pa.concat_tables(fetched)
     plain = rows.drop_columns([DIFF])
-    counts = diffs_of(net(rows, where))
-    found = net(add_diffs(plain, np.ones(plain.num_rows, np.int64)), where)
-    return add_diffs(found.drop_columns([DIFF]), counts // diffs_of(found))
+    counts = get_diffs(net(rows, where))
+    found = net(add_sign(plain, 1), where)
+    return add_diffs(found.drop_columns([DIFF]), counts // get_diffs(found))

@@ -18,38 +18,39 @@ of leaf i are
    the term of each leaf.
 4. An outer join is the sum of an inner join and of anti joins: the rows of a side without a partner. The inner join
    runs by the linear rule. The anti joins run by the difference rule, at a cost per row, not per pair. This applies to
-   a stage with one outer join and no Union above it.
+   a stage with one outer join, which the optimizer left as it is, and no Union above it.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import pyarrow as pa
 
 from evertide.flow.leaf_rows import Moves
-from evertide.flow.trace import Cut, has_constant
-from evertide.plan.algebra.nodes import Constant, Expand, Filter, Generate, Join, Map, Node, Union
+from evertide.flow.trace import StageCut, has_constant, list_own_nodes
+from evertide.plan.algebra.nodes import Constant, Expand, Filter, Generate, Join, JoinType, Map, PlanNode, Union
 from evertide.plan.fragment.forms import Form
 from evertide.plan.fragment.fragment import Term
 
-__all__ = ["Linear"]
+__all__ = ["LinearRule"]
 
 _ROW_WISE = (Map, Filter, Expand, Generate, Constant)
 _ALONE = {
-    "LeftOuter": (Form.LEFT_ALONE,),
-    "RightOuter": (Form.RIGHT_ALONE,),
-    "FullOuter": (Form.LEFT_ALONE, Form.RIGHT_ALONE),
+    JoinType.LEFT_OUTER: (Form.LEFT_ALONE,),
+    JoinType.RIGHT_OUTER: (Form.RIGHT_ALONE,),
+    JoinType.FULL_OUTER: (Form.LEFT_ALONE, Form.RIGHT_ALONE),
 }
 
 
-class Linear:
+class LinearRule:
     """The terms of one stage."""
 
-    def __init__(self, cut: Cut) -> None:
-        outer = [node.join for node in _list_own_nodes(cut, cut.root) if isinstance(node, Join) and node.join in _ALONE]
-        self.holds = _is_linear(cut) and len(outer) <= 1
+    def __init__(self, cut: StageCut, find_outer_joins: Callable[[], list[JoinType]]) -> None:
+        """`find_outer_joins` returns the types of the outer joins that the optimizer left."""
+        outer = [node.join for node in list_own_nodes(cut, cut.root) if isinstance(node, Join) and node.join in _ALONE]
+        self.holds = _is_linear(cut) and len(outer) <= 1 and (not outer or find_outer_joins() == outer)
         """Whether the rule is valid for the stage."""
         self.form = Form.MATCHED if outer else Form.WHOLE
         """The form of the stage that runs by the linear rule."""
@@ -81,12 +82,12 @@ class Linear:
         return moves.goes if sign < 0 else moves.comes
 
 
-def _is_linear(cut: Cut) -> bool:
+def _is_linear(cut: StageCut) -> bool:
     places = Counter(id(leaf) for leaf in _list_leaves(cut, cut.root))
     return len(places) > 1 and max(places.values()) == 1 and _has_linear_nodes(cut, cut.root)
 
 
-def _list_leaves(cut: Cut, node: Node) -> Iterator[Node]:
+def _list_leaves(cut: StageCut, node: PlanNode) -> Iterator[PlanNode]:
     if cut.is_leaf(node):
         yield node
         return
@@ -94,33 +95,25 @@ def _list_leaves(cut: Cut, node: Node) -> Iterator[Node]:
         yield from _list_leaves(cut, child)
 
 
-def _list_own_nodes(cut: Cut, node: Node) -> Iterator[Node]:
-    """The nodes of the stage, without its leaves."""
-    if not cut.is_leaf(node):
-        yield node
-        for child in node.children:
-            yield from _list_own_nodes(cut, child)
-
-
-def _has_linear_nodes(cut: Cut, node: Node) -> bool:
+def _has_linear_nodes(cut: StageCut, node: PlanNode) -> bool:
     if cut.is_leaf(node):
         return True
     if isinstance(node, Union):
-        has_outer = any(isinstance(below, Join) and below.join in _ALONE for below in _list_own_nodes(cut, node))
+        has_outer = any(isinstance(below, Join) and below.join in _ALONE for below in list_own_nodes(cut, node))
         is_linear = not has_outer and not any(has_constant(cut, child) for child in node.children)
     elif isinstance(node, Join):
-        is_linear = node.join == "Inner" or node.join in _ALONE
+        is_linear = node.join is JoinType.INNER or node.join in _ALONE
     else:
         is_linear = isinstance(node, _ROW_WISE)
     return is_linear and all(_has_linear_nodes(cut, child) for child in node.children)
 
 
-def _find_apart(cut: Cut, node: Node, at: int) -> Iterator[int]:
+def _find_apart(cut: StageCut, node: PlanNode, at: int) -> Iterator[int]:
     """The leaves whose rows never form a row of the node together with rows of the leaf `at`."""
     if cut.is_leaf(node):
         return
     for child in node.children:
-        below = {cut.leaf_number(leaf) for leaf in _list_leaves(cut, child)}
+        below = {cut.find_leaf(leaf) for leaf in _list_leaves(cut, child)}
         if at in below:
             yield from _find_apart(cut, child, at)
         elif isinstance(node, Union):

@@ -13,9 +13,20 @@ import pyarrow as pa
 from evertide.flow.collection import Collection, Leaf
 from evertide.flow.cone import Cone
 from evertide.flow.leaf_rows import Moves, cancel_out, split_moves
-from evertide.flow.linear import Linear
-from evertide.flow.trace import Cut, has_constant, has_leaf, trace
-from evertide.plan.algebra.nodes import Aggregate, Constant, Expand, Generate, Join, Node, TopK, Union, Window
+from evertide.flow.linear import LinearRule
+from evertide.flow.trace import StageCut, has_constant, has_leaf, list_own_nodes, trace
+from evertide.plan.algebra.nodes import (
+    Aggregate,
+    Constant,
+    Expand,
+    Generate,
+    Join,
+    JoinType,
+    PlanNode,
+    TopK,
+    Union,
+    Window,
+)
 from evertide.plan.fragment.forms import Form
 from evertide.plan.fragment.fragment import Fragment, Term
 from evertide.rows.changes import DIFF
@@ -30,15 +41,15 @@ TERMS_FEW = 4
 
 
 class Stage:
-    def __init__(self, cut: Cut, fragment: Fragment, leaves: Sequence[Leaf], output: Collection) -> None:
+    def __init__(self, cut: StageCut, fragment: Fragment, leaves: Sequence[Leaf], output: Collection) -> None:
         self.cut = cut
         self.fragment = fragment
         self.leaves = tuple(leaves)
         self.output = output
         self.run_counts: Counter[str] = Counter()
         """Number of runs by kind: small, large, recompute (with a diff)."""
-        self._linear = Linear(cut)
-        self._is_multiplying = any(isinstance(node, Expand | Generate) for node in _list_own_nodes(cut, cut.root))
+        self._linear = LinearRule(cut, fragment.find_outer_joins)
+        self._is_multiplying = any(isinstance(node, Expand | Generate) for node in list_own_nodes(cut, cut.root))
         for at, attributes in sorted(find_lookups(cut)):
             self.leaves[at].need(attributes)
 
@@ -46,7 +57,7 @@ class Stage:
         """Set the delta of the output. The first time, rows that exist without input are new."""
         for leaf in self.leaves:
             leaf.begin()
-        self.output.delta = cancel_out(self._compute_delta(is_first=is_first), self.output.name)
+        self.output.set_delta(cancel_out(self._compute_delta(is_first=is_first), self.output.name))
 
     def _compute_delta(self, *, is_first: bool) -> pa.Table:
         if not is_first and not any(leaf.delta.num_rows for leaf in self.leaves):
@@ -95,21 +106,21 @@ class Stage:
         """Move columns without Spark."""
         [leaf] = self.leaves
         root = self.cut.root
-        columns = [leaf.column(trace(self.cut, root, attribute.id)) for attribute in root.output]
+        columns = [leaf.get_column(trace(self.cut, root, attribute.id)) for attribute in root.output]
         self.run_counts["small"] += 1
         moved = [leaf.delta.column(column) for column in (*columns, DIFF)]
         return pa.Table.from_arrays(moved, schema=self.output.empty.schema)
 
-    def _is_empty(self, node: Node, rows: Sequence[pa.Table], *, is_inner: bool = False) -> bool:
+    def _is_empty(self, node: PlanNode, rows: Sequence[pa.Table], *, is_inner: bool = False) -> bool:
         """Whether the node certainly has no rows, given those of the leaves. `is_inner` treats all joins as inner."""
         if self.cut.is_leaf(node):
-            return bool(rows[self.cut.leaf_number(node)].num_rows == 0)
+            return bool(rows[self.cut.find_leaf(node)].num_rows == 0)
         if isinstance(node, Constant) or (isinstance(node, Aggregate) and not node.keys):
             return False
         found = [self._is_empty(child, rows, is_inner=is_inner) for child in node.children]
         if isinstance(node, Join):
-            either = is_inner or node.join in ("Inner", "LeftSemi")
-            side = {"RightOuter": found[1], "FullOuter": all(found)}.get(node.join, found[0])
+            either = is_inner or node.join in (JoinType.INNER, JoinType.LEFT_SEMI)
+            side = {JoinType.RIGHT_OUTER: found[1], JoinType.FULL_OUTER: all(found)}.get(node.join, found[0])
             return any(found) if either else side
         return all(found)
 
@@ -118,12 +129,12 @@ def _make_terms(moves: Sequence[Moves]) -> list[Term]:
     return [(-1, [each.old for each in moves]), (1, [each.new for each in moves])]
 
 
-def find_lookups(cut: Cut) -> set[tuple[int, tuple[int, ...]]]:
+def find_lookups(cut: StageCut) -> set[tuple[int, tuple[int, ...]]]:
     """All look-ups that a cone of this stage may do: leaf and attributes; no attributes for a scan."""
     return set(_find_lookups_below(cut, cut.root))
 
 
-def _find_lookups_below(cut: Cut, node: Node) -> Iterator[tuple[int, tuple[int, ...]]]:
+def _find_lookups_below(cut: StageCut, node: PlanNode) -> Iterator[tuple[int, tuple[int, ...]]]:
     if cut.is_leaf(node):
         return
     for child in node.children:
@@ -131,12 +142,12 @@ def _find_lookups_below(cut: Cut, node: Node) -> Iterator[tuple[int, tuple[int, 
     yield from find_own_lookups(cut, node)
 
 
-def find_own_lookups(cut: Cut, node: Node) -> Iterator[tuple[int, tuple[int, ...]]]:
+def find_own_lookups(cut: StageCut, node: PlanNode) -> Iterator[tuple[int, tuple[int, ...]]]:
     """The look-ups for this operator."""
     if isinstance(node, Join):
         left, right = node.children
         by = cut.joins[id(node)]
-        is_outer = node.join != "Inner"
+        is_outer = node.join is not JoinType.INNER
         if has_leaf(cut, right) or (is_outer and has_constant(cut, right)):
             yield from _find_matched(cut, left, by.left)
         if has_leaf(cut, left) or (is_outer and has_constant(cut, left)):
@@ -146,20 +157,12 @@ def find_own_lookups(cut: Cut, node: Node) -> Iterator[tuple[int, tuple[int, ...
         yield from _find_matched(cut, node.children[0], keys)
 
 
-def _list_own_nodes(cut: Cut, node: Node) -> Iterator[Node]:
-    """The nodes of the stage, without its leaves."""
-    if not cut.is_leaf(node):
-        yield node
-        for child in node.children:
-            yield from _list_own_nodes(cut, child)
-
-
-def _find_matched(cut: Cut, node: Node, attributes: tuple[int, ...]) -> Iterator[tuple[int, tuple[int, ...]]]:
+def _find_matched(cut: StageCut, node: PlanNode, attributes: tuple[int, ...]) -> Iterator[tuple[int, tuple[int, ...]]]:
     """The look-ups of `Cone._find_matching`."""
     if not has_leaf(cut, node):
         return
     if cut.is_leaf(node):
-        leaf = cut.leaf_number(node)
+        leaf = cut.find_leaf(node)
         yield leaf, attributes
     elif isinstance(node, Union):
         places = [node.ids.index(attribute) for attribute in attributes]

@@ -9,14 +9,35 @@ a leaf with that key as a column.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, field
 
-from evertide.plan.algebra.nodes import Aggregate, Constant, Filter, Join, Map, Node, Scan, TopK, Union, Window, walk
+from evertide.plan.algebra.nodes import (
+    Aggregate,
+    Constant,
+    Filter,
+    Join,
+    JoinType,
+    Map,
+    PlanNode,
+    Scan,
+    TopK,
+    Union,
+    Window,
+    walk,
+)
 
-__all__ = ["Cut", "JoinKeys", "cut_plan", "find_shared", "has_constant", "has_leaf", "trace"]
-
-_LEFT_ONLY = frozenset(("LeftSemi", "LeftAnti", "LeftOuter", "Existence", "LeftSingle"))
+__all__ = [
+    "JoinKeys",
+    "StageCut",
+    "cut_plan",
+    "find_shared",
+    "has_constant",
+    "has_leaf",
+    "is_one_row",
+    "list_own_nodes",
+    "trace",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,27 +50,27 @@ class JoinKeys:
 
 
 @dataclass(slots=True)
-class Cut:
+class StageCut:
     """A stage: its root, its leaves in order of appearance (by identity), and the keys of its joins by node."""
 
-    root: Node
-    leaves: list[Node] = field(default_factory=list)
+    root: PlanNode
+    leaves: list[PlanNode] = field(default_factory=list)
     joins: dict[int, JoinKeys] = field(default_factory=dict)
     shared: Set[int] = frozenset()
 
-    def is_leaf(self, node: Node) -> bool:
+    def is_leaf(self, node: PlanNode) -> bool:
         return any(node is leaf for leaf in self.leaves)
 
-    def leaf_number(self, node: Node) -> int:
+    def find_leaf(self, node: PlanNode) -> int:
         return next(at for at, leaf in enumerate(self.leaves) if leaf is node)
 
-    def find_source(self, node: Node, attribute: int, *, for_match: bool) -> tuple[int, ...] | None:  # noqa: PLR0911 - per kind
+    def find_source(self, node: PlanNode, attribute: int, *, for_match: bool) -> tuple[int, ...] | None:  # noqa: PLR0911 - per kind
         """The leaves (one, or one per branch of a Union) with the attribute as a column; None if it is computed.
 
         `for_match`: a look-up in the leaf must find all rows of the node with a value of the attribute.
         """
         if self.is_leaf(node):
-            return (self.leaf_number(node),) if attribute in node.ids else None
+            return (self.find_leaf(node),) if attribute in node.ids else None
         if isinstance(node, Union):
             at = node.ids.index(attribute)
             found = [self.find_source(child, child.ids[at], for_match=for_match) for child in node.children]
@@ -70,26 +91,26 @@ class Cut:
     def _find_source_in_join(self, node: Join, attribute: int, *, for_match: bool) -> tuple[int, ...] | None:
         left, right = node.children
         if attribute in left.ids:
-            if for_match and node.join in ("RightOuter", "FullOuter"):
+            if for_match and node.join in (JoinType.RIGHT_OUTER, JoinType.FULL_OUTER):
                 return None
             return self.find_source(left, attribute, for_match=for_match)
-        if attribute not in right.ids or (for_match and (node.join in _LEFT_ONLY or node.join == "FullOuter")):
+        if attribute not in right.ids or (for_match and node.join not in (JoinType.INNER, JoinType.RIGHT_OUTER)):
             return None
         return self.find_source(right, attribute, for_match=for_match)
 
 
-def cut_plan(root: Node, shared: Set[int] = frozenset()) -> Cut:
+def cut_plan(root: PlanNode, shared: Set[int] = frozenset()) -> StageCut:
     """Cut the stage of this root; leaves that are not tables or additive aggregates are roots of further stages.
 
     `shared` has the ids of nodes that several parts of the plan read; each becomes a stage.
     """
-    cut = Cut(root, shared=shared)
+    cut = StageCut(root, shared=shared)
     _cut(cut, root)
     cut.leaves = _list_reached_leaves(root, cut)
     return cut
 
 
-def find_shared(plan: Node) -> Set[int]:
+def find_shared(plan: PlanNode) -> Set[int]:
     """Ids of the nodes that copies read (`evertide.plan.algebra.sharing`), without nodes that have state anyway."""
     found: set[int] = set()
     seen: set[int] = set()
@@ -99,28 +120,28 @@ def find_shared(plan: Node) -> Set[int]:
         if id(node) not in seen:
             seen.add(id(node))
             waiting += node.children
-            if isinstance(node, Map) and node.is_copy and not _is_own_collection(_below_maps(node)):
+            if isinstance(node, Map) and node.is_copy and not _is_own_collection(_skip_maps(node)):
                 found.add(id(node.children[0]))
     return found
 
 
-def _below_maps(node: Node) -> Node:
+def _skip_maps(node: PlanNode) -> PlanNode:
     while isinstance(node, Map | Filter):
         [node] = node.children
     return node
 
 
-def _list_reached_leaves(node: Node, cut: Cut) -> list[Node]:
+def _list_reached_leaves(node: PlanNode, cut: StageCut) -> list[PlanNode]:
     """The leaves of the stage: a cut further up hides those below it."""
     if cut.is_leaf(node):
         return [node]
-    found: list[Node] = []
+    found: list[PlanNode] = []
     for child in node.children:
         found += [leaf for leaf in _list_reached_leaves(child, cut) if not any(leaf is other for other in found)]
     return found
 
 
-def _cut(cut: Cut, node: Node) -> None:
+def _cut(cut: StageCut, node: PlanNode) -> None:
     if cut.is_leaf(node):
         return
     if isinstance(node, Scan) or _is_own_collection(node) or (id(node) in cut.shared and node is not cut.root):
@@ -136,18 +157,18 @@ def _cut(cut: Cut, node: Node) -> None:
             _make_leaf(cut, node.children[0])
 
 
-def _is_own_collection(node: Node) -> bool:
+def _is_own_collection(node: PlanNode) -> bool:
     """Whether the node has its own state, and so never runs inside a stage."""
     return (isinstance(node, Aggregate) and node.is_additive) or (isinstance(node, TopK) and node.first is not None)
 
 
-def _is_one_leaf(cut: Cut, node: Node, attributes: Iterable[int]) -> bool:
+def _is_one_leaf(cut: StageCut, node: PlanNode, attributes: Iterable[int]) -> bool:
     """Whether all attributes come from one leaf, so that one look-up can use all of them."""
     found = {cut.find_source(node, attribute, for_match=True) for attribute in attributes}
     return len(found) == 1 and None not in found
 
 
-def _make_leaf(cut: Cut, node: Node) -> None:
+def _make_leaf(cut: StageCut, node: PlanNode) -> None:
     """Make a node a leaf, unless it is constant: constants never change. Aggregates of constants are leaves.
 
     For a node without columns, its inputs become leaves: an Arrow table without columns has no rows.
@@ -160,36 +181,36 @@ def _make_leaf(cut: Cut, node: Node) -> None:
         cut.leaves.append(node)
 
 
-def _cut_join(cut: Cut, node: Join) -> None:
+def _cut_join(cut: StageCut, node: Join) -> None:
     left, right = node.children
     if not node.keys:
         cut.joins[id(node)] = JoinKeys((), (), ())
         for child in (left, right):
-            if _is_one_row(child):
+            if is_one_row(child):
                 _make_leaf(cut, child)
         return
-    chosen = _best_keys(cut, node)
+    chosen = _choose_keys(cut, node)
     if not chosen:
         for child, at in ((left, 0), (right, 1)):
             if all(cut.find_source(child, pair[at], for_match=True) is None for pair in node.keys):
                 _make_leaf(cut, child)
-        chosen = _best_keys(cut, node)
+        chosen = _choose_keys(cut, node)
     if not chosen:  # no pair can be traced on both sides: cut both
         _make_leaf(cut, left)
         _make_leaf(cut, right)
-        chosen = _best_keys(cut, node)
+        chosen = _choose_keys(cut, node)
     pairs = [node.keys[at] for at in chosen]
     null_safe = tuple(node.is_null_safe[at] for at in chosen)
     cut.joins[id(node)] = JoinKeys(tuple(a for a, _ in pairs), tuple(b for _, b in pairs), null_safe)
 
 
-def _is_one_row(node: Node) -> bool:
+def is_one_row(node: PlanNode) -> bool:
     """Whether the node has one row. As a leaf, it touches the other side only when its final value changes."""
-    node = _below_maps(node)
+    node = _skip_maps(node)
     return isinstance(node, Aggregate) and not node.keys
 
 
-def _best_keys(cut: Cut, node: Join) -> list[int]:
+def _choose_keys(cut: StageCut, node: Join) -> list[int]:
     """The most selective pairs of keys between one leaf on each side: a unique key, or else the most columns."""
     left, right = node.children
     groups: dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]] = {}
@@ -203,12 +224,12 @@ def _best_keys(cut: Cut, node: Join) -> list[int]:
     def rate(item: tuple[tuple[tuple[int, ...], tuple[int, ...]], list[int]]) -> tuple[bool, int]:
         (_, sources), pairs = item
         columns = {node.keys[at][1] for at in pairs}
-        return _covers_unique(cut, right, sources, columns), len(pairs)
+        return _has_unique_key(cut, right, sources, columns), len(pairs)
 
     return max(groups.items(), key=rate)[1]
 
 
-def _covers_unique(cut: Cut, node: Node, sources: tuple[int, ...], columns: set[int]) -> bool:
+def _has_unique_key(cut: StageCut, node: PlanNode, sources: tuple[int, ...], columns: set[int]) -> bool:
     if len(sources) != 1:
         return False
     leaf = cut.leaves[sources[0]]
@@ -217,7 +238,7 @@ def _covers_unique(cut: Cut, node: Node, sources: tuple[int, ...], columns: set[
     return bool(unique) and set(unique) <= below
 
 
-def trace(cut: Cut, node: Node, attribute: int) -> int:
+def trace(cut: StageCut, node: PlanNode, attribute: int) -> int:
     """The attribute of the leaf behind an attribute that comes from one leaf."""
     while not cut.is_leaf(node):
         if isinstance(node, Join):
@@ -227,13 +248,21 @@ def trace(cut: Cut, node: Node, attribute: int) -> int:
     return attribute
 
 
-def has_constant(cut: Cut, node: Node) -> bool:
+def has_constant(cut: StageCut, node: PlanNode) -> bool:
     """Whether the node has rows that are in no leaf."""
     if cut.is_leaf(node):
         return False
     return isinstance(node, Constant) or any(has_constant(cut, child) for child in node.children)
 
 
-def has_leaf(cut: Cut, node: Node) -> bool:
+def has_leaf(cut: StageCut, node: PlanNode) -> bool:
     """Whether the node reads a leaf, so that its rows can change."""
     return cut.is_leaf(node) or any(has_leaf(cut, child) for child in node.children)
+
+
+def list_own_nodes(cut: StageCut, node: PlanNode) -> Iterator[PlanNode]:
+    """The nodes of the stage, without its leaves."""
+    if not cut.is_leaf(node):
+        yield node
+        for child in node.children:
+            yield from list_own_nodes(cut, child)

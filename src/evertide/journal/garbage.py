@@ -2,18 +2,18 @@
 
 `truncate(below)` works in this order; an error ends it:
 
-1. The writer beats, which shows that it is not fenced (I16).
+1. The writer writes its heartbeat, which shows that it is not fenced (I16).
 2. It reads the records, and lists the blobs that only records below the time name.
 3. It truncates the records, except the newest of each key. The last `_NAMED_KEPT` outcomes with upstream transaction
    ids stay longer, because clients may be waiting for one of those ids.
-4. The writer beats again. Meta keeps commits in order, so the truncation is now durable. Without this step, a power cut
-   could restore a record whose blobs are gone.
+4. The writer writes its heartbeat again. Meta keeps commits in order, so the truncation is now durable. Without this
+   step, a power cut could restore a record whose blobs are gone.
 5. It deletes the blobs. If it crashes before, they are orphans, and `drop_unbound` deletes them.
 
 `drop_unbound` deletes a staged blob only after these steps, in this order: the blob was listed; its writer was not
 registered, or had settled the blob's sequence number; the records, read after that, do not name the blob; a later
-commit made durable any truncation that they show. Each fact stays true forever, so a second or an interrupted
-collector does no harm. If anything cannot be read, nothing is deleted.
+commit made durable any truncation that they show. Each fact stays true forever, so a concurrent or an
+interrupted run does no harm. If anything cannot be read, nothing is deleted.
 """
 
 from __future__ import annotations
@@ -69,7 +69,10 @@ def truncate(blob: Blob, bound: TimeLog[Bound], committed: TimeLog[Committed], b
         for key in keys:
             blob.delete(key)
         logger.info(
-            "forgot %d transactions below time %d and deleted their %d staged fragments", len(old), below, len(keys)
+            "deleted the records of %d transactions below time %d, and %d blobs of staged rows",
+            len(old),
+            below,
+            len(keys),
         )
     return keys
 

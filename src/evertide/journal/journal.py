@@ -44,7 +44,7 @@ __all__ = ["Journal", "TransactionSummary"]
 
 @dataclass(frozen=True, slots=True)
 class TransactionSummary:
-    time: int
+    time: Time
     generation: Generation
     positions: dict[str, str]
     """The position of each source after the transaction."""
@@ -147,7 +147,7 @@ class Journal:
                 staged = [fragment for fragment in given.fragments if isinstance(fragment, Staged)]
                 self._staging.check_open(source, staged, writer)
             while True:
-                known = self.producers.known(inputs)
+                known = self.producers.read_known(inputs)
                 made = self._new_record(time, add_before(inputs, known), generation, writer)
                 numbers = self.producers.writes(made, known)
                 writes = [Write(JOURNAL, number, seal(made)), *numbers]
@@ -170,7 +170,7 @@ class Journal:
         """The first time that is not committed to the shards."""
         return self._committed.upper()
 
-    def committed(self, time: int) -> Committed | None:
+    def read_outcome(self, time: int) -> Committed | None:
         """Return the outcome of a transaction; None if it is not committed. Raise `TimeCompacted` if it was deleted."""
         return self._committed.find(time)
 

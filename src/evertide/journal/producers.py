@@ -26,6 +26,7 @@ from evertide.store.paths import producer_key
 from evertide.store.retry import commit_until_known, retry_read, truncate_sometimes
 from evertide.store.sealed import seal, unseal
 from evertide.store.writers import Writer
+from evertide.types import Time
 
 __all__ = ["Known", "Producer", "Producers", "add_before"]
 
@@ -38,7 +39,7 @@ _MANY = 100
 class Producer(msgspec.Struct, frozen=True):
     name: str
     number: int
-    time: int
+    time: Time
     """The transaction that bound the number."""
     at_s: float
     """When the transaction was bound."""
@@ -64,7 +65,7 @@ class Producers:
         """None if the producer is unknown."""
         return self._read_one(name).producer
 
-    def known(self, inputs: Mapping[str, Input]) -> dict[str, Known]:
+    def read_known(self, inputs: Mapping[str, Input]) -> dict[str, Known]:
         names = {name for given in inputs.values() for name in _numbers(given)}
         if len(names) > _MANY:
             everyone = self._read_all()
@@ -77,7 +78,7 @@ class Producers:
         `since` returns all records from that time on. It is called after the newest producer records are read, so that
         it has every transaction that those name.
         """
-        found = {
+        found: dict[str, tuple[int, int]] = {
             name: (known.producer.number, known.producer.time)
             for name, known in self._read_all().items()
             if known.producer is not None

@@ -5,13 +5,13 @@ lz4. Version 1, in the schema's metadata as `evertide.format`. The process that 
 `drop_unbound` (`evertide.journal.garbage`) delete.
 
 1. The `Staged` that names a blob has its length and XXH3-128. Both are checked before the blob is decoded.
-2. Between stage and bind no record names the blob. Its sequence number stays open with the writer, and no collector
-   deletes it, until a record names it (`settle`) or it is given up (`drop`). Only an open fragment can be bound;
-   otherwise a record could name a deleted blob.
+2. Between stage and bind no record names the blob. Its sequence number stays open with the writer, and garbage
+   collection does not delete it, until a record names it (`settle`) or it is given up (`drop`). Only an open fragment
+   can be bound; otherwise a record could name a deleted blob.
 3. A bind with unknown outcome may still arrive. The blobs that it names are neither settled nor dropped until the log
    has a record with that number (`doubt`).
 
-Claims belong to the writer, doubts to this object; a process has one.
+The writer knows which sequence numbers are open; this object knows which binds are in doubt. So a process has one.
 """
 
 from __future__ import annotations
@@ -156,14 +156,16 @@ class Staging:
             if name is None or name.writer != writer.id or not writer.is_open(name.seq):
                 continue
             if fragment.key in doubtful:
-                logger.warning("kept %s: a bind whose outcome is unknown names it", self._blob.path(fragment.key))
+                logger.warning(
+                    "keeping staged rows, which a bind of unknown outcome names: %s", self._blob.path(fragment.key)
+                )
                 continue
             writer.settle(name.seq)  # first, so that it can no longer be bound
             dropped.append(fragment.key)
             try:
                 self._blob.delete(fragment.key)
             except EvertideError as error:
-                logger.warning("left to garbage collection: %s", error)
+                logger.warning("could not delete a dropped fragment, garbage collection will: %s", error)
         return dropped
 
 

@@ -2,7 +2,8 @@
 
 1. The storage is sampled at most once per second, however many clients scrape, and in a separate thread: a scrape waits
    for it at most `_WAIT_S`. If no new sample arrives, the scrape serves the last one with its age, and `evertide_up`
-   is 0. The same applies if storage does not answer, except that the state is current.
+   is 0. If the storage does not answer, `evertide_up` is 0 as well; values from storage are the last known ones, and
+   those from the memory of the process are current.
 2. Values in memory (liveness, shapes) are always current.
 3. A scrape never fails, whatever the storage does, and takes no lock that a transaction needs.
 """
@@ -111,12 +112,12 @@ class StatusCollector(Collector):
         take: TakeSample,
         runtime: Runtime,
         *,
-        pulse: Callable[[], LivenessReport] | None = None,
+        liveness: Callable[[], LivenessReport] | None = None,
         shapes: Callable[[], ShapesUsage] | None = None,
         wait_s: float = _WAIT_S,
     ) -> None:
         self._cache = SampleCache(take, runtime, wait_s=wait_s)
-        self._pulse = pulse
+        self._liveness = liveness
         self._shapes = shapes
 
     def troubles(self) -> list[Problem]:
@@ -132,10 +133,10 @@ class StatusCollector(Collector):
         families.add("status_age_seconds", age_s)
         spark = sample.driver.version if sample is not None and sample.driver is not None else ""
         families.add("build_info", 1, __version__, platform.python_version(), spark)
-        if self._pulse is not None:
-            beat = self._pulse()
-            families.add("alive", beat.is_alive)
-            families.add("doing_seconds", beat.since_s, beat.phase)
+        if self._liveness is not None:
+            report = self._liveness()
+            families.add("alive", report.is_alive)
+            families.add("doing_seconds", report.since_s, report.phase)
         if self._shapes is not None:
             _add_shapes(families, self._shapes())
         if sample is not None:

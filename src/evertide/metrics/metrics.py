@@ -17,7 +17,7 @@ from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
 from evertide.metrics.tallies import Counts, Times
-from evertide.observer import CheckpointEvent, DeliveryEvent, Fault, Observer, RequestEvent, TransactionEvent
+from evertide.observer import CheckpointEvent, DeliveryEvent, FaultEvent, Observer, RequestEvent, TransactionEvent
 
 __all__ = ["Metrics"]
 
@@ -34,24 +34,24 @@ class Metrics(Observer, Collector):
         GCCollector(registry=self.registry)
         self._lock = threading.Lock()
         self._tallies: list[Counts | Times] = []
-        self._transactions = self._counts("transactions")
-        self._transaction_s = self._times("transaction")
-        self._phase_s = self._times("transaction_phase")
-        self._source_rows = self._counts("source_rows")
-        self._changes = self._counts("changes")
-        self._changes_bytes = self._counts("changes_bytes")
-        self._faults = self._counts("faults")
-        self._sink_rows = self._counts("sink_rows")
-        self._sink_s = self._times("sink_delivery")
-        self._checkpoint_s = self._times("checkpoint")
-        self._checkpoint_bytes = self._counts("checkpoint_files_bytes")
-        self._storage_s = self._times("storage", _STORAGE_BOUNDS_S)
-        self._storage_bytes = self._counts("storage_bytes")
-        self._storage_faults = self._counts("storage_faults")
-        self._requests = self._counts("http_requests")
-        self._request_s = self._times("http_request")
-        self._shape_requests = self._counts("shape_requests")
-        self._shape_s = self._times("shape_request")
+        self._transactions = self._add_counts("transactions")
+        self._transaction_s = self._add_times("transaction")
+        self._phase_s = self._add_times("transaction_phase")
+        self._source_rows = self._add_counts("source_rows")
+        self._changes = self._add_counts("changes")
+        self._changes_bytes = self._add_counts("changes_bytes")
+        self._faults = self._add_counts("faults")
+        self._sink_rows = self._add_counts("sink_rows")
+        self._sink_s = self._add_times("sink_delivery")
+        self._checkpoint_s = self._add_times("checkpoint")
+        self._checkpoint_bytes = self._add_counts("checkpoint_files_bytes")
+        self._storage_s = self._add_times("storage", _STORAGE_BOUNDS_S)
+        self._storage_bytes = self._add_counts("storage_bytes")
+        self._storage_faults = self._add_counts("storage_faults")
+        self._requests = self._add_counts("http_requests")
+        self._request_s = self._add_times("http_request")
+        self._shape_requests = self._add_counts("shape_requests")
+        self._shape_s = self._add_times("shape_request")
         self.registry.register(self)
 
     def watch(self, collector: Collector) -> None:
@@ -97,7 +97,7 @@ class Metrics(Observer, Collector):
             if error_code:
                 self._storage_faults.add(1, call, error_code)
 
-    def on_fault(self, fault: Fault) -> None:
+    def on_fault(self, fault: FaultEvent) -> None:
         with self._lock:
             self._faults.add(1, fault.part, fault.name, fault.error_code)
 
@@ -121,10 +121,10 @@ class Metrics(Observer, Collector):
             families = [tally.family() for tally in self._tallies]
         yield from families
 
-    def _counts(self, name: str) -> Counts:
+    def _add_counts(self, name: str) -> Counts:
         self._tallies.append(counts := Counts(f"evertide_{name}_total"))
         return counts
 
-    def _times(self, name: str, bounds_s: tuple[float, ...] = _BOUNDS_S) -> Times:
+    def _add_times(self, name: str, bounds_s: tuple[float, ...] = _BOUNDS_S) -> Times:
         self._tallies.append(times := Times(f"evertide_{name}_seconds", bounds_s))
         return times

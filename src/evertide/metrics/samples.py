@@ -19,9 +19,9 @@ __all__ = [
     "Sample",
     "ShapesUsage",
     "TakeSample",
+    "make_pipeline_sampler",
+    "make_reader_sampler",
     "measure_shapes",
-    "pipeline_sampler",
-    "reader_sampler",
 ]
 
 
@@ -60,7 +60,7 @@ class ShapesUsage:
 TakeSample = Callable[[], Sample]
 
 
-def pipeline_sampler(pipeline: Pipeline) -> TakeSample:
+def make_pipeline_sampler(pipeline: Pipeline) -> TakeSample:
     from evertide.pipeline.spark_engine import SparkEngine  # noqa: PLC0415 - pyspark
     from evertide.plan.catalyst.driver import read_driver_usage  # noqa: PLC0415
 
@@ -85,7 +85,7 @@ def pipeline_sampler(pipeline: Pipeline) -> TakeSample:
     return take
 
 
-def reader_sampler(reader: Reader) -> TakeSample:
+def make_reader_sampler(reader: Reader) -> TakeSample:
     """Samples no arrangements and no Spark driver, which belong to another process."""
     leases = reader.shards.leases
     return lambda: Sample(reader.status(), leases.held, leases.lost)

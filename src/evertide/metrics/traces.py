@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from evertide.errors import InvalidInput
-from evertide.observer import CheckpointEvent, DeliveryEvent, Fault, Lap, Observer, RequestEvent, TransactionEvent
+from evertide.observer import CheckpointEvent, DeliveryEvent, FaultEvent, Lap, Observer, RequestEvent, TransactionEvent
 from evertide.runtime import Runtime
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class Traces(Observer):
         attributes = {"evertide.time": event.time, "evertide.checkpoint": event.number, "evertide.files": event.files}
         self._record_span("checkpoint", event.began_s, event.took_s, attributes)
 
-    def on_fault(self, fault: Fault) -> None:
+    def on_fault(self, fault: FaultEvent) -> None:
         """Record the phases of a failed transaction, which will be retried."""
         if fault.laps and fault.time is not None:
             attributes = {"evertide.time": fault.time, "error.type": fault.error_code}
@@ -140,18 +140,18 @@ def open_traces(runtime: Runtime, exporter: SpanExporter | None = None) -> Trace
         from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415
         from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor  # noqa: PLC0415
     except ImportError as error:
-        why = "OpenTelemetry is not installed: pip install 'evertide[traces]', or go without traces"
+        why = "OpenTelemetry is not installed; run pip install 'evertide[traces]', or omit --traces"
         raise InvalidInput(where="--traces", why=why) from error
     defaults = {} if os.environ.get("OTEL_SERVICE_NAME") else {"service.name": "evertide"}
     provider = TracerProvider(resource=Resource.create(defaults), shutdown_on_exit=False)
     if exporter is not None:
         provider.add_span_processor(SimpleSpanProcessor(exporter))
-    elif (configured := _exporter()) is not None:
+    elif (configured := _open_exporter()) is not None:
         provider.add_span_processor(BatchSpanProcessor(configured))
     return Traces(provider, runtime)
 
 
-def _exporter() -> SpanExporter | None:
+def _open_exporter() -> SpanExporter | None:
     name = os.environ.get("OTEL_TRACES_EXPORTER", "otlp").strip() or "otlp"
     if name == "none":
         return None
@@ -160,7 +160,7 @@ def _exporter() -> SpanExporter | None:
 
         return ConsoleSpanExporter(out=sys.stderr)
     if name != "otlp":
-        why = f"OTEL_TRACES_EXPORTER is {name!r}: expected 'otlp' (by HTTP), 'console' or 'none'"
+        why = f"OTEL_TRACES_EXPORTER must be 'otlp' (over HTTP), 'console' or 'none', not {name!r}"
         raise InvalidInput(where="--traces", why=why)
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # noqa: PLC0415
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from evertide.metrics.gauges import StatusCollector
 from evertide.metrics.metrics import Metrics
-from evertide.metrics.samples import measure_shapes, pipeline_sampler, reader_sampler
+from evertide.metrics.samples import make_pipeline_sampler, make_reader_sampler, measure_shapes
 from evertide.pipeline.reading.reader import Reader
 from evertide.runtime import Runtime, SystemRuntime
 from evertide.shapes.service import ShapeService
@@ -23,11 +23,13 @@ def watch_pipeline(
     """Sample an open pipeline. Its events are counted only if `metrics` is also its observer."""
     measure = None if shapes is None else lambda: measure_shapes(shapes.shapes)
     collector = StatusCollector(
-        pipeline_sampler(pipeline), runtime or SystemRuntime(), pulse=pipeline.liveness.report, shapes=measure
+        make_pipeline_sampler(pipeline), runtime or SystemRuntime(), liveness=pipeline.liveness.report, shapes=measure
     )
     metrics.watch(collector)
     pipeline.watch(collector.troubles)
 
 
 def watch_reader(metrics: Metrics, reader: Reader, shapes: ShapeService) -> None:
-    metrics.watch(StatusCollector(reader_sampler(reader), reader.runtime, shapes=lambda: measure_shapes(shapes.shapes)))
+    metrics.watch(
+        StatusCollector(make_reader_sampler(reader), reader.runtime, shapes=lambda: measure_shapes(shapes.shapes))
+    )

@@ -3,7 +3,8 @@
 clause          a where clause: the entry point, for shapes, token restrictions and the endpoints for rows
 restriction     the collections and rows that the holder of a token may see
 tokens, syntax  split a clause into tokens, and parse it
-resolution      chooses the operation of each node, with the rules of `coercion`
+resolution      chooses the operation of each node
+coercion        implicit type conversion
 literals        reads texts as values of a type
 expressions     typed expressions, and their evaluation over batches
 operators       the operations, by kind of type

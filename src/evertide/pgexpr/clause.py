@@ -21,7 +21,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from evertide.errors import InvalidInput
-from evertide.pgexpr.expressions import Call, Column, Constant, Expression, canonical, columns, evaluate, weight
+from evertide.pgexpr.expressions import (
+    Call,
+    Column,
+    Constant,
+    Expression,
+    canonical,
+    columns,
+    evaluate,
+    measure_weight,
+)
 from evertide.pgexpr.operators.logic import conjunction
 from evertide.pgexpr.resolution import resolve
 from evertide.pgexpr.syntax import Node, parse_clause
@@ -74,7 +83,7 @@ class Where:
 
     @cached_property
     def _weight(self) -> int:
-        return weight(self._expression)
+        return measure_weight(self._expression)
 
     def _rows_at_once(self, rows: pa.Table) -> int:
         count = int(rows.num_rows)
@@ -145,10 +154,10 @@ def _number_params(params: Mapping[str, str]) -> dict[int, str]:
     for number in range(1, len(params) + 1):
         if str(number) not in params:
             given = ", ".join(shorten(str(name)) for name in list(params)[:10])
-            _refuse_params(f"parameters are numbered from 1 without a gap, and these are: {given}")
+            _refuse_params(f"parameters must be numbered from 1 without gaps, not {given}")
         numbered[number] = params[str(number)]
     if any("\0" in text or not _is_text(text) for text in numbered.values()):
-        _refuse_params("a parameter has a character that no text can have")
+        _refuse_params("a parameter contains a character that a text cannot have")
     return numbered
 
 
@@ -171,9 +180,9 @@ def _check_used(node: Node, params: Mapping[int, str]) -> None:
             used.append(each.facts)
     unused = sorted(set(params) - set(used))
     if unused:
-        _refuse_params(f"params[{unused[0]}] is given, and ${unused[0]} does not stand in the where clause")
+        _refuse_params(f"the where clause does not use params[{unused[0]}]")
     if sum(len(params.get(number, "")) for number in used) > PARAMS_MAX:
-        _refuse_params(f"parameters have together at most {PARAMS_MAX} characters, each as often as it is used")
+        _refuse_params(f"all parameters together may have at most {PARAMS_MAX} characters, counted once per use")
 
 
 def _refuse_params(why: str) -> NoReturn:
@@ -189,7 +198,7 @@ def _keys(expression: Expression) -> dict[str, _Key]:
         return _equality_keys(expression)
     if name == "and":
         keys = [_keys(arg) for arg in args]
-        smallest = sorted(((column, key) for each in keys for column, key in each.items()), key=_most_values_first)
+        smallest = sorted(((column, key) for each in keys for column, key in each.items()), key=_count_values)
         return {column: _Key(key.values, is_all=False) for column, key in smallest}
     if name == "or":
         keys = [_keys(arg) for arg in args]
@@ -198,7 +207,7 @@ def _keys(expression: Expression) -> dict[str, _Key]:
     return {}
 
 
-def _most_values_first(entry: tuple[str, _Key]) -> int:
+def _count_values(entry: tuple[str, _Key]) -> int:
     return -len(entry[1].values)
 
 

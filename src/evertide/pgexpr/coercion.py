@@ -18,29 +18,17 @@ from evertide.pgexpr.operators.casts import cast_to
 from evertide.pgexpr.operators.comparison import MIRRORED
 from evertide.pgexpr.syntax import Node
 from evertide.pgexpr.tokens import refuse, shorten
-from evertide.pgexpr.types.sqltypes import (
-    BOOL,
-    FLOAT4,
-    FLOAT8,
-    INTERVAL,
-    JSONB,
-    MOMENTS,
-    NUMBERS,
-    NUMERIC,
-    TEXT,
-    UNKNOWN,
-    SqlType,
-    common_type,
-)
+from evertide.pgexpr.types import sqltypes as sql
+from evertide.pgexpr.types.sqltypes import SqlType, common_type
 
 __all__ = [
     "apply_operation",
     "as_type",
-    "number_type",
+    "find_number_type",
+    "find_shared_type",
     "order_sides",
     "refuse_operation",
     "resolve_comparison",
-    "shared_type",
     "type_literals",
     "unify",
 ]
@@ -51,7 +39,7 @@ def resolve_comparison(node: Node, name: str, left: Expression, right: Expressio
     if isinstance(left, Constant) or (name in ("=", "<>") and order_sides(left, right)[0] is right):
         left, right, name = right, left, MIRRORED[name]
     if any(isinstance(side, Constant) and side.value is None for side in (left, right)):
-        return Constant(None, BOOL)
+        return Constant(None, sql.BOOL)
     return apply_operation(node, comparison.compare_operation(name, kind), left, right)
 
 
@@ -59,11 +47,11 @@ def unify(node: Node, left: Expression, right: Expression) -> tuple[Expression, 
     """Both sides of a comparison, converted to a common type, and that type."""
     left, right = type_literals(left, right, node)
     kind = left.type
-    if left.type in NUMBERS and right.type in NUMBERS:
-        kind = number_type(left.type, right.type)
-    elif left.type in MOMENTS and right.type in MOMENTS:
-        kind = max(left.type, right.type, key=MOMENTS.index)
-    elif left.type != right.type or kind == JSONB:
+    if left.type in sql.NUMBERS and right.type in sql.NUMBERS:
+        kind = find_number_type(left.type, right.type)
+    elif left.type in sql.MOMENTS and right.type in sql.MOMENTS:
+        kind = max(left.type, right.type, key=sql.MOMENTS.index)
+    elif left.type != right.type or kind == sql.JSONB:
         refuse_operation(node, left.type, right.type)
     left, right = as_type(left, kind, node), as_type(right, kind, node)
     return _normalize(left), _normalize(right), kind
@@ -71,20 +59,20 @@ def unify(node: Node, left: Expression, right: Expression) -> tuple[Expression, 
 
 def type_literals(left: Expression, right: Expression, node: Node, name: str = "=") -> tuple[Expression, Expression]:
     """Apply rule 1."""
-    if left.type == UNKNOWN and right.type == UNKNOWN:
-        return as_type(left, TEXT, node), as_type(right, TEXT, node)
-    if left.type == UNKNOWN:
+    if left.type == sql.UNKNOWN and right.type == sql.UNKNOWN:
+        return as_type(left, sql.TEXT, node), as_type(right, sql.TEXT, node)
+    if left.type == sql.UNKNOWN:
         return as_type(left, _partner(name, right.type), node), right
-    if right.type == UNKNOWN:
+    if right.type == sql.UNKNOWN:
         return left, as_type(right, _partner(name, left.type), node)
     return left, right
 
 
-def shared_type(node: Node, items: Sequence[Expression]) -> SqlType:
+def find_shared_type(node: Node, items: Sequence[Expression]) -> SqlType:
     types = [item.type for item in items]
     kind = common_type(types)
     if kind is None:
-        refuse(node.at, f"{shorten(node.token)}: {', '.join(map(str, types))} have no type in common")
+        refuse(node.at, f"{shorten(node.token)}: {', '.join(map(str, types))} have no common type")
     return kind
 
 
@@ -92,14 +80,14 @@ def as_type(expression: Expression, wanted: SqlType, node: Node) -> Expression:
     """Read a literal as the type, or convert implicitly; refuse if there is no implicit conversion."""
     if expression.type == wanted:
         return expression
-    if expression.type == UNKNOWN and isinstance(expression, Constant):
+    if expression.type == sql.UNKNOWN and isinstance(expression, Constant):
         try:
             return Constant(None if expression.value is None else read_value(expression.value, wanted), wanted)
         except Misread as error:
             refuse(node.at, f"{shorten(node.token)}: {error}")
     operation = cast_to(expression.type, wanted) if common_type([expression.type, wanted]) == wanted else None
     if operation is None:
-        refuse(node.at, f"{shorten(node.token)}: {wanted} was expected, and this is of type {expression.type}")
+        refuse(node.at, f"{shorten(node.token)}: expected {wanted}, not {expression.type}")
     return apply_operation(node, operation, expression)
 
 
@@ -111,18 +99,18 @@ def apply_operation(node: Node, operation: Operation, *args: Expression) -> Expr
 
 
 def refuse_operation(node: Node, left: SqlType, right: SqlType) -> NoReturn:
-    refuse(node.at, f"{shorten(node.token)}: it does not go with {left} and {right}; a cast may help")
+    refuse(node.at, f"{shorten(node.token)}: not supported for {left} and {right}; a cast may help")
 
 
-def number_type(left: SqlType, right: SqlType) -> SqlType:
-    if left != right and FLOAT4 in (left, right):
-        return FLOAT8
-    return max(left, right, key=NUMBERS.index)
+def find_number_type(left: SqlType, right: SqlType) -> SqlType:
+    if left != right and sql.FLOAT4 in (left, right):
+        return sql.FLOAT8
+    return max(left, right, key=sql.NUMBERS.index)
 
 
 def _partner(name: str, kind: SqlType) -> SqlType:
     """The type of a literal whose other operand has this type: the same, or an interval if it is added to a moment."""
-    return INTERVAL if name == "+" and kind in (*MOMENTS[1:], INTERVAL) else kind
+    return sql.INTERVAL if name == "+" and kind in (*sql.MOMENTS[1:], sql.INTERVAL) else kind
 
 
 def order_sides(left: Expression, right: Expression) -> tuple[Expression, Expression]:
@@ -132,6 +120,6 @@ def order_sides(left: Expression, right: Expression) -> tuple[Expression, Expres
 
 
 def _normalize(expression: Expression) -> Expression:
-    if isinstance(expression, Constant) and expression.type == NUMERIC:
-        return Constant(comparison.normalize_numeric(expression.value), NUMERIC)
+    if isinstance(expression, Constant) and expression.type == sql.NUMERIC:
+        return Constant(comparison.normalize_numeric(expression.value), sql.NUMERIC)
     return expression

@@ -41,7 +41,7 @@ __all__ = [
     "canonical",
     "columns",
     "evaluate",
-    "weight",
+    "measure_weight",
 ]
 
 FAILURES = (ArithmeticError, Misread)
@@ -162,10 +162,10 @@ class Operation:
             result = self.whole(*(arg.as_decimals() if arg.type == NUMERIC else arg.as_array() for arg in args))
             if result is not None:
                 return Vector.array(result, self.result)
-        return Vector.values(_one_by_one(self.scalar, args), self.result)
+        return Vector.values(_apply_one_by_one(self.scalar, args), self.result)
 
 
-def _one_by_one(scalar: Scalar, args: Sequence[Vector]) -> list[Any]:
+def _apply_one_by_one(scalar: Scalar, args: Sequence[Vector]) -> list[Any]:
     results: list[Any] = []
     for row in zip(*(arg.as_values() for arg in args), strict=True):
         if any(value is None for value in row):
@@ -221,7 +221,7 @@ def call(operation: Operation, *args: Expression) -> Expression:
 def _render(operation: Operation, args: Sequence[Expression]) -> str:
     texts = [canonical(arg) for arg in args]
     if sum(map(len, texts)) > _CANONICAL_MAX:
-        why = f"the clause comes to more than {_CANONICAL_MAX} characters when all that it repeats is written out"
+        why = f"the clause with its parameters has more than {_CANONICAL_MAX} characters"
         raise InvalidInput(where="where clause", why=why)
     lists = {"all": ", ".join(texts), "conjunction": " AND ".join(texts), "disjunction": " OR ".join(texts)}
     return operation.template.format(*texts, **lists)
@@ -234,7 +234,7 @@ def _width(operation: Operation, args: Sequence[Expression]) -> int:
     if not operation.joins:
         return max(widths)
     if sum(widths) > _WIDTH_MAX:
-        why = f"a value is made of at most {_WIDTH_MAX} characters or digits; a column counts as {_COLUMN_WIDTH}"
+        why = f"an expression computes a value of more than {_WIDTH_MAX} characters; a column counts as {_COLUMN_WIDTH}"
         raise InvalidInput(where="where clause", why=why)
     return sum(widths)
 
@@ -243,7 +243,7 @@ def _width_of(expression: Column | Call) -> int:
     return expression.width if isinstance(expression, Call) else _COLUMN_WIDTH
 
 
-def weight(expression: Expression) -> int:
+def measure_weight(expression: Expression) -> int:
     """Roughly the memory for evaluating a row, as a multiple of the row's own size."""
     return sum(-(-each.width // _COLUMN_WIDTH) for each in _nodes(expression) if isinstance(each, Call)) + 1
 

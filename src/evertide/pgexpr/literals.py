@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 import pyarrow as pa
 
 from evertide.pgexpr.tokens import shorten
+from evertide.pgexpr.types import sqltypes as sql
 from evertide.pgexpr.types.calendar import (
     DAY_US,
     Interval,
@@ -28,24 +29,7 @@ from evertide.pgexpr.types.calendar import (
     days_of,
     month_days,
 )
-from evertide.pgexpr.types.sqltypes import (
-    BOOL,
-    BYTEA,
-    DATE,
-    FLOAT4,
-    FLOAT8,
-    INT2,
-    INT4,
-    INT8,
-    INTEGER_BOUNDS,
-    INTERVAL,
-    NUMERIC,
-    TEXT,
-    TIME,
-    TIMESTAMP,
-    TIMESTAMPTZ,
-    SqlType,
-)
+from evertide.pgexpr.types.sqltypes import SqlType
 
 __all__ = ["Misread", "read_number", "read_uuid", "read_value"]
 
@@ -107,18 +91,18 @@ def read_value(text: str, kind: SqlType) -> Any:
     if reader is None:
         raise Misread(f"values of type {kind} cannot be written here")
     try:
-        return reader(text if kind in (TEXT, BYTEA) else text.strip(_BLANK))
+        return reader(text if kind in (sql.TEXT, sql.BYTEA) else text.strip(_BLANK))
     except Misread as error:
-        raise Misread(f"{shorten(text)} is no {kind}{f': {error}' if str(error) else ''}") from None
+        raise Misread(f"{shorten(text)} is not a valid {kind}{f': {error}' if str(error) else ''}") from None
     except ArithmeticError as error:
-        raise Misread(f"{shorten(text)} is no {kind}: {error}") from None
+        raise Misread(f"{shorten(text)} is not a valid {kind}: {error}") from None
 
 
 def read_uuid(text: str) -> str:
     """The uuid in the form that PostgreSQL writes."""
     match = _UUID.fullmatch(text)
     if not match or text.startswith("{") != text.endswith("}"):
-        raise Misread(f"{shorten(text)} is no uuid")
+        raise Misread(f"{shorten(text)} is not a valid uuid")
     digits = match[1].replace("-", "").lower()
     return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
 
@@ -126,21 +110,21 @@ def read_uuid(text: str) -> str:
 def read_number(text: str) -> Decimal:
     """The number with the scale as written; an exponent never makes the scale negative."""
     if not _NUMBER.fullmatch(text):
-        raise Misread("digits were expected, and an exponent of at most four")
+        raise Misread("expected digits, and an exponent of at most four digits")
     number = Decimal(text)
     if len(text) > _DIGITS_MAX or abs(number.adjusted()) > _DIGITS_MAX or number.as_tuple().exponent < -_DIGITS_MAX:  # type: ignore[operator]
-        raise Misread(f"numbers have at most {_DIGITS_MAX} digits before the point and after it")
+        raise Misread(f"a number has at most {_DIGITS_MAX} digits before and after the point")
     return Decimal(int(number)) if number.as_tuple().exponent > 0 else number  # type: ignore[operator]
 
 
 def _integer(kind: SqlType) -> Callable[[str], int]:
-    least, most = INTEGER_BOUNDS[kind]
+    least, most = sql.INTEGER_BOUNDS[kind]
 
     def read(text: str) -> int:
         if not _INTEGER.fullmatch(text):
             raise Misread
         if not least <= int(text) <= most:
-            raise Misread("it is out of range")
+            raise Misread("out of range")
         return int(text)
 
     return read
@@ -161,7 +145,7 @@ def _float(kind: Any) -> Callable[[str], float]:
         number: float = pa.scalar(text.lstrip("+")).cast(kind).as_py()  # rounded once, also to float4
         is_zero = not re.search("[1-9]", re.split("[eE]", text)[0])
         if math.isinf(number) or (number == 0 and not is_zero):
-            raise Misread("it is out of range")
+            raise Misread("out of range")
         return number
 
     return read
@@ -179,9 +163,9 @@ def _bytea(text: str) -> bytes:
         try:
             return bytes.fromhex(text[2:])
         except ValueError:
-            raise Misread("pairs of hexadecimal digits were expected") from None
+            raise Misread("expected pairs of hexadecimal digits") from None
     if "\\" in text:
-        raise Misread("bytes are written as hexadecimal digits here, as in '\\x00ff'")
+        raise Misread("expected hexadecimal digits, such as '\\x00ff'")
     return text.encode()
 
 
@@ -203,28 +187,28 @@ def _moment(text: str) -> tuple[int, int, int]:
     """Days, microseconds, and the zone's offset in microseconds."""
     match = _MOMENT.fullmatch(text)
     if match is None:
-        raise Misread("a form such as '2026-01-31' or '2026-01-31 10:20:30.5+00' was expected")
+        raise Misread("expected a form such as '2026-01-31' or '2026-01-31 10:20:30.5+00'")
     year, month, day = int(match[1]), int(match[2]), int(match[3])
     if year == 0:
-        raise Misread("there is no year 0")
+        raise Misread("year 0 does not exist")
     year = 1 - year if (match[9] or "").upper() == "BC" else year
     if not (1 <= month <= 12 and 1 <= day <= month_days(year, month)):
-        raise Misread("there is no such day")
-    clock = 0 if match[4] is None else _of_day(match[4], match[5], match[6], match[7])
+        raise Misread("the day does not exist")
+    clock = 0 if match[4] is None else _read_time_of_day(match[4], match[5], match[6], match[7])
     return check_date(days_of(year, month, day)), clock, _offset(match[8])
 
 
 def _time(text: str) -> int:
     match = _TIME.fullmatch(text)
     if match is None:
-        raise Misread("a form such as '10:20:30.5' was expected")
-    return _of_day(*match.groups())
+        raise Misread("expected a form such as '10:20:30.5'")
+    return _read_time_of_day(*match.groups())
 
 
-def _of_day(hour: str, minute: str, second: str | None, fraction: str | None) -> int:
+def _read_time_of_day(hour: str, minute: str, second: str | None, fraction: str | None) -> int:
     clock = _clock(hour, minute, second, fraction)
     if int(hour) > 24 or clock > DAY_US or int(minute) > 59 or int(second or 0) > 59:
-        raise Misread("there is no such time of day")
+        raise Misread("the time of day does not exist")
     return clock
 
 
@@ -238,7 +222,7 @@ def _offset(zone: str | None) -> int:
         return 0
     hours, minutes, seconds = (int(part or 0) for part in re.fullmatch(r".(..):?(..)?:?(..)?", zone).groups())  # type: ignore[union-attr]
     if hours > 15 or minutes > 59 or seconds > 59:
-        raise Misread("there is no such zone")
+        raise Misread("the time zone does not exist")
     return (hours * 3600 + minutes * 60 + seconds) * (-1_000_000 if zone[0] == "-" else 1_000_000)
 
 
@@ -249,10 +233,10 @@ def _interval(text: str) -> Interval:
         seconds = int(match[8] or 0) * 1_000_000 + int((match[9] or "").ljust(6, "0"))
         micros = (hours * 60 + minutes) * 60_000_000 + (-seconds if match[7] == "-" else seconds)
         return check_interval(years * 12 + months, weeks * 7 + days, micros)
-    return _spoken_interval(text)
+    return _read_spoken_interval(text)
 
 
-def _spoken_interval(text: str) -> Interval:
+def _read_spoken_interval(text: str) -> Interval:
     """`1 year 2 mons -3 days 04:05:06.7 ago`."""
     body = re.sub(r"\s+ago$", "", text, flags=re.IGNORECASE)
     turned = -1 if body != text else 1
@@ -260,31 +244,31 @@ def _spoken_interval(text: str) -> Interval:
     while at < len(body) or at == 0:
         match = _SPAN_PART.match(body, at)
         if match is None:
-            raise Misread("a form such as '1 day 02:03:04' or 'P1DT2H3M4S' was expected")
+            raise Misread("expected a form such as '1 day 02:03:04' or 'P1DT2H3M4S'")
         sign = -turned if match[1] == "-" else turned
         units = _CLOCK_UNITS if match[2] is not None else {_UNITS.get(match[7].lower())}
         if units & seen:
-            raise Misread("a unit is there twice")
+            raise Misread("a unit occurs twice")
         seen |= units
         if match[2] is not None:
             parts = (Fraction(0), Fraction(0), Fraction(_clock(*match.groups()[1:5])))
         else:
-            parts = _of_unit(Fraction(match[6]), match[7].lower())
+            parts = _convert_unit(Fraction(match[6]), match[7].lower())
         total = [whole + sign * part for whole, part in zip(total, parts, strict=True)]
         at = match.end()
     if any(part.denominator != 1 for part in total):
-        raise Misread("it is finer than a microsecond")
+        raise Misread("the interval is finer than a microsecond")
     months, days, micros = (int(part) for part in total)
     return check_interval(months, days, micros)
 
 
-def _of_unit(number: Fraction, unit: str) -> tuple[Fraction, Fraction, Fraction]:
+def _convert_unit(number: Fraction, unit: str) -> tuple[Fraction, Fraction, Fraction]:
     """A fraction of a day becomes time. A fraction of a month is refused: months differ in length."""
     if unit not in _UNITS:
-        raise Misread(f"the unit {unit!r} is not known")
+        raise Misread(f"the unit {unit!r} does not exist")
     months, days, micros = (number * size for size in _UNITS[unit])
     if months.denominator != 1:
-        raise Misread("parts of months are not supported")
+        raise Misread("fractions of months are not supported")
     whole = Fraction(int(days))
     return months, whole, micros + (days - whole) * DAY_US
 
@@ -305,7 +289,7 @@ class _ArrayText:
         values = self._array(element, 1)
         self._skip()
         if self._at < len(self._text):
-            self._refuse("something follows its end")
+            self._refuse("text follows the end of the array")
         return values
 
     def _skip(self) -> None:
@@ -316,19 +300,19 @@ class _ArrayText:
         return self._text[self._at : self._at + 1]
 
     def _refuse(self, why: str) -> NoReturn:
-        raise Misread(f"{shorten(self._text)} is no array: {why}")
+        raise Misread(f"{shorten(self._text)} is not a valid array: {why}")
 
     def _array(self, element: Callable[[str], Any], dims: int) -> list[Any]:
         if self._char() != "{":
-            self._refuse("it begins with '{', and its elements are separated by ','")
+            self._refuse("expected '{' and elements separated by ','")
         if dims > _DIMS_MAX:
-            self._refuse(f"it has more than {_DIMS_MAX} dimensions")
+            self._refuse(f"the array has more than {_DIMS_MAX} dimensions")
         self._at += 1
         self._skip()
         values: list[Any] = []
         if self._char() == "}":
             if dims > 1:
-                self._refuse("an array in it is empty")
+                self._refuse("an inner array is empty")
             self._at += 1
             return values
         while True:
@@ -340,9 +324,9 @@ class _ArrayText:
             if end == "}":
                 break
             if end != ",":
-                self._refuse("',' or '}' was expected")
+                self._refuse("expected ',' or '}'")
         if len({_shape(each) for each in values}) > 1:
-            self._refuse("its arrays are not all of the same size")
+            self._refuse("the inner arrays have different sizes")
         return values
 
     def _element(self, element: Callable[[str], Any]) -> Any:
@@ -357,7 +341,7 @@ class _ArrayText:
             self._at += 1
         text = text[:kept] + text[kept:].rstrip(_BLANK)
         if not text or self._char() in ("{", '"'):
-            self._refuse("an element is missing, or not quoted as it should be")
+            self._refuse("an element is missing, or needs quotes")
         return None if text.upper() == "NULL" and not escaped else element(text)
 
     def _read_quoted(self) -> str:
@@ -373,18 +357,18 @@ def _shape(value: Any) -> tuple[int, ...]:
 
 
 _READERS: dict[SqlType, Callable[[str], Any]] = {
-    BOOL: _bool,
-    BYTEA: _bytea,
-    DATE: _date,
-    FLOAT4: _float(pa.float32()),
-    FLOAT8: _float(pa.float64()),
-    INT2: _integer(INT2),
-    INT4: _integer(INT4),
-    INT8: _integer(INT8),
-    INTERVAL: _interval,
-    NUMERIC: _numeric,
-    TEXT: str,
-    TIME: _time,
-    TIMESTAMP: _timestamp,
-    TIMESTAMPTZ: _timestamptz,
+    sql.BOOL: _bool,
+    sql.BYTEA: _bytea,
+    sql.DATE: _date,
+    sql.FLOAT4: _float(pa.float32()),
+    sql.FLOAT8: _float(pa.float64()),
+    sql.INT2: _integer(sql.INT2),
+    sql.INT4: _integer(sql.INT4),
+    sql.INT8: _integer(sql.INT8),
+    sql.INTERVAL: _interval,
+    sql.NUMERIC: _numeric,
+    sql.TEXT: str,
+    sql.TIME: _time,
+    sql.TIMESTAMP: _timestamp,
+    sql.TIMESTAMPTZ: _timestamptz,
 }

@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from evertide.pgexpr.coercion import (
     apply_operation,
     as_type,
-    number_type,
+    find_number_type,
+    find_shared_type,
     order_sides,
     refuse_operation,
     resolve_comparison,
-    shared_type,
     type_literals,
     unify,
 )
@@ -29,23 +29,8 @@ from evertide.pgexpr.operators.functions import resolve_concat, resolve_function
 from evertide.pgexpr.operators.logic import conjunction, disjunction, negation
 from evertide.pgexpr.syntax import Node, TypeName
 from evertide.pgexpr.tokens import refuse, shorten
-from evertide.pgexpr.types.sqltypes import (
-    BOOL,
-    FLOAT4,
-    FLOAT8,
-    INT2,
-    INT4,
-    INT8,
-    INTEGER_BOUNDS,
-    INTERVAL,
-    MOMENTS,
-    NUMBERS,
-    NUMERIC,
-    TEXT,
-    UNKNOWN,
-    SqlType,
-    common_type,
-)
+from evertide.pgexpr.types import sqltypes as sql
+from evertide.pgexpr.types.sqltypes import SqlType, common_type
 
 __all__ = ["resolve"]
 
@@ -62,9 +47,9 @@ class _Resolver:
 
     def truth(self, node: Node) -> Expression:
         expression = self._expression(node)
-        if expression.type not in (BOOL, UNKNOWN):
-            refuse(node.at, f"{shorten(node.token)}: a truth value was expected, and this is of type {expression.type}")
-        return as_type(expression, BOOL, node)
+        if expression.type not in (sql.BOOL, sql.UNKNOWN):
+            refuse(node.at, f"{shorten(node.token)}: expected a condition, not a value of type {expression.type}")
+        return as_type(expression, sql.BOOL, node)
 
     def _expression(self, node: Node) -> Expression:
         expression: Expression = getattr(self, f"_{node.form}")(node)
@@ -86,37 +71,37 @@ class _Resolver:
             name = alike[0] if len(alike) == 1 else name
         if name not in self._columns:
             refuse(
-                node.at, f"{shorten(node.token)}: there is no such column; those that are: {', '.join(self._columns)}"
+                node.at, f"{shorten(node.token)}: the column does not exist; the columns are {', '.join(self._columns)}"
             )
         return Column(name, self._columns[name])
 
     def _string(self, node: Node) -> Expression:
-        return Constant(node.facts, UNKNOWN)
+        return Constant(node.facts, sql.UNKNOWN)
 
     def _param(self, node: Node) -> Expression:
         if node.facts not in self._params:
-            refuse(node.at, f"{shorten(node.token)}: this parameter is not given")
-        return Constant(self._params[node.facts], UNKNOWN)
+            refuse(node.at, f"{shorten(node.token)}: the parameter has no value")
+        return Constant(self._params[node.facts], sql.UNKNOWN)
 
     def _number(self, node: Node) -> Expression:
         if node.facts.isdigit():
             number = int(node.facts)
-            fitting = next((kind for kind in (INT4, INT8) if number <= INTEGER_BOUNDS[kind][1]), None)
+            fitting = next((kind for kind in (sql.INT4, sql.INT8) if number <= sql.INTEGER_BOUNDS[kind][1]), None)
             if fitting is not None:
                 return Constant(number, fitting)
         try:
-            return Constant(read_number(node.facts), NUMERIC)
+            return Constant(read_number(node.facts), sql.NUMERIC)
         except Misread as error:
             refuse(node.at, f"{shorten(node.token)}: {error}")
 
     def _constant(self, node: Node) -> Expression:
-        return Constant(node.facts, UNKNOWN if node.facts is None else BOOL)
+        return Constant(node.facts, sql.UNKNOWN if node.facts is None else sql.BOOL)
 
     def _array(self, node: Node) -> Expression:
         items = self._args(node)
         if not items:
-            return Constant("{}", UNKNOWN)
-        kind = shared_type(node, items)
+            return Constant("{}", sql.UNKNOWN)
+        kind = find_shared_type(node, items)
         operation = arrays.construct_operation(kind if kind.is_array else kind.array)
         return apply_operation(node, operation, *(as_type(item, kind, node) for item in items))
 
@@ -125,32 +110,32 @@ class _Resolver:
         expression = self._expression(node.args[0])
         if wanted.type.name == "uuid":
             return self._uuid(node, expression, wanted.type)
-        if expression.type == UNKNOWN:
+        if expression.type == sql.UNKNOWN:
             expression = as_type(expression, wanted.type, node)
         elif expression.type != wanted.type:
             operation = cast_to(expression.type, wanted.type)
             if operation is None:
-                refuse(node.at, f"{shorten(node.token)}: {expression.type} is not cast to {wanted.type} here")
+                refuse(node.at, f"{shorten(node.token)}: cannot cast {expression.type} to {wanted.type}")
             expression = apply_operation(node, operation, expression)
         if not wanted.modifiers:
             return expression
         precision, scale = (*wanted.modifiers, 0)[:2]
         if wanted.type.is_array:
-            refuse(node.at, f"{shorten(node.token)}: elements of arrays have no sizes here")
+            refuse(node.at, f"{shorten(node.token)}: sizes of array elements are not supported")
         return apply_operation(node, resize_operation(precision, scale), expression)
 
     def _uuid(self, node: Node, expression: Expression, wanted: SqlType) -> Expression:
         """A text in the form of a uuid: no column has the type uuid."""
-        target = TEXT.array if wanted.is_array else TEXT
-        text = as_type(expression, target, node) if expression.type == UNKNOWN else expression
+        target = sql.TEXT.array if wanted.is_array else sql.TEXT
+        text = as_type(expression, target, node) if expression.type == sql.UNKNOWN else expression
         if text.type != target:
-            refuse(node.at, f"{shorten(node.token)}: {text.type} is not cast to {wanted} here")
+            refuse(node.at, f"{shorten(node.token)}: cannot cast {text.type} to {wanted}")
         if not wanted.is_array:
             return apply_operation(node, UUID, text)
         if not isinstance(text, Constant):
-            refuse(node.at, f"{shorten(node.token)}: only constants are cast to {wanted} here")
+            refuse(node.at, f"{shorten(node.token)}: only constants can be cast to {wanted}")
         values = [
-            each if each is None else apply_operation(node, UUID, Constant(each, TEXT)) for each in text.value or []
+            each if each is None else apply_operation(node, UUID, Constant(each, sql.TEXT)) for each in text.value or []
         ]
         texts = [each.value if isinstance(each, Constant) else None for each in values]
         return Constant(text.value and texts, target)
@@ -168,7 +153,7 @@ class _Resolver:
 
     def _is(self, node: Node) -> Expression:
         expression = self._expression(node.args[0]) if node.facts == "null" else self.truth(node.args[0])
-        expression = as_type(expression, TEXT, node) if expression.type == UNKNOWN else expression
+        expression = as_type(expression, sql.TEXT, node) if expression.type == sql.UNKNOWN else expression
         return apply_operation(node, comparison.test_operation(node.facts), expression)
 
     def _distinct(self, node: Node) -> Expression:
@@ -204,14 +189,14 @@ class _Resolver:
         name, every = node.facts
         name = {"!=": "<>", "!like": "!~~", "!ilike": "!~~*", "like": "~~", "ilike": "~~*"}.get(name, name)
         value, array = self._args(node)
-        if array.type == UNKNOWN:
-            element = TEXT if value.type == UNKNOWN or name.endswith(("~~", "~~*")) else value.type
+        if array.type == sql.UNKNOWN:
+            element = sql.TEXT if value.type == sql.UNKNOWN or name.endswith(("~~", "~~*")) else value.type
             array = as_type(array, element.array, node)
         if not array.type.is_array:
-            refuse(node.at, f"{shorten(node.token)}: ANY and ALL take an array, and this is of type {array.type}")
+            refuse(node.at, f"{shorten(node.token)}: ANY and ALL need an array, not {array.type}")
         if name in _LIKES:
             compare = patterns.likeness(folded=name.endswith("*"), negated=name.startswith("!"))
-            value, array = as_type(value, TEXT, node), as_type(array, TEXT.array, node)
+            value, array = as_type(value, sql.TEXT, node), as_type(array, sql.TEXT.array, node)
         elif name in MIRRORED:
             value, _, kind = unify(node, value, Constant(None, array.type.element))
             array = as_type(array, kind.array, node)
@@ -222,9 +207,9 @@ class _Resolver:
             ):
                 membership = comparison.one_of(value, comparison.elements(array.value))
                 return negation(membership) if every else membership
-            compare = comparison.ordering(name, kind)
+            compare = comparison.make_ordering(name, kind)
         else:
-            refuse(node.at, f"{shorten(node.token)}: this operator does not go with ANY and ALL here")
+            refuse(node.at, f"{shorten(node.token)}: this operator is not supported with ANY and ALL")
         symbol = _LIKES.get(name, name)
         return apply_operation(node, comparison.quantified_operation(compare, symbol, every=every), value, array)
 
@@ -238,22 +223,22 @@ class _Resolver:
 
     def _sign(self, node: Node) -> Expression:
         expression = self._expression(node.args[0])
-        if expression.type == UNKNOWN:
-            expression = as_type(expression, FLOAT8, node)
-        if expression.type == INTERVAL and node.facts == "-":
+        if expression.type == sql.UNKNOWN:
+            expression = as_type(expression, sql.FLOAT8, node)
+        if expression.type == sql.INTERVAL and node.facts == "-":
             return apply_operation(node, temporal.NEGATE, expression)
-        if expression.type not in NUMBERS:
-            refuse(node.at, f"{shorten(node.token)}: there is no {node.facts}{expression.type}")
+        if expression.type not in sql.NUMBERS:
+            refuse(node.at, f"{shorten(node.token)}: the operator {node.facts} does not exist for {expression.type}")
         operation = arithmetic.unary("-", expression.type)
         return expression if node.facts == "+" or operation is None else apply_operation(node, operation, expression)
 
     def _unary(self, node: Node) -> Expression:
         expression = self._expression(node.args[0])
-        wanted = FLOAT8 if node.facts == "|/" or expression.type == UNKNOWN else expression.type
-        expression = as_type(expression, wanted, node) if expression.type in (*NUMBERS, UNKNOWN) else expression
-        operation = arithmetic.unary(node.facts, expression.type) if expression.type in NUMBERS else None
+        wanted = sql.FLOAT8 if node.facts == "|/" or expression.type == sql.UNKNOWN else expression.type
+        expression = as_type(expression, wanted, node) if expression.type in (*sql.NUMBERS, sql.UNKNOWN) else expression
+        operation = arithmetic.unary(node.facts, expression.type) if expression.type in sql.NUMBERS else None
         if operation is None:
-            refuse(node.at, f"{shorten(node.token)}: there is no {node.facts} {expression.type}")
+            refuse(node.at, f"{shorten(node.token)}: the operator {node.facts} does not exist for {expression.type}")
         return apply_operation(node, operation, expression)
 
     def _binary(self, node: Node) -> Expression:
@@ -273,10 +258,10 @@ class _Resolver:
 
     def _arithmetic(self, node: Node, name: str, left: Expression, right: Expression) -> Expression:
         left, right = type_literals(left, right, node, name)
-        if left.type in NUMBERS and right.type in NUMBERS:
-            kind = number_type(left.type, right.type)
-            if name == "^" and (kind in INTEGER_BOUNDS or kind == FLOAT4):
-                kind = FLOAT8
+        if left.type in sql.NUMBERS and right.type in sql.NUMBERS:
+            kind = find_number_type(left.type, right.type)
+            if name == "^" and (kind in sql.INTEGER_BOUNDS or kind == sql.FLOAT4):
+                kind = sql.FLOAT8
             operation = arithmetic.binary(name, kind)
             if operation is not None:
                 return apply_operation(node, operation, as_type(left, kind, node), as_type(right, kind, node))
@@ -295,9 +280,9 @@ _LIKES = {"~~": "LIKE", "~~*": "ILIKE", "!~~": "NOT LIKE", "!~~*": "NOT ILIKE"}
 def _temporal_pairs(left: SqlType, right: SqlType) -> list[tuple[SqlType, SqlType]]:
     """The type pairs to try: unchanged, int2 as int4, two moments as the later type."""
     pairs = [(left, right)]
-    if INT2 in (left, right):
-        pairs.append((INT4 if left == INT2 else left, INT4 if right == INT2 else right))
-    if left in MOMENTS and right in MOMENTS:
-        later = max(left, right, key=MOMENTS.index)
+    if sql.INT2 in (left, right):
+        pairs.append((sql.INT4 if left == sql.INT2 else left, sql.INT4 if right == sql.INT2 else right))
+    if left in sql.MOMENTS and right in sql.MOMENTS:
+        later = max(left, right, key=sql.MOMENTS.index)
         pairs.append((later, later))
     return pairs

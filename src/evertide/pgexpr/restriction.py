@@ -5,7 +5,8 @@
 2. The clause is parsed on its own, without parameters, and combined with the request's clause as an expression, never
    as text: nothing in a request can change its meaning.
 3. A clause that cannot be applied (its column is gone) allows no rows.
-4. The restriction is part of a shape's definition: two tokens with different restrictions have different shapes and
+4. An error of the storage shows no path to a restricted token, and no name of another collection.
+5. The restriction is part of a shape's definition: two tokens with different restrictions have different shapes and
    handles.
 """
 
@@ -17,13 +18,16 @@ from typing import Any
 
 import pyarrow as pa
 
-from evertide.errors import Forbidden, InvalidInput
+from evertide.errors import EvertideError, Forbidden, InvalidInput, LimitExceeded, Unauthorized
+from evertide.json_values import error_to_json
 from evertide.pgexpr.clause import Where, parse_where
 from evertide.pgexpr.syntax import parse_clause
 
 __all__ = ["NOTHING", "UNRESTRICTED", "Restriction", "restriction_in"]
 
 _STATE = "restriction"
+_OF_REQUESTS = (InvalidInput, LimitExceeded, Unauthorized, Forbidden)
+"""Errors that describe a request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +43,16 @@ class Restriction:
         """With clauses and no `collections`, the collections that have clauses are allowed."""
         clauses = {name.lower(): text for name, text in where.items()}
         if len(clauses) < len(where):
-            raise InvalidInput(where="where", why="a collection is named twice, in another case")
+            raise InvalidInput(where="where", why="the names of two collections differ only in upper and lower case")
         if collections is None and clauses:
             return cls(frozenset(clauses), tuple(sorted(clauses.items())))
         named = None if collections is None else frozenset(name.lower() for name in collections)
         stray = sorted(set(clauses) - (named or set()))
         if stray:
-            raise InvalidInput(where=f"where of {stray[0]!r}", why="it is not among the collections that are named")
+            raise InvalidInput(
+                where=f"where of {stray[0]!r}",
+                why="the token cannot read this collection; add the collection to 'collections'",
+            )
         return cls(named, tuple(sorted(clauses.items())))
 
     @property
@@ -66,7 +73,7 @@ class Restriction:
     def check(self, collection: str) -> None:
         """Raises the same error whether or not the collection exists."""
         if not self.allows(collection):
-            raise Forbidden(where=f"collection {collection!r}", why="the token is for other collections")
+            raise Forbidden(where=f"collection {collection!r}", why="the token allows other collections only")
 
     def clause(self, collection: str, schema: pa.Schema) -> Where | None:
         """The clause that visible rows must match; None for all rows. Raises `Forbidden` if it cannot be applied."""
@@ -79,6 +86,14 @@ class Restriction:
         except InvalidInput as error:
             why = f"the token's where clause does not fit the collection: {error.why}"
             raise Forbidden(where=f"collection {collection!r}", why=why) from error
+
+    def error_json(self, error: EvertideError) -> dict[str, Any]:
+        """The JSON of an error (rule 4)."""
+        whole = error_to_json(error)
+        if self.is_free or isinstance(error, _OF_REQUESTS):
+            return whole
+        numbers = {name: value for name, value in whole.items() if isinstance(value, int)}
+        return {"error_code": error.error_code, "message": error.summary, "remedy": error.remedy, **numbers}
 
     def put_in(self, state: dict[str, Any]) -> None:
         """Put the restriction into the state of a request, for the endpoint that serves it."""

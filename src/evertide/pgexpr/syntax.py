@@ -47,11 +47,11 @@ _SUBSELECT = "sub-selects are not supported"
 _RESERVED = {
     **dict.fromkeys(("select", "with", "exists", "values", "table"), _SUBSELECT),
     **dict.fromkeys(("case", "when", "then", "else", "end"), "CASE is not supported"),
-    **dict.fromkeys(("row", "collate", "similar", "overlaps", "isnull", "notnull", "union"), "it is not supported"),
-    **dict.fromkeys(_CLOCKS, "it is not the same at all times, and rows must match or not for good"),
+    **dict.fromkeys(("row", "collate", "similar", "overlaps", "isnull", "notnull", "union"), "not supported"),
+    **dict.fromkeys(_CLOCKS, "its value changes with time, and a clause must depend on the row alone"),
     **dict.fromkeys(
         (*_WORDS, *("any", "all", "some", "as", "from", "where", "distinct", "symmetric", "asymmetric", "cast", "not")),
-        "a value was expected here; a column of that name is written in double quotes",
+        "expected a value here; write a column of that name in double quotes",
     ),
 }
 
@@ -91,7 +91,7 @@ class _Parser:
             refuse(0, "the clause is empty")
         node = self._expression(_OR)
         if self._peek().kind != "end":
-            self._refuse_next("the clause should have ended here")
+            self._refuse_next("unexpected text after the clause")
         return node
 
     # Tokens
@@ -119,7 +119,7 @@ class _Parser:
 
     def _expect(self, text: str, for_what: str) -> None:
         if not self._skip(text):
-            self._refuse_next(f"{text!r} was expected, {for_what}")
+            self._refuse_next(f"expected {text!r}, {for_what}")
 
     def _refuse_next(self, why: str) -> NoReturn:
         token = self._peek()
@@ -144,7 +144,7 @@ class _Parser:
         left, last = self._operand(least), 0
         while (power := self._power()) >= least:
             if power == last and power in (_COMPARISON, _RANGE):
-                self._refuse_next("it cannot follow another of its kind without parentheses")
+                self._refuse_next("use parentheses between two operators of this kind")
             left, last = self._continue(left, power), power
         self._depth -= 1
         return left
@@ -215,7 +215,7 @@ class _Parser:
             self._expect("and", "between the ends of BETWEEN")
             node = self._node("between", token, left, low, self._expression(_OTHER), facts=symmetric)
         elif token.text == "similar":
-            refuse(token.at, f"{shorten(token.shown)}: it is not supported")
+            refuse(token.at, f"{shorten(token.shown)}: not supported")
         elif self._is("any", "(") or self._is("some", "(") or self._is("all", "("):
             node = self._quantified(left, token, negated=negated)
             negated = False
@@ -266,13 +266,13 @@ class _Parser:
             self._expect(")", "as a parenthesis is open")
             return node
         self._next -= 1
-        return self._refuse_next("a value was expected here")
+        return self._refuse_next("expected a value here")
 
     def _prefix(self, token: Token) -> Node:
         if token.text in ("+", "-"):
             return self._node("sign", token, self._expression(_SIGN), facts=token.text)
         if token.text not in _PREFIXES:
-            refuse(token.at, f"{shorten(token.shown)}: a value was expected here, and this is no sign before one")
+            refuse(token.at, f"{shorten(token.shown)}: expected a value here")
         return self._node("unary", token, self._expression(_SUM), facts=token.text)
 
     def _name(self, token: Token, least: int) -> Node:
@@ -298,14 +298,14 @@ class _Parser:
 
     def _column(self, token: Token) -> Node:
         if self._is(".") or self._is("["):
-            self._refuse_next("columns stand without their table, and parts of values are not supported")
+            self._refuse_next("write columns without their table; parts of values are not supported")
         if self._is("("):
-            self._refuse_next("functions are not written in double quotes")
+            self._refuse_next("write functions without double quotes")
         return self._node("column", token, facts=(token.text, token.kind == "quoted"))
 
     def _call(self, token: Token) -> Node:
         if token.text in _MOVING:
-            why = "it does not depend on a single row alone, and rows must match or not for good"
+            why = "a clause must depend on a single row alone"
             refuse(token.at, f"{shorten(token.shown)}: {why}")
         self._take()
         args = [] if self._skip(")") else self._list(")")
@@ -360,7 +360,7 @@ class _Parser:
                 modifiers.append(self._modifier())
             self._expect(")", "after the size of a type")
             if sql_type.name != "numeric" or len(modifiers) > 2 or not 1 <= modifiers[0] <= 1000 >= modifiers[-1]:
-                refuse(token.at, f"{shorten(token.shown)}: only numeric has sizes here, as in numeric(10, 2)")
+                refuse(token.at, f"{shorten(token.shown)}: only numeric can have a size, such as numeric(10, 2)")
         while self._skip("["):
             self._expect("]", "as in int[]")
             sql_type = sql_type.array
@@ -369,5 +369,5 @@ class _Parser:
     def _modifier(self) -> int:
         token = self._take()
         if token.kind != "number" or not token.text.isdigit() or len(token.text) > 4:
-            refuse(token.at, f"{shorten(token.shown)}: a small whole number was expected")
+            refuse(token.at, f"{shorten(token.shown)}: expected a small whole number")
         return int(token.text)

@@ -67,17 +67,20 @@ def shorten(text: str) -> str:
 def tokenize_clause(text: str, name_quote: str = '"') -> list[Token]:
     """The tokens of a clause; the last one is of kind `end`."""
     if len(text) > TEXT_MAX:
-        refuse(TEXT_MAX, f"the clause has {len(text)} characters, and {TEXT_MAX} are the most")
+        refuse(TEXT_MAX, f"the clause has {len(text)} characters; the limit is {TEXT_MAX}")
     unfit = next((at for at, char in enumerate(text) if char == "\0" or "\ud800" <= char <= "\udfff"), None)
     if unfit is not None:
-        refuse(unfit, f"{text[unfit]!r} is no character that a text can have")
+        refuse(unfit, f"a text cannot contain {text[unfit]!r}")
     pattern = _pattern(name_quote)
     tokens: list[Token] = []
     at = 0
     while at < len(text):
         match = pattern.match(text, at)
         if match is None:
-            refuse(at, f"{shorten(text[at])} is not understood{' (it is not closed)' if text[at] in _QUOTES else ''}")
+            refuse(
+                at,
+                f"{shorten(text[at])} is not valid here{' (the quote is not closed)' if text[at] in _QUOTES else ''}",
+            )
         kind, piece = str(match.lastgroup), match[0]
         if kind in _REASONS:
             refuse(at, f"{shorten(piece)}: {_REASONS[kind]}")
@@ -108,7 +111,7 @@ def _check_end(token: Token, text: str, end: int) -> None:
     """Refuse `1a`, and numbers of more than `_DIGITS_MAX` digits."""
     if token.kind in ("number", "param"):
         if len(token.text) > _DIGITS_MAX:
-            refuse(token.at, f"{shorten(token.text)}: numbers have at most {_DIGITS_MAX} digits")
+            refuse(token.at, f"{shorten(token.text)}: a number has at most {_DIGITS_MAX} digits")
         if _JUNK.match(text, end):
             refuse(end, f"{shorten(text[end])} follows a number without a space")
 

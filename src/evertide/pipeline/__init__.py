@@ -1,20 +1,21 @@
 """Runs pipelines: tables and views that are maintained as their input changes.
 
-pipeline      `Pipeline`, the public API
-definition    the stored tables and views, and their shards
-engine        the interface to what computes views
-spark_engine  the engine on Spark
-script        reads a script
-project       reads a project of Spark Declarative Pipelines
-names         names that readers need, too
-pause         whether new transactions are paused
-transaction   bind, compute and commit
-input         sources and pushes
-recovery      opening, replay and hydration
-backfill      hydration while transactions continue
-replicas      leader and followers
-sinks         delivery to sinks
-maintenance   checkpoints and garbage collection
-status        what a pipeline is doing, and what is wrong
-reading       reading collections
+pipeline         `Pipeline`, the public API
+process_context  the components that a process has once
+definition       the stored tables and views, and their shards
+engine           the interface to what computes views
+spark_engine     the engine on Spark
+script           reads a script
+project          reads a project of Spark Declarative Pipelines
+names            names that readers need, too
+pause            whether new transactions are paused
+transaction      bind, compute and commit
+input            sources and pushes
+recovery         opening, replay and hydration
+backfill         hydration while transactions continue
+replicas         leader and followers
+sinks            delivery to sinks
+maintenance      checkpoints and garbage collection
+status           what a pipeline is doing, and what is wrong
+reading          reading collections
 """

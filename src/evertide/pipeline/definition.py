@@ -22,10 +22,11 @@ import pyarrow as pa
 
 from evertide.errors import InvalidInput, StateDiverged, ViewFailed
 from evertide.pipeline.names import ERRORS, path_name
+from evertide.problem import ComponentState
 from evertide.store.meta import Meta, Write
 from evertide.store.paths import PIPELINE
 from evertide.store.sealed import seal, unseal
-from evertide.types import Generation
+from evertide.types import Generation, SequenceNumber
 
 if TYPE_CHECKING:  # an engine imports Spark, which readers of a definition do not need
     from evertide.pipeline.engine import DeclaredTable, DeclaredView, Engine
@@ -38,12 +39,12 @@ __all__ = [
     "TableRecord",
     "ViewRecord",
     "compare_definition",
-    "definition_write",
+    "find_tables_under",
+    "list_spellings",
+    "make_definition_write",
     "read_definition",
     "shard_name",
-    "spelling",
-    "stored_key",
-    "tables_under",
+    "to_stored_key",
 ]
 
 
@@ -69,7 +70,7 @@ class TableRecord(msgspec.Struct, frozen=True):
     left: LastPosition | msgspec.UnsetType = msgspec.UNSET
     """Set once a source other than pushes has stopped feeding the table."""
 
-    def arrow(self) -> pa.Schema:
+    def read_schema(self) -> pa.Schema:
         return pa.ipc.read_schema(pa.py_buffer(self.schema))
 
 
@@ -84,11 +85,11 @@ class Away(msgspec.Struct, frozen=True):
     """The error code of a hydrating view's problem; not stored if there is none."""
 
     @classmethod
-    def after(cls, failure: ViewFailed, now_s: float) -> Away:
+    def from_failure(cls, failure: ViewFailed, now_s: float) -> Away:
         if isinstance(failure, StateDiverged):
             why = f"{failure.why}; Evertide recomputes the view from its tables"
-            return cls("hydrating", failure.time, why, now_s, failure.error_code)
-        return cls("failed", failure.time, failure.why, now_s)
+            return cls(ComponentState.HYDRATING, failure.time, why, now_s, failure.error_code)
+        return cls(ComponentState.FAILED, failure.time, failure.why, now_s)
 
 
 class ViewRecord(msgspec.Struct, frozen=True):
@@ -101,7 +102,7 @@ class ViewRecord(msgspec.Struct, frozen=True):
     key: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
     """Columns that identify a row; not stored if none are known."""
 
-    def arrow(self) -> pa.Schema:
+    def read_schema(self) -> pa.Schema:
         return pa.ipc.read_schema(pa.py_buffer(self.schema))
 
 
@@ -115,21 +116,21 @@ class Definition(msgspec.Struct, frozen=True):
     """A unique id, by which a writer recognizes its own commit after an unknown outcome."""
     errors: str = ERRORS
 
-    def live(self) -> dict[str, ViewRecord]:
+    def live_views(self) -> dict[str, ViewRecord]:
         """The views that are members."""
         return {name: view for name, view in self.views.items() if view.away is None}
 
-    def away(self, state: str) -> list[str]:
+    def list_away(self, state: str) -> list[str]:
         return [name for name, view in self.views.items() if view.away is not None and view.away.state == state]
 
-    def diverged(self) -> dict[str, Away]:
+    def find_diverged(self) -> dict[str, Away]:
         """The views whose state diverged, and is recomputed."""
         away = {name: view.away for name, view in self.views.items() if view.away is not None}
         return {name: one for name, one in away.items() if one.error_code == StateDiverged.error_code}
 
-    def members(self) -> tuple[str, ...]:
+    def list_members(self) -> tuple[str, ...]:
         tables = (table.shard for table in self.tables.values() if table.is_declared and table.shard)
-        return (*tables, *(view.shard for view in self.live().values()), self.errors)
+        return (*tables, *(view.shard for view in self.live_views().values()), self.errors)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,11 +148,11 @@ class Evolution:
     views_keyed: tuple[str, ...] = ()
     """Only the key changed: nothing has to be computed."""
 
-    def is_nothing(self) -> bool:
+    def is_empty(self) -> bool:
         return self == Evolution()
 
 
-def spelling(known: Definition | None) -> dict[str, str]:
+def list_spellings(known: Definition | None) -> dict[str, str]:
     """The stored spelling of collections, by their names in lower case; of two spellings, the declared one."""
     if known is None:
         return {}
@@ -160,48 +161,48 @@ def spelling(known: Definition | None) -> dict[str, str]:
     return {name.lower(): name for name in (*gone, *declared, *known.views)}
 
 
-def tables_under(views: Mapping[str, DeclaredView] | Mapping[str, ViewRecord], view: str) -> set[str]:
+def find_tables_under(views: Mapping[str, DeclaredView] | Mapping[str, ViewRecord], view: str) -> set[str]:
     """The tables that a view reads, directly or through other views."""
     found: set[str] = set()
     for name in views[view].reads:
-        found |= tables_under(views, name) if name in views else {name}
+        found |= find_tables_under(views, name) if name in views else {name}
     return found
 
 
-def read_definition(meta: Meta) -> tuple[int, Definition | None]:
+def read_definition(meta: Meta) -> tuple[SequenceNumber, Definition | None]:
     """The number of the record, and the definition."""
     record = meta.head(PIPELINE)
     if record is None:
-        return 0, None
+        return SequenceNumber(0), None
     return record.seqno, unseal(record.data, Definition, meta.path(PIPELINE))
 
 
-def definition_write(number: int, definition: Definition) -> Write:
+def make_definition_write(number: SequenceNumber, definition: Definition) -> Write:
     return Write(PIPELINE, number, seal(definition))
 
 
 def compare_definition(known: Definition | None, engine: Engine) -> Evolution:
     if known is None:
         return Evolution(tables_new=tuple(engine.tables), views_new=tuple(engine.views))
-    changed = {name: _table_change(known.tables.get(name), table) for name, table in engine.tables.items()}
+    changed = {name: _compare_table(known.tables.get(name), table) for name, table in engine.tables.items()}
     declared = {name for name, table in known.tables.items() if table.is_declared}
     views_new = tuple(name for name, view in engine.views.items() if _is_new(known.views.get(name), view))
     return Evolution(
-        tables_new=_which(changed, "new"),
-        tables_widened=_which(changed, "widened"),
-        tables_back=_which(changed, "back"),
+        tables_new=_select_changed(changed, "new"),
+        tables_widened=_select_changed(changed, "widened"),
+        tables_back=_select_changed(changed, "back"),
         tables_gone=tuple(sorted(declared - set(engine.tables))),
         views_new=views_new,
         views_gone=tuple(name for name in known.views if name not in engine.views or name in views_new),
         views_keyed=tuple(
             name
             for name, view in engine.views.items()
-            if name not in views_new and known.views[name].key != stored_key(view)
+            if name not in views_new and known.views[name].key != to_stored_key(view)
         ),
     )
 
 
-def stored_key(view: DeclaredView) -> tuple[str, ...] | msgspec.UnsetType:
+def to_stored_key(view: DeclaredView) -> tuple[str, ...] | msgspec.UnsetType:
     return view.key or msgspec.UNSET
 
 
@@ -209,11 +210,11 @@ def _is_new(known: ViewRecord | None, view: DeclaredView) -> bool:
     return known is None or known.fingerprint != view.fingerprint
 
 
-def _which(changed: Mapping[str, str], kind: str) -> tuple[str, ...]:
+def _select_changed(changed: Mapping[str, str], kind: str) -> tuple[str, ...]:
     return tuple(name for name, found in changed.items() if found == kind)
 
 
-def _table_change(known: TableRecord | None, table: DeclaredTable) -> str:
+def _compare_table(known: TableRecord | None, table: DeclaredTable) -> str:
     if known is None:
         return "new"
     where = f"{table.where}, table {table.name!r}" if table.where else f"table {table.name!r}"
@@ -223,7 +224,7 @@ def _table_change(known: TableRecord | None, table: DeclaredTable) -> str:
     if bool(known.shard) != table.is_kept:
         why = "evertide.keep cannot change, as rows that were not kept are gone. Declare a table with another name"
         raise InvalidInput(where=where, why=why)
-    before = known.arrow()
+    before = known.read_schema()
     _check_columns(before, table.schema, where)
     if len(table.schema) > len(before):
         return "widened"

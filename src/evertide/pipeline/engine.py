@@ -15,14 +15,14 @@ from typing import Protocol
 import pyarrow as pa
 
 from evertide.flow.state.arrangement import Arrangement
-from evertide.flow.state.manifest import Manifest
 from evertide.flow.state.row_groups import RowGroupCache
+from evertide.flow.state.state_part import PartEntry
 from evertide.plan.program.properties import SinkProperties
 from evertide.store.blob import Blob
 from evertide.store.paths import Name
 from evertide.threads.stopping import IsStopping, never_stopping
 
-__all__ = ["Cohort", "DeclaredTable", "DeclaredView", "Engine", "StatePart", "StateStore", "drain", "parts_of"]
+__all__ = ["Cohort", "DeclaredTable", "DeclaredView", "Engine", "StateStore", "drain"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,17 +68,6 @@ class StateStore:
     """Keys of parts of discarded state, until `drain` returns them."""
 
 
-@dataclass(frozen=True, slots=True)
-class StatePart:
-    key: str
-    bytes: int
-    checksum: str
-
-
-def parts_of(manifests: Iterable[Manifest]) -> list[StatePart]:
-    return [StatePart(entry.key, entry.bytes, entry.checksum) for manifest in manifests for entry in manifest.entries()]
-
-
 def drain(keys: list[str]) -> list[str]:
     """Remove and return all keys; other threads may append to the list meanwhile."""
     found = []
@@ -101,11 +90,11 @@ class Cohort(Protocol):
 
     def drop(self, views: Collection[str]) -> None: ...
 
-    def save(self) -> tuple[bytes, list[StatePart]]:
+    def save(self) -> tuple[bytes, list[PartEntry]]:
         """Make the state durable; return the bytes that restore it, and the parts that they name."""
         ...
 
-    def parts(self) -> list[StatePart]:
+    def parts(self) -> list[PartEntry]:
         """The parts in use."""
         ...
 
@@ -142,7 +131,7 @@ class Engine(Protocol):
 
     def cohort(self, views: Collection[str], store: StateStore, state: bytes | None) -> Cohort: ...
 
-    def beside(self) -> AbstractContextManager[None]:
+    def share_cores(self) -> AbstractContextManager[None]:
         """Within the block, this thread's computations share the cores with the transactions."""
         ...
 

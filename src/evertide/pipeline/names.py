@@ -1,4 +1,4 @@
-"""Names that both readers and the pipeline need. Importing this module does not import Spark."""
+"""The name of the collection of dead letters, and names of collections in paths. Importing it does not import Spark."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ A pause applies to one process, and ends with it. The transaction under way is c
 from __future__ import annotations
 
 from evertide.errors import NotAllowedNow
-from evertide.problem import Problem
+from evertide.problem import ComponentState, Problem
 from evertide.runtime import Runtime
 
 __all__ = ["Pause"]
@@ -37,6 +37,6 @@ class Pause:
     def problem(self, running_since_s: float) -> Problem:
         """The state, `running` or `paused`, of a pipeline without other problems."""
         if self._since_s is None:
-            return Problem("running", "", "", "", running_since_s)
-        remedy = "Resume it: `evertide --url URL resume`, or POST /v1/resume."
-        return Problem("paused", "", "somebody asked it to take no new transaction", remedy, self._since_s)
+            return Problem(ComponentState.RUNNING, "", "", "", running_since_s)
+        remedy = "Resume the pipeline: `evertide --url URL resume`, or POST /v1/resume."
+        return Problem(ComponentState.PAUSED, "", "a client paused the pipeline", remedy, self._since_s)

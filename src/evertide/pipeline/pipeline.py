@@ -24,25 +24,26 @@ from typing import Any, Self, TypeVar
 
 import pyarrow as pa
 
-from evertide.checkpoint.manifest import StateFile
+from evertide.checkpoint.catalog import Checkpoints
 from evertide.checkpoint.records import CatalogEntry
-from evertide.errors import Closed, EvertideError, Fenced, InvalidInput, NotAllowedNow, OutcomeUnknown, Unavailable
+from evertide.errors import Closed, EvertideError, Fenced, NotAllowedNow, OutcomeUnknown, Unavailable, Unexpected
 from evertide.flow.state.arrangement import Arrangement
+from evertide.journal.journal import Journal
 from evertide.journal.xids import own_number
 from evertide.observer import NO_OBSERVER, Observer
-from evertide.pipeline.definition import Definition, read_definition, spelling
+from evertide.pipeline.definition import Definition, list_spellings, read_definition
 from evertide.pipeline.engine import Engine
 from evertide.pipeline.input.input_reader import InputReader
-from evertide.pipeline.input.open_sources import open_feeds
+from evertide.pipeline.input.open_sources import open_declared_sources
 from evertide.pipeline.input.pushes import PushTransaction
 from evertide.pipeline.maintenance.state_maintenance import StateMaintenance
+from evertide.pipeline.process_context import OnProgress, ProcessContext
 from evertide.pipeline.reading.collections import Collections, View
-from evertide.pipeline.recovery.opening import OnProgress, ProcessContext, Stores
 from evertide.pipeline.recovery.storage_wait import StorageWait, register_with_retry
 from evertide.pipeline.replicas.leader_tasks import LeaderTasks
 from evertide.pipeline.replicas.leadership import Leadership
 from evertide.pipeline.replicas.liveness import HangLog, HeartbeatGate, Liveness, register_opening, watch_for_hang
-from evertide.pipeline.replicas.ownership import Role
+from evertide.pipeline.replicas.ownership import ProcessRole
 from evertide.pipeline.replicas.replica_record import ReplicaReporter
 from evertide.pipeline.script import read_script
 from evertide.pipeline.sinks.delivery_threads import PreparedSinks
@@ -52,22 +53,25 @@ from evertide.pipeline.status.process_state import ProcessState
 from evertide.pipeline.status.source_record import SourceReporter
 from evertide.pipeline.status.status import Status
 from evertide.pipeline.status.stored_facts import StoredFacts
-from evertide.pipeline.transaction.advancer import Advancer, opened
+from evertide.pipeline.transaction.advancer import Advancer, open_in_role
 from evertide.pipeline.transaction.loop import Loop
+from evertide.pipeline.transaction.machine import make_state_store
 from evertide.pipeline.transaction.phases import CurrentPhase, Phase
 from evertide.plan.catalyst.network import REMEDY
 from evertide.plan.catalyst.session import SparkSession, open_session
 from evertide.plan.program.view_function import ViewFunction
 from evertide.plan.query.query import make_frame, query
-from evertide.problem import Problem
-from evertide.runtime import Runtime, SystemRuntime
+from evertide.problem import ComponentState, Problem
+from evertide.runtime import Runtime, StoppableRuntime, SystemRuntime
 from evertide.scratch import using_system
 from evertide.settings import Settings
 from evertide.shard.heartbeat import Heartbeat
+from evertide.shard.shard import Shards
 from evertide.sources.executors import SparkExecutors
 from evertide.store.observed import observe
 from evertide.store.open import Storage, open_storage
 from evertide.threads.steps import watch_steps
+from evertide.threads.ticker import Ticker
 from evertide.threads.watched import unexpected_error
 
 __all__ = ["Pipeline"]
@@ -88,30 +92,30 @@ class Pipeline:
         settings: Settings,
         progress: OnProgress | None = None,
         threads: bool = True,
-        role: Role = Role.ALONE,
+        role: ProcessRole = ProcessRole.ALONE,
         observer: Observer = NO_OBSERVER,
     ) -> None:
         """Use `open`; tests call this with an engine of their own."""
         self.engine = engine
+        self._stopping = threading.Event()
+        self._runtime = runtime = StoppableRuntime(runtime, self._stopping)
         self.storage = storage = observe(storage, observer, runtime)
         self.settings = settings
-        self._runtime = runtime
         self._turn = threading.RLock()
-        self._stopping = threading.Event()
         self._is_open = self._is_closed = False
-        self._threads: list[Any] = []
+        self._threads: list[Ticker | LeaderTasks] = []
         self._watched: list[Callable[[], Iterable[Problem]]] = [
             lambda: (one for thread in [*self._threads] for one in thread.troubles())
         ]
         self._pushed: PushTransaction
-        self._heart: Heartbeat | None = None
+        self._heartbeat: Heartbeat | None = None
         self._role = role
         with watch_for_hang("registering with the storage", runtime, settings):
             self._writer = register_with_retry(role, storage.meta, self._stopping, runtime=runtime, settings=settings)
-        may_take = role is not Role.READ_ONLY
+        may_take = role is not ProcessRole.READ_ONLY
         self._leadership = Leadership(storage.meta, self._writer, runtime, settings, may_take=may_take)
         self._process_state = ProcessState(storage.meta, self._writer, self._leadership, runtime, settings)
-        self._until_answered = StorageWait(self._process_state, self._check_heart, self._stopping, settings)
+        self._until_answered = StorageWait(self._process_state, self._check_heartbeat, self._stopping, settings)
         activity = engine.activity if isinstance(engine, SparkEngine) else lambda: None
         self._opening_phase = CurrentPhase(Phase.OPEN, -1, runtime.monotonic_s(), "opening the pipeline")
         self.liveness = Liveness(self._current_phase, self._ended, runtime, settings.hang_after_s, activity)
@@ -128,7 +132,9 @@ class Pipeline:
             raise found from found.__cause__
         self._is_open = True
         self._process_state.publish()
-        logger.info("pipeline open at time %d as %r, storage %s", self.time, role.value, storage.root)
+        logger.info(
+            "the pipeline is open at time %d in the role %r, on storage %s", self.time, role.value, storage.root
+        )
 
     @classmethod
     def open(
@@ -142,7 +148,7 @@ class Pipeline:
         settings: Settings | None = None,
         functions: Sequence[ViewFunction] = (),
         progress: OnProgress | None = None,
-        role: Role | str = Role.ALONE,
+        role: ProcessRole | str = ProcessRole.ALONE,
         observer: Observer = NO_OBSERVER,
     ) -> Pipeline:
         """Open the pipeline of a script (SQL, or the path of a file). A missing storage is created.
@@ -161,7 +167,7 @@ class Pipeline:
                 exposure = session.find_exposure()
                 engine = SparkEngine(session, text, path, functions)
             try:
-                options: dict[str, Any] = {"progress": progress, "role": Role(role), "observer": observer}
+                options: dict[str, Any] = {"progress": progress, "role": ProcessRole(role), "observer": observer}
                 pipeline = cls(engine, opened, base=base, runtime=runtime, settings=settings, **options)
             except BaseException:
                 engine.close()
@@ -172,8 +178,6 @@ class Pipeline:
         if exposure is not None:
             pipeline._process_state.warn("spark_open", exposure, REMEDY)
         return pipeline
-
-    # Input
 
     def push(self, table: str, rows: Any = (), *, deletes: Any = ()) -> None:
         """Add rows to the next transaction: dicts, an Arrow table or a DataFrame; upserts and deletes by key."""
@@ -206,11 +210,9 @@ class Pipeline:
 
     def take(self, pushed: PushTransaction) -> int:
         """Commit the rows of a block; return their time. After an error, `pushed.time` is set if they are committed."""
-        with self._turn, self._pushes.taking(pushed):
+        with self._turn, self._pushes.withdraw_on_error(pushed):
             self._check_can_commit()
             return self._commit_pushed(pushed)
-
-    # Transactions
 
     def advance(self) -> int | None:
         """Make one transaction of the available input, and return its number; None if there is no input."""
@@ -258,25 +260,19 @@ class Pipeline:
             if self.leads:
                 self._leader_tasks.try_checkpoint(self._settle)
 
-    def checkpoint_files(self, entry: CatalogEntry) -> tuple[StateFile, ...]:
-        """The files of a checkpoint; checkpoints share most of them."""
-        return self._context.checkpoints.read(entry).files
-
     def retry(self, view: str) -> None:
-        """Recompute a failed view now."""
+        """Recompute a failed view now, while transactions continue. Raise `ViewFailed` if the view fails again."""
         self._check_open()
-        self._leader_tasks.backfills.retry(view)
+        self._leader_tasks.retry(view)
 
     def hydrated(self, timeout_s: float | None = None) -> bool:
         """Wait until new views are hydrated; False if `timeout_s` passes first."""
         self._leader_tasks.backfills.wait(timeout_s)
-        return not self.definition.away("hydrating")
+        return not self.definition.list_away(ComponentState.HYDRATING)
 
     def deliver_once(self) -> None:
         """Deliver all outstanding transactions to sinks; for a pipeline without threads."""
         self._leader_tasks.deliver_once()
-
-    # State and content
 
     @property
     def time(self) -> int:
@@ -303,7 +299,7 @@ class Pipeline:
     def query(self, text: str, *, as_of: int | None = None) -> pa.Table:
         """Run a query over tables and views, all read at one time."""
         session = self._spark_engine().program.catalog.session  # has the settings of a project, too
-        at = self.collections.tables_at
+        at = self.collections.read_tables_at
         return query(
             session, text, lambda on, names: {one: make_frame(on, rows) for one, rows in at(names, as_of).items()}
         )
@@ -316,7 +312,7 @@ class Pipeline:
 
     def status(self, unread: EvertideError | None = None) -> Status:
         """If `unread` is given, no storage call is made for this reason: the status has the last known facts."""
-        facts = self._stored.read() if unread is None else self._stored.last(unread)
+        facts = self._stored.read() if unread is None else self._stored.recall(unread)
         troubles = [one for troubles in [*self._watched] for one in troubles()]
         return self._process_state.status(self._runner, self._input_reader, self._leader_tasks, facts, troubles)
 
@@ -331,8 +327,6 @@ class Pipeline:
     def watch_feeds(self, look: Callable[[], Iterable[Problem]]) -> None:
         """Include the problems of feeds in the status."""
         self._leader_tasks.watch_feeds(look)
-
-    # End
 
     def close(self, *, checkpoint: bool = True) -> None:
         """Close the pipeline, by default with a checkpoint, so that the next start is fast. May be called twice."""
@@ -357,33 +351,39 @@ class Pipeline:
 
     def _start(self, base: Path, progress: OnProgress, observer: Observer, *, threads: bool) -> None:
         storage, runtime, settings, writer = self.storage, self._runtime, self.settings, self._writer
-        stores = Stores.of(storage, writer.id, runtime, settings)
+        blob, meta = storage.blob, storage.meta
+        shards = Shards(blob, meta, runtime=runtime, settings=settings, reader=writer.id)
+        journal = Journal(blob, meta, runtime=runtime, settings=settings)
+        checkpoints = Checkpoints(blob, meta, runtime=runtime, settings=settings)
         self._process_state.watch_stall(lambda: self.liveness.find_stall(settings.stall_after_s))
         writer.beat_unless(HeartbeatGate(self.liveness, lambda: self._leadership.is_leader))
         if threads:
-            self._heart = Heartbeat(settings, stores.shards.leases, writer).start()
-            self._threads += [self._heart, HangLog(self.liveness, settings).start()]
-        _, known = self._until_answered(lambda: read_definition(storage.meta))
-        self.engine.spell(spelling(known))
-        records = SinkRecords(storage.meta, writer, runtime, settings)
+            self._heartbeat = Heartbeat(settings, shards.leases, writer).start()
+            self._threads += [self._heartbeat, HangLog(self.liveness, settings).start()]
+        _, known = self._until_answered(lambda: read_definition(meta))
+        self.engine.spell(list_spellings(known))
+        records = SinkRecords(meta, writer, runtime, settings)
         sinks = self._until_answered(lambda: PreparedSinks(self.engine, records, base))
         executors = SparkExecutors(self.engine.spark) if isinstance(self.engine, SparkEngine) else None
-        journal = stores.journal
-        self._pushes, sources = open_feeds(self.engine.tables, journal, writer, base, runtime, settings, executors)
-        reporter = ReplicaReporter(lambda: self._leadership.role, storage.meta, writer.id, runtime, settings)
+        self._pushes, sources = open_declared_sources(
+            self.engine.tables, journal, writer, base, runtime, settings, executors
+        )
+        reporter = ReplicaReporter(lambda: self._leadership.role, meta, writer.id, runtime, settings)
         reporter.watch(self._publish_progress)
         self._threads.append(reporter.start() if threads else reporter)
-        on_progress = reporter.noting(progress)
-        context = ProcessContext.of(stores, writer, self.engine, sources, on_progress, observer, runtime, settings)
+        on_progress = reporter.wrap_progress(progress)
+        store, engine = make_state_store(blob, writer.id, runtime, settings), self.engine
+        components = (meta, shards, journal, checkpoints, writer, runtime, settings)
+        context = ProcessContext(*components, engine, store, sources, on_progress, observer)
         self._context, turn, stopping, leadership = context, self._turn, self._stopping, self._leadership
         self._until_answered(leadership.try_acquire)
         self._process_state.publish_replaying()
-        self._runner = runner = self._until_answered(lambda: opened(context, leadership, stopping, self._role))
+        self._runner = runner = self._until_answered(lambda: open_in_role(context, leadership, stopping, self._role))
         self._input_reader = reader = InputReader(runner)
         self._process_state.watch(reader)
         self._pushed = PushTransaction(self._pushes)
         self.collections = Collections(lambda: runner.members, lambda rows: make_frame(self.spark, rows))
-        reports, settle = SourceReporter(reader.records, storage.meta, writer.id, runtime, settings), self._settle
+        reports, settle = SourceReporter(reader.make_records, meta, writer.id, runtime, settings), self._settle
         self._leader_tasks = tasks = self._until_answered(
             lambda: LeaderTasks(context, runner, turn, stopping, self._fail, reports, sinks, settle, threads=threads)
         )
@@ -397,10 +397,14 @@ class Pipeline:
         if threads:
             self._threads.append(StateMaintenance(runner, tasks.checkpointer, turn).start())
 
-    def _check_heart(self) -> None:
+    def _check_heartbeat(self) -> None:
         """Raise if this process is fenced, which it would not notice without input or during a storage outage."""
-        if self._heart is not None and isinstance(self._heart.error, Fenced) and self._process_state.error is None:
-            self._fail(self._heart.error)
+        if (
+            self._heartbeat is not None
+            and isinstance(self._heartbeat.error, Fenced)
+            and self._process_state.error is None
+        ):
+            self._fail(self._heartbeat.error)
         if self._process_state.error is not None:
             raise self._process_state.error
 
@@ -419,7 +423,7 @@ class Pipeline:
             found = self._process_state.fail(error)
             raise found from found.__cause__
         except Exception as error:  # the status must name an error of any class
-            logger.exception("transaction %d cannot continue", self.time + 1)
+            logger.exception("transaction %d failed", self.time + 1)
             raise self._process_state.fail(unexpected_error(f"transaction {self.time + 1}", error)) from error
         finally:
             self._process_state.publish()
@@ -445,24 +449,26 @@ class Pipeline:
         """A separate thread calls it, so that storage shows a hang of the thread that makes transactions."""
         if not self._is_open:
             self._process_state.publish_replaying()
-            return self._process_state.worst().state, -1
+            return self._process_state.find_worst().state, -1
         self._process_state.publish()
-        return self._process_state.worst().state, self.time
+        return self._process_state.find_worst().state, self.time
 
     def _current_phase(self) -> CurrentPhase:
         return self._runner.phases.current if self._is_open else self._opening_phase
 
     def _ended(self) -> list[str]:
-        return [] if self._is_closed else [name for thread in self._threads for name in thread.ended()]
+        return [] if self._is_closed else [name for thread in self._threads for name in thread.list_ended()]
 
     def _spark_engine(self) -> SparkEngine:
         if not isinstance(self.engine, SparkEngine):
-            raise InvalidInput(where="the pipeline", why="this call needs the Spark engine, and another engine runs")
+            raise Unexpected(
+                where="Pipeline", why=f"this call needs Spark, and the engine is {type(self.engine).__name__}"
+            )
         return self.engine
 
     def _check_can_commit(self) -> None:
         self._check_open()
-        if self._role is Role.READ_ONLY and not self._leader_tasks.is_active:
+        if self._role is ProcessRole.READ_ONLY and not self._leader_tasks.is_active:
             why = "this replica is read-only; send rows to the leader, or promote this replica with `evertide promote`"
             raise NotAllowedNow(where="commit", why=why)
         self._process_state.pause.check()
@@ -470,7 +476,7 @@ class Pipeline:
     def _check_open(self) -> None:
         if self._is_closed:
             raise Closed(where="the pipeline")
-        self._check_heart()
+        self._check_heartbeat()
 
     def _shut_down(self) -> None:
         self._is_closed = True
@@ -479,7 +485,7 @@ class Pipeline:
             thread.stop()
         runner = getattr(self, "_runner", None)
         if runner is not None and self._pushed.rows:
-            logger.warning("%d pushed rows were never committed and are discarded", self._pushed.rows)
+            logger.warning("discarding %d pushed rows that were never committed", self._pushed.rows)
         for source in runner.sources.values() if runner is not None else ():
             with suppress(EvertideError):
                 source.close()

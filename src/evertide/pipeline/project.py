@@ -37,10 +37,10 @@ def is_project(path: Path) -> bool:
 
 
 def read_project(path: Path) -> Project:
-    spec = _spec(path)
-    fields = _fields(spec)
+    spec = _find_spec(path)
+    fields = _read_fields(spec)
     root = spec.absolute().parent
-    files = [each for include in _includes(fields, str(spec)) for each in _found(root, include, str(spec))]
+    files = [each for include in _read_includes(fields, str(spec)) for each in _find_files(root, include, str(spec))]
     files = list(dict.fromkeys(files))
     if not files:
         why = "the project has no libraries; name some, as in `libraries: [{glob: {include: transformations/**}}]`"
@@ -50,13 +50,13 @@ def read_project(path: Path) -> Project:
         name=str(fields["name"]),
         root=root,
         where=str(spec),
-        configuration=_configuration(fields, str(spec)),
+        configuration=_read_configuration(fields, str(spec)),
         sql=tuple(each for each in read if each.path.suffix == ".sql"),
         python=tuple(each for each in read if each.path.suffix == ".py"),
     )
 
 
-def _spec(path: Path) -> Path:
+def _find_spec(path: Path) -> Path:
     if not path.is_dir():
         return path
     found = [path / name for name in SPEC_NAMES if (path / name).is_file()]
@@ -68,7 +68,7 @@ def _spec(path: Path) -> Path:
     return found[0]
 
 
-def _fields(spec: Path) -> Mapping[str, Any]:
+def _read_fields(spec: Path) -> Mapping[str, Any]:
     try:
         fields = yaml.safe_load(read_text(spec))
     except yaml.YAMLError as error:
@@ -86,7 +86,7 @@ def _fields(spec: Path) -> Mapping[str, Any]:
     return fields
 
 
-def _includes(fields: Mapping[str, Any], where: str) -> Iterator[str]:
+def _read_includes(fields: Mapping[str, Any], where: str) -> Iterator[str]:
     for entry in fields.get("libraries") or ():
         try:
             include = entry["glob"]["include"]
@@ -100,7 +100,7 @@ def _includes(fields: Mapping[str, Any], where: str) -> Iterator[str]:
         yield str(include)
 
 
-def _found(root: Path, include: str, where: str) -> list[Path]:
+def _find_files(root: Path, include: str, where: str) -> list[Path]:
     if include.endswith(_EVERYTHING):
         named = sorted((root / include.removesuffix(_EVERYTHING)).rglob("*"))
     else:
@@ -115,7 +115,7 @@ def _found(root: Path, include: str, where: str) -> list[Path]:
     return found
 
 
-def _configuration(fields: Mapping[str, Any], where: str) -> dict[str, str]:
+def _read_configuration(fields: Mapping[str, Any], where: str) -> dict[str, str]:
     given = fields.get("configuration") or {}
     if not isinstance(given, dict):
         raise InvalidInput(where=where, why="the field 'configuration' must have names with values")

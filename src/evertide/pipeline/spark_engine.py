@@ -12,13 +12,14 @@ from evertide.flow import Circuit, CircuitState
 from evertide.flow.explanation.explain import explain
 from evertide.flow.explanation.explanation import Explanation
 from evertide.flow.state.arrangement import Arrangement
-from evertide.pipeline.engine import Cohort, DeclaredTable, DeclaredView, StatePart, StateStore, drain, parts_of
+from evertide.flow.state.state_part import PartEntry
+from evertide.pipeline.engine import Cohort, DeclaredTable, DeclaredView, StateStore, drain
 from evertide.plan.algebra.fingerprint import Fingerprints
 from evertide.plan.algebra.nodes import Attribute
-from evertide.plan.catalyst.activity import activity
-from evertide.plan.catalyst.columns import arrow_schema
+from evertide.plan.catalyst.activity import read_activity
+from evertide.plan.catalyst.columns import make_arrow_schema
 from evertide.plan.catalyst.pool import BACKFILL_POOL, use_pool
-from evertide.plan.catalyst.result_settings import result_settings
+from evertide.plan.catalyst.result_settings import read_result_settings
 from evertide.plan.catalyst.session import Session
 from evertide.plan.program.program import Program
 from evertide.plan.program.project import Project
@@ -41,21 +42,19 @@ class SparkCohort:
         return self.circuit.step(deltas)
 
     def fails(self, deltas: Mapping[str, pa.Table]) -> bool:
-        return self.circuit.fails(deltas)
+        return self.circuit.has_failing_row(deltas)
 
     def drop(self, views: Collection[str]) -> None:
         self.circuit.drop(views)
 
-    def save(self) -> tuple[bytes, list[StatePart]]:
+    def save(self) -> tuple[bytes, list[PartEntry]]:
         state = self.circuit.save()
-        return msgspec.msgpack.encode(state), parts_of(state.arrangements.values())
-
-    def parts(self) -> list[StatePart]:
-        return [
-            StatePart(entry.key, entry.bytes, entry.checksum)
-            for kept in self.circuit.arrangements.values()
-            for entry in kept.parts()
+        return msgspec.msgpack.encode(state), [
+            part for one in state.arrangements.values() for part in one.list_entries()
         ]
+
+    def parts(self) -> list[PartEntry]:
+        return [part for kept in self.circuit.arrangements.values() for part in kept.parts()]
 
     def arrangements(self) -> Iterable[Arrangement]:
         return [*self.circuit.arrangements.values()]
@@ -78,7 +77,7 @@ class SparkEngine:
         self._declare({})
 
     def activity(self) -> object:
-        return activity(self.spark.sparkContext)
+        return read_activity(self.spark.sparkContext)
 
     def spell(self, names: Mapping[str, str]) -> None:
         if any(names.get(name.lower(), name) != name for name in (*self.tables, *self.views)):
@@ -92,8 +91,8 @@ class SparkEngine:
         self.tables = {
             statement.name: DeclaredTable(
                 name=statement.name,
-                schema=_named(self.program.tables[statement.name]),
-                key=tuple(_declared(statement.key, self.program.tables[statement.name])),
+                schema=_name_columns(self.program.tables[statement.name]),
+                key=tuple(_spell_key(statement.key, self.program.tables[statement.name])),
                 connector=statement.connector,
                 options=statement.options,
                 is_kept=statement.properties.get("evertide.keep", "all") == "all",
@@ -110,7 +109,7 @@ class SparkEngine:
         self.views = {
             name: DeclaredView(
                 name,
-                _named(plan.output),
+                _name_columns(plan.output),
                 prints.views[name],
                 self.program.reads[name],
                 self.program.sinks[name],
@@ -136,7 +135,7 @@ class SparkEngine:
             )
         )
 
-    def beside(self) -> AbstractContextManager[None]:
+    def share_cores(self) -> AbstractContextManager[None]:
         return use_pool(self.spark.sparkContext, BACKFILL_POOL)
 
     def explain(self, cohorts: Iterable[Cohort]) -> list[Explanation]:
@@ -144,18 +143,18 @@ class SparkEngine:
 
     def results(self) -> dict[str, str]:
         """The settings that affect results, including those of a project, and Spark's version."""
-        return result_settings(self.program.catalog.session)
+        return read_result_settings(self.program.catalog.session)
 
     def close(self) -> None:
         self._session.close()
 
 
-def _named(columns: Sequence[Attribute]) -> pa.Schema:
-    positional = arrow_schema(columns)
+def _name_columns(columns: Sequence[Attribute]) -> pa.Schema:
+    positional = make_arrow_schema(columns)
     return pa.schema([field.with_name(column.name) for field, column in zip(positional, columns, strict=True)])
 
 
-def _declared(key: Sequence[str], columns: Sequence[Attribute]) -> list[str]:
+def _spell_key(key: Sequence[str], columns: Sequence[Attribute]) -> list[str]:
     """The key's columns, spelled as the table spells them."""
     names = {column.name.lower(): column.name for column in columns}
     return [names[column.lower()] for column in key]

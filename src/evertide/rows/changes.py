@@ -22,12 +22,14 @@ import pyarrow.compute as pc
 
 from evertide.errors import Damaged, InvalidInput
 from evertide.rows.columns import Bools, Longs, Words, one_chunk, plain
-from evertide.rows.conform import alike, conform, first_null, forbids_null, refused_type
+from evertide.rows.conform import are_alike, conform, explain_refusal, first_null, forbids_null
 from evertide.rows.digest import RowHashes, row_hashes
 from evertide.rows.equality import equal_rows
+from evertide.rows.python_rows import python_rows
 
 __all__ = [
     "DIFF",
+    "DIFF_FIELD",
     "TIME",
     "advance",
     "changes_schema",
@@ -37,7 +39,7 @@ __all__ = [
     "content",
     "empty",
     "expand",
-    "expanded",
+    "expand_in_pieces",
     "lowest",
     "net",
 ]
@@ -46,7 +48,7 @@ TIME = "__time"
 DIFF = "__diff"
 
 _TIME_FIELD = pa.field(TIME, pa.int64(), nullable=False)
-_DIFF_FIELD = pa.field(DIFF, pa.int64(), nullable=False)
+DIFF_FIELD = pa.field(DIFF, pa.int64(), nullable=False)
 
 _PIECE_ROWS = 65_536
 _PIECE_BYTES = 8 * 1024 * 1024
@@ -69,12 +71,12 @@ def changes_schema(schema: pa.Schema) -> pa.Schema:
     names = schema.names
     for field in schema:
         if field.name in (TIME, DIFF):
-            raise InvalidInput(where=f"column {field.name!r}", why="the name is taken by the shard itself")
+            raise InvalidInput(where=f"column {field.name!r}", why="the name is reserved; rename the column")
         if names.count(field.name) > 1:
-            raise InvalidInput(where=f"column {field.name!r}", why="the name occurs twice")
-        if why := refused_type(field.type):
+            raise InvalidInput(where=f"column {field.name!r}", why="the name occurs twice; rename one of the columns")
+        if why := explain_refusal(field.type):
             raise InvalidInput(where=f"column {field.name!r}", why=why)
-    return pa.schema([*schema, _TIME_FIELD, _DIFF_FIELD])
+    return pa.schema([*schema, _TIME_FIELD, DIFF_FIELD])
 
 
 def empty(schema: pa.Schema) -> pa.Table:
@@ -107,9 +109,9 @@ def advance(table: pa.Table, since: int) -> pa.Table:
 def consolidate(table: pa.Table, where: str = "changes") -> pa.Table:
     """Return each (row, time) once, with the sum of its diffs if that is not 0, in the order of the header."""
     columns = table.drop_columns([TIME, DIFF])
-    rows, diffs = _summed(columns, _longs(table.column(TIME)), _longs(table.column(DIFF)), where)
+    rows, diffs = _sum_diffs(columns, _longs(table.column(TIME)), _longs(table.column(DIFF)), where)
     taken = table.drop_columns([DIFF]).take(pa.array(rows))
-    return taken.append_column(_DIFF_FIELD, pa.array(diffs))
+    return taken.append_column(DIFF_FIELD, pa.array(diffs))
 
 
 def content(table: pa.Table, as_of: int, where: str = "changes") -> pa.Table:
@@ -126,8 +128,8 @@ def net(table: pa.Table, where: str = "changes", *, is_sorted: bool = True) -> p
     The content decides the order, unless `is_sorted` is false: sorting costs more than adding up.
     """
     columns = table.drop_columns([DIFF])
-    rows, diffs = _summed(columns, None, _longs(table.column(DIFF)), where, is_sorted=is_sorted)
-    return columns.take(pa.array(rows)).append_column(_DIFF_FIELD, pa.array(diffs))
+    rows, diffs = _sum_diffs(columns, None, _longs(table.column(DIFF)), where, is_sorted=is_sorted)
+    return columns.take(pa.array(rows)).append_column(DIFF_FIELD, pa.array(diffs))
 
 
 def lowest(table: pa.Table) -> pa.Table:
@@ -135,25 +137,25 @@ def lowest(table: pa.Table) -> pa.Table:
     columns, diffs = table.drop_columns([DIFF]), _longs(table.column(DIFF))
     if len(diffs) == 0:
         return table
-    order, again = _verified(columns, *_grouped(row_hashes(columns).high, None))
+    order, again = _verify_groups(columns, *_group_rows(row_hashes(columns).high, None))
     is_first = np.concatenate(([True], ~again))
     starts = np.flatnonzero(is_first)
     order = order[np.lexsort((order, np.cumsum(is_first)))]  # equal rows stay neighbours, now in input order
     sums = np.cumsum(diffs[order])
     before = np.repeat((sums - diffs[order])[starts], np.diff(np.append(starts, len(order))))
     found = np.minimum.reduceat(sums - before, starts)
-    return columns.take(pa.array(order[starts][found < 0])).append_column(_DIFF_FIELD, pa.array(found[found < 0]))
+    return columns.take(pa.array(order[starts][found < 0])).append_column(DIFF_FIELD, pa.array(found[found < 0]))
 
 
 def expand(table: pa.Table, where: str = "collection") -> pa.Table:
     """Repeat each row of a multiset, as `content` returns it, as often as its count."""
-    columns, counts = _counted(table, where)
-    return _repeated(columns, counts)
+    columns, counts = _split_counts(table, where)
+    return _repeat(columns, counts)
 
 
-def expanded(table: pa.Table, where: str = "collection") -> Iterator[pa.Table]:
+def expand_in_pieces(table: pa.Table, where: str = "collection") -> Iterator[pa.Table]:
     """Like `expand`, in pieces: one small row may occur a billion times, more than fits in memory."""
-    columns, counts = _counted(table, where)
+    columns, counts = _split_counts(table, where)
     yield from _pieces(columns, counts)
 
 
@@ -161,32 +163,33 @@ def _pieces(columns: pa.Table, counts: Longs) -> Iterator[pa.Table]:
     """Halve the rows until a piece is small enough, or has one row."""
     most = int(counts.max(initial=0))
     if most <= 1 or (columns.nbytes <= _PIECE_BYTES // most and counts.sum(dtype=np.float64) <= _PIECE_ROWS):
-        yield _repeated(columns, counts)
+        yield _repeat(columns, counts)
     elif len(counts) == 1:
         at_once = min(_PIECE_ROWS, max(1, _PIECE_BYTES // max(1, columns.nbytes)))
         for done in range(0, most, at_once):
-            yield _repeated(columns, np.array([min(at_once, most - done)]))
+            yield _repeat(columns, np.array([min(at_once, most - done)]))
     else:
         half = len(counts) // 2
         yield from _pieces(columns.slice(0, half), counts[:half])
         yield from _pieces(columns.slice(half), counts[half:])
 
 
-def _counted(table: pa.Table, where: str) -> tuple[pa.Table, Longs]:
+def _split_counts(table: pa.Table, where: str) -> tuple[pa.Table, Longs]:
     """The rows, and the count of each. A negative count is damage."""
     counts = _longs(table.column(DIFF))
     columns = table.drop_columns([name for name in (TIME, DIFF) if name in table.schema.names])
     negative = np.flatnonzero(counts < 0)
     if len(negative):
         at = int(negative[0])
-        row = columns.slice(at, 1).to_pylist()[0]
+        [row] = python_rows(columns.slice(at, 1))
         raise Damaged(
-            path=where, why=f"row {row!r} is there {int(counts[at])} times: a collection has no negative counts"
+            path=where,
+            why=f"row {row!r} has the count {int(counts[at])}, but no row of a collection has a negative count",
         )
     return columns, counts
 
 
-def _repeated(columns: pa.Table, counts: Longs) -> pa.Table:
+def _repeat(columns: pa.Table, counts: Longs) -> pa.Table:
     if (counts == 1).all():
         return columns
     return columns.take(pa.array(np.repeat(np.arange(len(counts)), counts)))
@@ -203,7 +206,7 @@ def _check_names(table: pa.Table, wanted: pa.Schema, where: str) -> None:
         at = next((i for i, (left, right) in pairs if left != right), min(len(found), len(wanted.names)))
         expected = repr(wanted.names[at]) if at < len(wanted.names) else "no further column"
         given = repr(found[at]) if at < len(found) else "no further column"
-        raise InvalidInput(where=f"{where}, column {at}", why=f"is {given}, but the shard has {expected} there")
+        raise InvalidInput(where=f"{where}, column {at}", why=f"found {given}, but the shard has {expected} there")
 
 
 def check_column(column: Any, field: Any, where: str) -> Any:
@@ -212,15 +215,15 @@ def check_column(column: Any, field: Any, where: str) -> Any:
     if as_declared and not forbids_null(field.type) and (field.nullable or column.null_count == 0):
         return column  # nothing to convert or check: the case of every append of the engine
     place = f"{where}, column {field.name!r}"
-    if not alike(column.type, field.type):
-        raise InvalidInput(where=place, why=f"has the type {column.type}, but {field.type} is declared")
+    if not are_alike(column.type, field.type):
+        raise InvalidInput(where=place, why=f"the type is {column.type}, but {field.type} is declared")
     checked, before = [], 0
     for chunk in column.chunks:
         array = conform(chunk, field.type)
         row = first_null(array, field)
         if row is not None:
-            value = array[row].as_py()
-            why = f"row {before + row} holds {value!r}, but {field} allows no NULL there"
+            [found] = python_rows(pa.table({"value": array.slice(row, 1)}))
+            why = f"row {before + row} holds {found['value']!r}, but {field} allows no NULL there"
             raise InvalidInput(where=place, why=why)
         checked.append(array)
         before += len(chunk)
@@ -235,7 +238,7 @@ def _check_times(times: Longs, lower: int, upper: int, where: str) -> None:
     raise InvalidInput(where=f"{where}, column {TIME!r}", why=why)
 
 
-def _summed(
+def _sum_diffs(
     columns: pa.Table, times: Longs | None, diffs: Longs, where: str, *, is_sorted: bool = True
 ) -> tuple[Longs, Longs]:
     """For each distinct (row, time) whose diffs do not sum to 0: one of its rows and that sum, in order.
@@ -247,7 +250,7 @@ def _summed(
     if len(diffs) == 0:
         return np.empty(0, np.int64), diffs
     hashes = row_hashes(columns)
-    order, again = _verified(columns, *_grouped(hashes.high, times))
+    order, again = _verify_groups(columns, *_group_rows(hashes.high, times))
     if again.any():
         starts = np.flatnonzero(np.concatenate(([True], ~again)))
         totals = np.zeros(len(diffs), np.int64)
@@ -256,11 +259,11 @@ def _summed(
         totals = diffs
     rows = np.flatnonzero(totals)
     if is_sorted:
-        rows = _sorted(columns, times, hashes, rows)
+        rows = _sort_rows(columns, times, hashes, rows)
     return rows, totals[rows]
 
 
-def _grouped(high: Words, times: Longs | None) -> tuple[Longs, Bools]:
+def _group_rows(high: Words, times: Longs | None) -> tuple[Longs, Bools]:
     """An order in which equal rows of one time are neighbours, and which row may equal the one before it.
 
     Half of the hash suffices, because all is verified. The factor is odd: equal rows share a key only at the same time.
@@ -271,7 +274,7 @@ def _grouped(high: Words, times: Longs | None) -> tuple[Longs, Bools]:
     return order, np.equal(in_order[1:], in_order[:-1])
 
 
-def _sorted(columns: pa.Table, times: Longs | None, hashes: RowHashes, rows: Longs) -> Longs:
+def _sort_rows(columns: pa.Table, times: Longs | None, hashes: RowHashes, rows: Longs) -> Longs:
     """Sort the rows by the sortable columns, NULL first, then time, then hash."""
     everything = len(rows) == columns.num_rows
     keys: list[Any] = []
@@ -286,7 +289,7 @@ def _sorted(columns: pa.Table, times: Longs | None, hashes: RowHashes, rows: Lon
     return np.take(rows, np.asarray(found))
 
 
-def _verified(columns: pa.Table, order: Longs, again: Bools) -> tuple[Longs, Bools]:
+def _verify_groups(columns: pa.Table, order: Longs, again: Bools) -> tuple[Longs, Bools]:
     """Verify which rows equal the one before, where the keys are equal: a hash is never trusted.
 
     A run of equal keys with different rows is reordered, so that equal rows are neighbours.
@@ -320,7 +323,7 @@ def _sums(columns: pa.Table, diffs: Longs, order: Longs, starts: Longs, where: s
     upper += lower >> 32
     over = np.flatnonzero((upper < -(1 << 31)) | (upper >= 1 << 31))
     if len(over):
-        row = columns.slice(int(order[starts[over[0]]]), 1).to_pylist()[0]
+        [row] = python_rows(columns.slice(int(order[starts[over[0]]]), 1))
         total = (int(upper[over[0]]) << 32) + int(lower[over[0]] & 0xFFFF_FFFF)
         raise InvalidInput(where=where, why=f"the diffs of row {row!r} add up to {total}, which does not fit 64 bits")
     return (upper << 32) + (lower & 0xFFFF_FFFF)

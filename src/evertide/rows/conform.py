@@ -17,12 +17,13 @@ import pyarrow as pa
 from evertide.rows.columns import LISTS, Longs, list_values, plain, validity
 
 __all__ = [
-    "alike",
+    "are_alike",
     "conform",
     "conform_table",
+    "explain_refusal",
     "first_null",
     "forbids_null",
-    "refused_type",
+    "nullable_inside",
     "reinterpret",
     "stored_type",
     "type_fields",
@@ -44,24 +45,24 @@ _STORED = {
 }
 
 
-def refused_type(kind: Any) -> str | None:
+def explain_refusal(kind: Any) -> str | None:
     """Why a shard's column cannot have this type, or None: a shard stores values, not their encodings."""
     if any(is_encoding(kind) for is_encoding in _ENCODINGS):
         return f"{kind} is an encoding or a union: declare the plain type of the values"
     if pa.types.is_struct(kind) and kind.num_fields == 0:
         return "a struct without fields holds nothing that could be stored"
     if isinstance(kind, pa.BaseExtensionType):
-        return refused_type(kind.storage_type)
-    return next(filter(None, (refused_type(field.type) for field in type_fields(kind))), None)
+        return explain_refusal(kind.storage_type)
+    return next(filter(None, (explain_refusal(field.type) for field in type_fields(kind))), None)
 
 
-def alike(left: Any, right: Any) -> bool:
+def are_alike(left: Any, right: Any) -> bool:
     return left.equals(right) or bool(_values_type(left).equals(_values_type(right)))
 
 
 def conform(array: Any, kind: Any) -> Any:
     """Return the values with exactly the type `kind`, which must be alike."""
-    return _rebuilt(array, kind, _cast)
+    return rebuild(array, kind, _cast)
 
 
 def conform_table(table: Any, schema: Any) -> Any:
@@ -81,7 +82,7 @@ def _conform_column(column: Any, kind: Any) -> Any:
 
 def reinterpret(array: Any, kind: Any) -> Any:
     """Return the bits with the type `kind`, which has the same layout: for types that a file format lacks."""
-    return _rebuilt(array, kind, _view)
+    return rebuild(array, kind, _view)
 
 
 def stored_type(kind: Any) -> Any:
@@ -93,14 +94,29 @@ def stored_type(kind: Any) -> Any:
     if pa.types.is_timestamp(kind) and kind.unit == "s":
         return pa.int64()
     if pa.types.is_nested(kind):
-        fields = [field.with_type(stored_type(field.type)) for field in type_fields(kind)]
-        if pa.types.is_struct(kind):
-            return pa.struct([field.with_nullable(nullable=True) for field in fields])
-        return pa.list_(fields[0]) if pa.types.is_fixed_size_list(kind) else _nested_type(kind, fields)
+        fields = _nullable_fields(kind, stored_type)
+        return pa.list_(fields[0]) if pa.types.is_fixed_size_list(kind) else nested_type(kind, fields)
     return _STORED.get(kind, kind)
 
 
-def _nested_type(kind: Any, fields: list[Any]) -> Any:
+def nullable_inside(kind: Any) -> Any:
+    """The type with nullable fields in structs, and with strings as the keys of a map of VOID, which is empty: Arrow
+    writes no Parquet file of a NULL struct with a NOT NULL field, or of keys without a type."""
+    if not pa.types.is_nested(kind):
+        return kind
+    fields = _nullable_fields(kind, nullable_inside)
+    if pa.types.is_map(kind) and pa.types.is_null(kind.key_type):
+        return pa.map_(pa.string(), fields[0].type.field(1))
+    return nested_type(kind, fields)
+
+
+def _nullable_fields(kind: Any, convert: Callable[[Any], Any]) -> list[Any]:
+    """The fields inside a nested type, of converted types, and nullable in a struct."""
+    fields = [field.with_type(convert(field.type)) for field in type_fields(kind)]
+    return [field.with_nullable(nullable=True) for field in fields] if pa.types.is_struct(kind) else fields
+
+
+def nested_type(kind: Any, fields: list[Any]) -> Any:
     """A type like `kind` with these fields inside."""
     if pa.types.is_struct(kind):
         return pa.struct(fields)
@@ -120,29 +136,29 @@ def _view(array: Any, kind: Any) -> Any:
     return array.view(kind)
 
 
-def _rebuilt(array: Any, kind: Any, leaf: Callable[[Any, Any], Any]) -> Any:
+def rebuild(array: Any, kind: Any, leaf: Callable[[Any, Any], Any]) -> Any:
     if array.type.equals(kind, check_metadata=True):
         return array
     array = plain(array)
     if isinstance(kind, pa.BaseExtensionType):
-        return pa.ExtensionArray.from_storage(kind, _rebuilt(array, kind.storage_type, leaf))
+        return pa.ExtensionArray.from_storage(kind, rebuild(array, kind.storage_type, leaf))
     if pa.types.is_struct(kind):
-        children = [_rebuilt(array.field(i), kind.field(i).type, leaf) for i in range(kind.num_fields)]
+        children = [rebuild(array.field(i), kind.field(i).type, leaf) for i in range(kind.num_fields)]
         return pa.Array.from_buffers(kind, len(array), [_validity_buffer(array)], children=children)
     if kind.id in LISTS:
         offsets, values = list_values(array)
         buffers = [_validity_buffer(array)]
         if kind.id == pa.lib.Type_FIXED_SIZE_LIST:
-            values = _filled(offsets, values, kind.list_size)
+            values = _fill(offsets, values, kind.list_size)
         else:
             width = np.int64 if kind.id == pa.lib.Type_LARGE_LIST else np.int32
             buffers.append(pa.py_buffer(offsets.astype(width)))
-        children = [_rebuilt(values, type_fields(kind)[0].type, leaf)]
+        children = [rebuild(values, type_fields(kind)[0].type, leaf)]
         return pa.Array.from_buffers(kind, len(array), buffers, children=children)
     return array if array.type.equals(kind, check_metadata=True) else leaf(array, kind)
 
 
-def _filled(offsets: Longs, values: Any, size: int) -> Any:
+def _fill(offsets: Longs, values: Any, size: int) -> Any:
     """Elements for fixed-size lists: NULL where a NULL list, or a NULL around it, has no elements."""
     lengths = np.diff(offsets)
     there = lengths == size
@@ -211,7 +227,7 @@ def _values_type(kind: Any) -> Any:
         kind = pa.list_(kind.value_type)
     if not pa.types.is_nested(kind) or pa.types.is_union(kind):
         return kind
-    return _nested_type(kind, [_any_field(field, kind) for field in type_fields(kind)])
+    return nested_type(kind, [_any_field(field, kind) for field in type_fields(kind)])
 
 
 def _any_field(field: Any, parent: Any) -> Any:

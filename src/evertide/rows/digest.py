@@ -1,4 +1,4 @@
-"""Digests: 128-bit fingerprints of multisets of rows, independent of order and encoding.
+"""Digests: 128-bit sums of the hashes of a multiset's rows, independent of order and encoding.
 
 Stored as 32 hexadecimal digits in every part, batch and commit record. Version 1, frozen: a change of any
 constant or step below makes every stored digest wrong, and needs a new version of the storage format.
@@ -34,7 +34,7 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from evertide.errors import InvalidInput
+from evertide.errors import InvalidInput, Unexpected
 from evertide.rows.columns import (
     BINARY,
     FIXED,
@@ -106,7 +106,7 @@ def row_hashes(columns: pa.Table | pa.RecordBatch) -> RowHashes:
 def digest(columns: pa.Table | pa.RecordBatch, diffs: Longs) -> int:
     """The sum of hash(row) x diff over all rows, modulo 2^128, exact for any diffs."""
     if columns.num_rows != len(diffs):
-        raise InvalidInput(where="digest", why=f"{columns.num_rows} rows and {len(diffs)} diffs")
+        raise Unexpected(where="digest", why=f"{columns.num_rows} rows have {len(diffs)} diffs")
     if len(diffs) == 0:
         return 0
     high, low = row_hashes(columns)
@@ -140,7 +140,7 @@ def negate(a: str) -> str:
 
 def _total(high: Words, low: Words) -> int:
     """Sum `low` in halves of 32 bits, as 2^32 of them fit in 64 bits. `high` may wrap: the sum is modulo 2^128."""
-    return (_wrapped(high) << 64) + _split_total(low)
+    return (_wrapping_sum(high) << 64) + _split_total(low)
 
 
 def _weighted_total(high: Words, low: Words, diffs: Longs) -> int:
@@ -150,15 +150,15 @@ def _weighted_total(high: Words, low: Words, diffs: Longs) -> int:
     weight_0, weight_1 = weights & _BITS_32, weights >> _32
     total = _split_total(low_0 * weight_0)
     total += (_split_total(low_0 * weight_1) + _split_total(low_1 * weight_0)) << 32
-    total += (_wrapped(low_1 * weight_1) + _wrapped(high * weights)) << 64
-    return total - (_wrapped(low[diffs < 0]) << 64)
+    total += (_wrapping_sum(low_1 * weight_1) + _wrapping_sum(high * weights)) << 64
+    return total - (_wrapping_sum(low[diffs < 0]) << 64)
 
 
 def _split_total(numbers: Words) -> int:
     return int((numbers & _BITS_32).sum()) + (int((numbers >> _32).sum()) << 32)
 
 
-def _wrapped(numbers: Words) -> int:
+def _wrapping_sum(numbers: Words) -> int:
     return int(numbers.sum())
 
 
@@ -192,7 +192,7 @@ def _words(name: str, array: Any) -> Words:  # noqa: PLR0911 - one per kind of t
         return np.empty(0, np.uint64)
     kind = array.type.id
     if kind in FIXED:
-        return _with_nulls(array, _unsigned(bits(array)))
+        return _with_nulls(array, _to_unsigned(bits(array)))
     if kind in BINARY:
         return _binary_words(name, array)
     if kind == pa.lib.Type_DICTIONARY:
@@ -207,9 +207,9 @@ def _words(name: str, array: Any) -> Words:  # noqa: PLR0911 - one per kind of t
 def _nested_words(name: str, array: Any) -> Words:
     kind = array.type.id
     if kind in WIDE:
-        return _chained(_WIDE, len(array), list(wide_words(array).T))
+        return _chain(_WIDE, len(array), list(wide_words(array).T))
     if kind == pa.lib.Type_STRUCT:
-        return _chained(_STRUCT, len(array), [_words(name, array.field(i)) for i in range(array.type.num_fields)])
+        return _chain(_STRUCT, len(array), [_words(name, array.field(i)) for i in range(array.type.num_fields)])
     return _list_words(name, array) if kind in LISTS else _other_words(name, array)
 
 
@@ -218,7 +218,7 @@ def _other_words(name: str, array: Any) -> Words:
         return np.broadcast_to(_NULL, (2, len(array)))
     peeled = plain(array)
     if peeled is array:
-        raise InvalidInput(where=f"column {name!r}", why=f"rows with the type {array.type} cannot be hashed")
+        raise InvalidInput(where=f"column {name!r}", why=f"values of type {array.type} cannot be hashed")
     return _words(name, peeled)
 
 
@@ -227,13 +227,13 @@ def _with_nulls(array: Any, words: Words) -> Words:
     return words if valid is None else np.where(valid, words, _NULL)
 
 
-def _unsigned(numbers: Any) -> Words:
+def _to_unsigned(numbers: Any) -> Words:
     if numbers.dtype.itemsize == 8:
         return numbers.view(np.uint64)  # type: ignore[no-any-return]
     return numbers.astype(np.uint64)  # type: ignore[no-any-return]
 
 
-def _chained(seed: Words, rows: int, words: list[Words]) -> Words:
+def _chain(seed: Words, rows: int, words: list[Words]) -> Words:
     lanes = np.empty((2, rows), np.uint64)
     lanes[:] = seed
     _fold(lanes, words)
@@ -265,10 +265,10 @@ def _list_words(name: str, array: Any) -> Words:
     """Neighbouring lists cover the elements without gaps, so summing from start to start skips empty lists."""
     offsets, values = list_values(array)
     lengths = np.diff(offsets)
-    lanes = _chained(_LIST, len(array), [lengths.view(np.uint64)])
+    lanes = _chain(_LIST, len(array), [lengths.view(np.uint64)])
     filled = lengths > 0
     if filled.any():
-        elements = _chained(_ELEMENT, len(values), [_words(name, values)])
+        elements = _chain(_ELEMENT, len(values), [_words(name, values)])
         positions = np.arange(len(values)) - np.repeat(offsets[:-1], lengths)
         elements ^= (positions + 1).view(np.uint64) * _POSITION
         _mix(elements, np.empty_like(elements))

@@ -10,7 +10,7 @@ from starlette.routing import Route
 from evertide.pipeline.reading.collections import Collections
 from evertide.problem import Problem
 from evertide.shapes.http.endpoint import ShapeEndpoint
-from evertide.shapes.log.follower import Follower
+from evertide.shapes.log.follower import FeedFollower
 from evertide.shapes.log.registry import Shapes
 from evertide.shapes.options import ShapeOptions
 
@@ -25,7 +25,7 @@ class ShapeService:
     def __init__(self, collections: Collections, options: ShapeOptions | None = None) -> None:
         self.shapes = Shapes(collections, options)
         self.endpoint = ShapeEndpoint(self.shapes)
-        self._follower = Follower(self.shapes)
+        self._follower = FeedFollower(self.shapes)
 
     def route(self) -> Route:
         return Route(PATH, self.endpoint)

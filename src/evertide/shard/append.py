@@ -200,4 +200,4 @@ def withdraw(blob: Blob, parts: Sequence[Part]) -> None:
             try:
                 blob.delete(part.key)
             except EvertideError as error:
-                logger.warning("left to garbage collection: %s", error)
+                logger.warning("could not delete a part that no state names, garbage collection will: %s", error)

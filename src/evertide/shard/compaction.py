@@ -40,7 +40,7 @@ from evertide.store.retry import retry_read
 from evertide.store.writers import Writer
 from evertide.threads.stopping import IsStopping, Stopped, check_not_stopping, never_stopping
 
-__all__ = ["Compaction", "choose", "compact"]
+__all__ = ["choose", "compact"]
 
 _RECLAIM_SHARE = 8
 """Times below since are rewritten once at least one in this many rows is a retraction."""
@@ -48,40 +48,28 @@ _LARGE_BYTES = 64 * 1024 * 1024
 """A part of this size counts as large, even if it has few rows."""
 
 
-@dataclass(frozen=True, slots=True)
-class Compaction:
-    lower: int
-    upper: int
-    batches: int
-    rows_before: int
-    rows_after: int
-    bytes_before: int
-    bytes_after: int
-
-
-def compact(log: ShardLog, writer: Writer, is_stopping: IsStopping = never_stopping) -> Compaction | None:
-    """Merge once; None if there is nothing to merge, a peer was faster, or the work was stopped."""
+def compact(log: ShardLog, writer: Writer, is_stopping: IsStopping = never_stopping) -> bool:
+    """Merge once. Return False if there is nothing to merge, a peer was faster, or the work was stopped."""
     state = log.read().state
     run = choose(state, log.settings)
     if not run:
-        return None
+        return False
     with writer.claim() as seq:
         try:
             merged = _merge(log, state, run, _Target(writer.id, seq, is_stopping))
         except Stopped:
-            return None
+            return False
         except BlobMissing:
             if _is_in(run, log.read().state):
                 raise
-            return None
+            return False
         try:
             commit([Proposal(log, _swap(log, run, merged))], writer)
         except Conflict:
             withdraw(log.blob, _new_parts(merged, run))
-            return None
+            return False
     log.roll_up_if_due(writer)
-    before = (sum(batch.rows for batch in run), sum(batch.bytes for batch in run))
-    return Compaction(merged.lower, merged.upper, len(run), before[0], merged.rows, before[1], merged.bytes)
+    return True
 
 
 def choose(state: ShardState, settings: Settings) -> tuple[Batch, ...]:

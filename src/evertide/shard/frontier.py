@@ -5,7 +5,8 @@ Pure: no threads, no storage. The rules:
 1. Listing a window makes each of its parts outstanding at the first time that it can have changes for.
 2. Delivering a part removes it. A part whose fetch failed stays outstanding.
 3. The frontier is the smallest time with an outstanding part; without any, the upper of the last listing.
-4. The lease may move to the smallest diff whose listing has an outstanding part; without any, to the last listing's.
+4. The lease may move to the earliest listing that has an outstanding part (to the diff that it was made at); without
+   any, to the last listing.
 5. After `stop` the frontier does not move.
 """
 

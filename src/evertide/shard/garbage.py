@@ -15,7 +15,7 @@ then checks that the state still has it, cannot be overtaken. If a part is pinne
 truncated, it becomes an orphan, and is deleted as one when it is no longer pinned.
 
 Listing, writers, state, diffs, roll-up, leases and pins are all read and decoded first. If any of them cannot be read,
-nothing is deleted. Each proof stays true forever, so a second or an interrupted collector does no harm.
+nothing is deleted. Each proof stays true forever, so a concurrent or an interrupted run does no harm.
 """
 
 from __future__ import annotations

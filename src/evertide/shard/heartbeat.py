@@ -35,7 +35,7 @@ class Heartbeat(Ticker):
             try:
                 beat()
             except EvertideError as error:
-                logger.warning("a heartbeat failed: %s", error)
+                logger.warning("could not write a heartbeat: %s", error)
                 errors.append(error)
         self.error = errors[0] if errors else None
 

@@ -26,7 +26,7 @@ from evertide.store.paths import hold_key
 from evertide.store.retry import commit_until_known, retry_read, truncate_sometimes
 from evertide.store.sealed import seal, unseal
 from evertide.store.writers import Writer
-from evertide.types import Time
+from evertide.types import SequenceNumber, Time
 
 __all__ = [
     "HoldRecord",
@@ -41,7 +41,7 @@ __all__ = [
 
 
 class HoldRecord(msgspec.Struct, frozen=True):
-    since: int
+    since: Time
     holds: dict[str, int]
     change: str
     """A unique id, which tells the writer's own commit, if its outcome was unknown, from a peer's."""
@@ -51,13 +51,13 @@ class HoldRecord(msgspec.Struct, frozen=True):
 class Holds:
     """The record as read. The next change expects `seqno`."""
 
-    seqno: int
-    since: int
+    seqno: SequenceNumber
+    since: Time
     holds: dict[str, int]
 
 
 def first_holds(change: str) -> bytes:
-    return seal(HoldRecord(0, {}, change))
+    return seal(HoldRecord(Time(0), {}, change))
 
 
 def read_holds(log: ShardLog) -> Holds:
@@ -72,11 +72,11 @@ def read_holds(log: ShardLog) -> Holds:
 def set_hold(log: ShardLog, name: str, time: int) -> None:
     """Set or move a hold. Raise `TimeCompacted` if the time is below since."""
 
-    def changed(found: Holds) -> dict[str, int]:
+    def add_hold(found: Holds) -> dict[str, int]:
         _check_time(log, found, name, time)
         return {**found.holds, name: time}
 
-    _change(log, changed)
+    _change(log, add_hold)
 
 
 def release_hold(log: ShardLog, name: str) -> None:
@@ -101,10 +101,10 @@ def _check_time(log: ShardLog, found: Holds, name: str, time: int) -> None:
         raise TimeCompacted(where=log.path, why=why, as_of=time, since=found.since)
 
 
-def _change(log: ShardLog, changed: Callable[[Holds], dict[str, int]]) -> None:
+def _change(log: ShardLog, change: Callable[[Holds], dict[str, int]]) -> None:
     while True:
         found = read_holds(log)
-        holds = changed(found)
+        holds = change(found)
         if holds == found.holds:
             return
         if (
@@ -121,7 +121,7 @@ def advance_since(log: ShardLog, time: int, writer: Writer) -> int:
         found = read_holds(log)
         leases = live_leases(log)
         state = log.read().state
-        allowed = min([time, state.upper - 1, *found.holds.values(), *(lease.time for lease in leases.values())])
+        allowed = Time(min([time, state.upper - 1, *found.holds.values(), *(lease.time for lease in leases.values())]))
         if state.finalized or allowed <= found.since:
             return found.since
         write = _write(log, found, allowed, found.holds)
@@ -134,15 +134,15 @@ def advance_since(log: ShardLog, time: int, writer: Writer) -> int:
         return allowed
 
 
-def _propose_since(since: int, log: ShardLog) -> Callable[[ShardState], SinceAdvanced]:
+def _propose_since(since: Time, log: ShardLog) -> Callable[[ShardState], SinceAdvanced]:
     def make(state: ShardState) -> SinceAdvanced:
         if state.finalized or state.since > since:
             raise Conflict(where=log.path, why="a peer moved since, or finalized the shard")
-        return SinceAdvanced(Time(since))
+        return SinceAdvanced(since)
 
     return make
 
 
-def _write(log: ShardLog, found: Holds, since: int, holds: dict[str, int]) -> Write:
+def _write(log: ShardLog, found: Holds, since: Time, holds: dict[str, int]) -> Write:
     record = HoldRecord(since, holds, log.runtime.new_id())
     return Write(hold_key(log.shard), found.seqno, seal(record))

@@ -1,18 +1,19 @@
 """Leases: a reader's claim on parts, so that garbage collection keeps them while it reads (I6).
 
 Stored as Meta keys `lease/<shard>/<lease>`, one per reader and shard, version 1. The reader writes it (take, beat,
-advance) and removes it (release). A collector removes it once it has been silent for longer than its time to live. Ids
+advance) and removes it (release). Garbage collection removes it once its heartbeat is older than its time to live. Ids
 are never reused.
 
 1. A lease protects every part that is in the shard's state at diff `seqno` or enters it later: garbage collection
    deletes a part that a diff removed only if no lease is below that diff.
-2. A reader takes the lease first, then reads the state without a cache. So a part that a collector deleted without
-   having seen the lease is not in the state that the reader gets.
+2. A reader takes the lease first, then reads the state without a cache. So a part that garbage collection deleted
+   without having seen the lease is not in the state that the reader gets.
 3. A live lease keeps since at or below `time`, like a hold.
 4. A lease ends only when its key is removed, by compare-and-set on its last heartbeat. A reader whose lease has expired
    finds the key gone and gets `LeaseLost`. Clocks decide only how soon that may happen.
 5. The heartbeats of all leases of a process are one commit, which writes no shard's key, so they never fail an append.
-6. A process that reads under a lease of another process may beat for it and end it (`renew_lease`, `end_lease`).
+6. A process that reads under a lease of another process may write its heartbeat and end it (`renew_lease`,
+   `end_lease`).
 """
 
 from __future__ import annotations

@@ -4,8 +4,9 @@ Stored in Meta: the diffs under `shard/<shard>` (`evertide.shard.state`), and th
 `rollup/<shard>`. The roll-up itself is the blob `rollups/<shard>/<writer>-<seq>.state`. Each has version 1. Any writer
 rolls up every `rollup_every_diffs`; garbage collection deletes older roll-ups and the diffs that the newest covers.
 
-A reader takes the newest roll-up, then the diffs above it. If the roll-up is gone, or diffs are missing, a collector
-may have worked between the two reads, so the reader starts again. If it finds the same a second time, it is damage.
+A reader takes the newest roll-up, then the diffs above it. If the roll-up is gone, or diffs are missing, garbage
+collection may have run between the two reads, so the reader starts again. If it finds the same a second time, it is
+damage.
 
 `commit` makes a diff against the known state and commits it with the writer's guards. The outcome is one of these:
 
@@ -95,7 +96,7 @@ class ShardLog:
         known = self._known
         return known if known is not None else self.read()
 
-    def remembered(self) -> Version | None:
+    def peek(self) -> Version | None:
         """Like `known`, but without a storage call; None if no state was seen."""
         return self._known
 
@@ -343,7 +344,7 @@ class _Commit:
         if any(log.key == stale.key for log in self._logs):
             return
         self._writer.check(stale)
-        why = f"its newest record is {stale.found}, not {stale.expected}"
+        why = f"the newest record is {stale.found}, not {stale.expected}"
         raise Conflict(where=self._logs[0].meta.path(stale.key), why=why)
 
 

@@ -4,6 +4,8 @@
 2. Garbage of all shards is collected every `collection_interval_s`, because the end of a lease leaves no diff.
 3. A shard whose maintenance fails is in `failing` until it succeeds. The wait before each retry doubles. Other shards
    and the appends continue (I12).
+4. A generation that moved during a round is not a failure: a view joined or left. The transactions adopt it, and the
+   next round continues.
 """
 
 from __future__ import annotations
@@ -74,9 +76,11 @@ class Maintenance(Ticker):
         try:
             self.run_once(collect=due)
             self.failing.remove(_ALL)
+        except GenerationMoved:  # rule 4
+            return True
         except EvertideError as error:
             self.failing.add(_ALL, error)
-            return not isinstance(error, Fenced) or isinstance(error, GenerationMoved)
+            return not isinstance(error, Fenced)
         if due:
             self._collected_at_s = runtime.monotonic_s()
         return True

@@ -106,8 +106,8 @@ def cut(table: pa.Table, part: Part, window: Window) -> pa.Table:
         table = table.filter(pc.less(times, window.upper))
     if window.as_of is None:
         return table
-    told = pa.repeat(pa.scalar(window.as_of, pa.int64()), table.num_rows)
-    return table.set_column(table.schema.get_field_index(TIME), pa.field(TIME, pa.int64(), nullable=False), told)
+    times = pa.repeat(pa.scalar(window.as_of, pa.int64()), table.num_rows)
+    return table.set_column(table.schema.get_field_index(TIME), pa.field(TIME, pa.int64(), nullable=False), times)
 
 
 def wait_for_upper(log: ShardLog, above: int, timeout_s: float | None) -> Version:
@@ -119,7 +119,10 @@ def wait_for_upper(log: ShardLog, above: int, timeout_s: float | None) -> Versio
             return version
         left_s = 60.0 if deadline_s is None else deadline_s - log.runtime.monotonic_s()
         if left_s <= 0:
-            raise Unavailable(path=log.path, why=f"upper is {version.state.upper} and did not pass {above} in time")
+            raise Unavailable(
+                path=log.path,
+                why=f"time {above} was not committed within {timeout_s} s; the upper is {version.state.upper}",
+            )
         retry_read(partial(log.meta.wait, log.key, version.seqno, left_s), log.runtime, log.settings)
 
 
@@ -179,7 +182,7 @@ class Snapshot:
         except EvertideError as failure:  # the lease expires after its time to live
             if kind is None:
                 raise
-            logger.warning("a lease was not released: %s", failure)
+            logger.warning("could not release a lease, which expires by itself: %s", failure)
 
 
 def take_snapshot(

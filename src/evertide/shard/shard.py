@@ -11,7 +11,7 @@ from evertide.rows.changes import DIFF, TIME, consolidate, empty
 from evertide.runtime import Runtime
 from evertide.settings import Settings
 from evertide.shard.append import Append, Changes, Outcome, append_missing, append_together
-from evertide.shard.compaction import Compaction, compact
+from evertide.shard.compaction import compact
 from evertide.shard.garbage import Pinned, ShardGarbage, collect_garbage, pin_nothing
 from evertide.shard.hold import advance_since, first_holds, read_holds, release_hold, set_hold
 from evertide.shard.inspect import Inspection, inspect
@@ -114,12 +114,12 @@ class Shard:
         """Move since up to a time, as far as holds and leases allow. Return the new since."""
         return advance_since(self.log, time, writer)
 
-    def compact(self, writer: Writer, is_stopping: IsStopping = never_stopping) -> list[Compaction]:
-        """Merge until nothing is left to merge, or `is_stopping` returns true."""
-        done = []
-        while not is_stopping() and (one := compact(self.log, writer, is_stopping)) is not None:
-            done.append(one)
-        return done
+    def compact(self, writer: Writer, is_stopping: IsStopping = never_stopping) -> bool:
+        """Merge until nothing is left to merge, or `is_stopping` returns true. Return whether anything was merged."""
+        has_merged = False
+        while not is_stopping() and compact(self.log, writer, is_stopping):
+            has_merged = True
+        return has_merged
 
     def collect_garbage(self, writer: Writer, pinned: Pinned = pin_nothing) -> ShardGarbage:
         """Delete what is not needed. `pinned` names parts that others than this shard's readers need."""

@@ -14,7 +14,8 @@ Invariants, and what they prevent:
    or double a change.
 4. Compaction replaces exactly the batches that it read, by one with the same digest: an append or a change would be
    lost.
-5. After `Finalized` the only further diff is `Forgotten`.
+5. After `Finalized`, which ends the shard, the only further diff is `Forgotten`, which removes the commit tokens of
+   writers that are no longer registered.
 
 `apply` raises `RecordDamaged` for a diff that violates one of them: a diff in the log was committed, so if it does not
 apply, the log is damaged.

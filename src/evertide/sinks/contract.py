@@ -18,7 +18,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -27,10 +27,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from evertide.options import Options
+from evertide.rows.utf8 import is_valid_utf8
 from evertide.runtime import Runtime
 from evertide.secrets import Secrets
 
-__all__ = ["Changes", "Prepared", "Sink", "SinkDeclaration"]
+__all__ = ["Changes", "Prepared", "Sink", "SinkDeclaration", "explain_invalid_key"]
 
 
 class Changes:
@@ -75,6 +76,18 @@ class Changes:
             for _ in self:
                 pass
         return self._rows or 0
+
+
+def explain_invalid_key(changes: pa.Table, key: Sequence[str]) -> str:
+    """Why the target cannot have the keys: it needs UTF-8, and would not notice that two keys have become equal. Empty
+    if it can."""
+    for name in key:
+        if not is_valid_utf8(changes[name]):
+            return (
+                f"key column {name!r} has a text that is not valid UTF-8, so different keys could become equal;"
+                " convert the column with hex() or make_valid_utf8()"
+            )
+    return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +147,6 @@ class Prepared:
     open: Callable[[str], Sink]
     """Takes the sink token. May be called again after `SinkFailed`."""
     probe: Callable[[], None] = _nothing
-    numbers_requests: bool = False
-    """Whether the target takes a transaction in several numbered requests, and keeps those that it got before a
-    failure: then the transaction must be cut into the same pieces each time."""
+    request_rows: int = 0
+    """The most rows of a request, if the target takes a transaction in several numbered requests, and keeps those that
+    it got before a failure: then a larger transaction must be cut into the same pieces each time. 0 for others."""

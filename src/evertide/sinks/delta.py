@@ -35,11 +35,12 @@ from deltalake.exceptions import TableNotFoundError
 from pyarrow import ipc
 
 from evertide.errors import InvalidInput, SinkFailed
-from evertide.rows.changes import DIFF, expanded, net
+from evertide.rows.changes import DIFF, expand_in_pieces, net
 from evertide.rows.conform import conform_table
+from evertide.rows.utf8 import replace_invalid_utf8
 from evertide.scratch import using_scratch
 from evertide.secrets import Secrets
-from evertide.sinks.contract import Changes, Prepared, SinkDeclaration
+from evertide.sinks.contract import Changes, Prepared, SinkDeclaration, explain_invalid_key
 
 __all__ = ["DeltaSink", "prepare_delta"]
 
@@ -102,7 +103,7 @@ class _Target:
     def probe(self) -> None:
         with self.convert_errors():
             if self._load() is not None:
-                raise self.failed("the path has a table that this sink did not create; set another path")
+                raise self.failure("the path has a table that this sink did not create; set another path")
 
     def open(self, token: str) -> DeltaSink:
         with self.convert_errors():
@@ -110,7 +111,7 @@ class _Target:
             if table is None:
                 table = self._create(token)
             elif table.transaction_version(token) is None:
-                raise self.failed("the path has a table that this sink did not create; set another path")
+                raise self.failure("the path has a table that this sink did not create; set another path")
             self._fit(table)
             return DeltaSink(self, table, token)
 
@@ -122,7 +123,7 @@ class _Target:
 
     def _create(self, token: str) -> DeltaTable:
         if self.root is not None and not self.root.absolute().parent.is_dir():
-            raise self.failed("the parent directory does not exist; create it")
+            raise self.failure("the parent directory does not exist; create it")
         return DeltaTable.create(
             self.place,
             self.schema,
@@ -138,11 +139,11 @@ class _Target:
         have = table.schema().fields
         if have != wanted[: len(have)] or not all(field.nullable for field in wanted[len(have) :]):
             why = "the collection's columns no longer match the table's; give the sink another name and path"
-            raise self.failed(why)
+            raise self.failure(why)
         if len(wanted) > len(have):
             table.alter.add_columns(wanted[len(have) :])
 
-    def failed(self, why: str) -> SinkFailed:
+    def failure(self, why: str) -> SinkFailed:
         return SinkFailed(sink=self.name, where=self._secrets.hide(self.place), why=self._secrets.hide(why))
 
     @contextmanager
@@ -153,7 +154,7 @@ class _Target:
             raise
         except Exception as error:  # the package also raises built-in errors; all are failures of the target
             text = str(error).partition("\n   0:")[0]
-            raise self.failed(f"{type(error).__name__}: {' '.join(text.split())}") from error
+            raise self.failure(f"{type(error).__name__}: {' '.join(text.split())}") from error
 
 
 class DeltaSink:
@@ -190,7 +191,7 @@ class DeltaSink:
     def _number(self) -> int:
         number = self._table.transaction_version(self._token)
         if number is None:
-            raise self._target.failed("another table has replaced the sink's table; restore it, or set another path")
+            raise self._target.failure("another table has replaced the sink's table; restore it, or set another path")
         return number
 
     @contextmanager
@@ -199,7 +200,9 @@ class DeltaSink:
         names = [*self._target.schema]
         schema = pa.schema(names if changes.is_addition else [*names, _OP_FIELD])
         make = self._added_rows if changes.is_addition else self._merge_rows
-        batches = (batch for piece in changes for table in make(piece) for batch in table.to_batches())
+        is_split = changes.whole is None and not changes.is_addition and not self._target.key
+        valid = (self._replace_texts(piece, is_split=is_split) for piece in changes)
+        batches = (batch for piece in valid for table in make(piece) for batch in table.to_batches())
         if changes.whole is not None:
             yield pa.Table.from_batches([*batches], schema).to_reader()
             return
@@ -211,10 +214,23 @@ class DeltaSink:
                 file.seek(0)
             yield ipc.open_stream(file)
 
+    def _replace_texts(self, piece: pa.Table, *, is_split: bool) -> pa.Table:
+        """The changes in valid UTF-8: the Delta writer could not read other texts again. With `is_split`, pieces of
+        removed rows are counted one by one, so no rows of different pieces may become equal."""
+        valid = replace_invalid_utf8(piece)
+        if valid is piece:
+            return piece
+        if why := explain_invalid_key(piece, self._target.key):
+            raise self._target.failure(why)
+        if is_split:
+            why = "a large transaction has a text that is not valid UTF-8; convert the texts with make_valid_utf8()"
+            raise self._target.failure(why)
+        return net(valid, self.name)
+
     def _added_rows(self, piece: pa.Table) -> Iterator[pa.Table]:
         """The added rows, each as often as it occurs."""
         added = piece.filter(pc.greater(piece[DIFF], 0))
-        return expanded(self._check_key(added) if self._target.key else added, self.name)
+        return expand_in_pieces(self._check_key(added) if self._target.key else added, self.name)
 
     def _merge_rows(self, piece: pa.Table) -> Iterator[pa.Table]:
         """The rows to delete, and the rows to add, each with its `_OP`."""
@@ -225,7 +241,7 @@ class DeltaSink:
         else:
             # Delete all copies of removed rows; add the remaining copies again, with the new rows.
             added = piece.filter(pc.greater(piece[DIFF], 0))
-            come = expanded(pa.concat_tables([self._count_remaining(removed), added]), self.name)
+            come = expand_in_pieces(pa.concat_tables([self._count_remaining(removed), added]), self.name)
         yield _with_op(removed.drop_columns([DIFF]), _OUT)
         yield from (_with_op(rows, _IN) for rows in come)
 
@@ -250,7 +266,7 @@ class DeltaSink:
         once = pc.all(pc.equal(pc.abs(changes[DIFF]), 1)).as_py() is not False
         if not once or changes.group_by(key).aggregate([]).num_rows != changes.num_rows:
             why = f"the key ({', '.join(key)}) has several rows; set the option 'key' to columns that identify a row"
-            raise self._target.failed(why)
+            raise self._target.failure(why)
         return changes
 
     def _count_remaining(self, removed: pa.Table) -> pa.Table:
@@ -265,7 +281,7 @@ class DeltaSink:
         lacking = pc.sum(pc.less(left[DIFF], 0)).as_py()
         if lacking:
             why = f"{lacking} rows to be removed are not in the table: another writer changed it"
-            raise self._target.failed(why)
+            raise self._target.failure(why)
         return left
 
     def _sync(self) -> None:

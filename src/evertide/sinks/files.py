@@ -67,7 +67,7 @@ class _Target:
         with self._convert_errors():
             blob = self._blob()
             if self._exists() and (_read_mark(blob) is not None or _numbers(blob)):
-                raise self._failed("the path has files of another sink; set another path")
+                raise self._failure("the path has files of another sink; set another path")
 
     def open(self, token: str) -> FilesSink:
         declaration = self._declaration
@@ -79,7 +79,7 @@ class _Target:
             if found is None and not _numbers(blob):
                 blob.put(_MARK, msgspec.json.encode(_Mark(declaration.name, declaration.collection, token)))
             elif found is None or found.token != token:
-                raise self._failed("the path has files of another sink; set another path")
+                raise self._failure("the path has files of another sink; set another path")
             return FilesSink(declaration.name, blob, self._place, is_new=found is None)
 
     def _blob(self) -> Blob:
@@ -88,13 +88,13 @@ class _Target:
             return S3Blob(parts.netloc, parts.path)
         root = Path(self._place)
         if not root.parent.is_dir():
-            raise self._failed("the parent directory does not exist; create it")
+            raise self._failure("the parent directory does not exist; create it")
         return LocalBlob(root)
 
     def _exists(self) -> bool:
         return self._place.startswith("s3://") or Path(self._place).exists()
 
-    def _failed(self, why: str) -> SinkFailed:
+    def _failure(self, why: str) -> SinkFailed:
         return SinkFailed(sink=self._declaration.name, where=self._place, why=why)
 
     @contextmanager
@@ -175,6 +175,6 @@ def _as_failure(sink: str, place: str) -> Iterator[None]:
     except SinkFailed:
         raise
     except EvertideError as error:
-        raise SinkFailed(sink=sink, where=place, why=str(error)) from error
+        raise SinkFailed(sink=sink, where=place, why=error.message) from error
     except msgspec.MsgspecError as error:
         raise SinkFailed(sink=sink, where=place, why=f"{_MARK} cannot be read: {error}") from error

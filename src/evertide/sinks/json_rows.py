@@ -2,7 +2,7 @@
 
 Decimals are texts, so that no digit is lost; times are ISO 8601, with a sign for years beyond 9999; bytes are base64;
 durations are texts such as '1 02:03:04.5', which a table accepts. A map with text keys is an object, any other map a
-list of pairs. A VARIANT is its JSON value.
+list of pairs. A VARIANT is its JSON value. In a text that is not valid UTF-8, each invalid byte sequence is U+FFFD.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.types as kinds
 
-from evertide.json_values import is_variant, python_rows, to_json_value
+from evertide.json_values import is_variant, to_json_value
+from evertide.rows.python_rows import python_rows
 
 __all__ = ["format_durations", "json_rows"]
 
@@ -26,8 +27,8 @@ def json_rows(table: pa.Table) -> Iterator[Row]:
     is_text_map = all(kinds.is_string(key) for field in table.schema for key in _map_keys(field.type))
     variants = [field.name for field in table.schema if is_variant(field.type)]
     for row in python_rows(table, has_text_maps=is_text_map):
-        told = {name: _variant(value) if name in variants else value for name, value in row.items()}
-        yield to_json_value(format_durations(told))
+        values = {name: _variant(value) if name in variants else value for name, value in row.items()}
+        yield to_json_value(format_durations(values))
 
 
 def _map_keys(kind: Any) -> Iterator[Any]:

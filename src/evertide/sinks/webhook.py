@@ -30,8 +30,9 @@ import msgspec
 import pyarrow as pa
 
 from evertide.errors import SinkFailed
-from evertide.json_values import python_rows, to_json_value
+from evertide.json_values import to_json_value
 from evertide.rows.changes import DIFF
+from evertide.rows.python_rows import python_rows
 from evertide.runtime import Runtime
 from evertide.secrets import Secrets
 from evertide.sinks.contract import Changes, Prepared, SinkDeclaration
@@ -60,7 +61,7 @@ def prepare_webhook(declaration: SinkDeclaration) -> Prepared:
         if not name.isascii() or not value.isprintable():
             raise options.refusal(f"header.{name}", "is not valid: a header is one line of text")
     call = _Call(url, headers, timeout_s or None, rows)
-    return Prepared(lambda token: WebhookSink(declaration, call, token, secrets), numbers_requests=True)
+    return Prepared(lambda token: WebhookSink(declaration, call, token, secrets), request_rows=rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +90,7 @@ class WebhookSink:
     def write(self, time: int, changes: Changes) -> None:
         requests = -(-changes.rows // self._call.rows)
         for request, some in enumerate(_rechunk(self._call.rows, changes), 1):
-            said = {
+            body = {
                 "sink": self.name,
                 "collection": self._collection,
                 "transaction": time,
@@ -97,7 +98,7 @@ class WebhookSink:
                 "requests": requests,
                 "changes": [_change(row) for row in python_rows(some, has_text_maps=True)],
             }
-            self._post(f"{self.name}-{self._token}-{time}-{request}", msgspec.json.encode(said))
+            self._post(f"{self.name}-{self._token}-{time}-{request}", msgspec.json.encode(body))
 
     def close(self) -> None:
         pass
@@ -122,21 +123,21 @@ class WebhookSink:
         url, host = self._call.url, self._call.url.hostname or ""
         if url.scheme == "https":
             context = ssl.create_default_context()
-            called: http.client.HTTPConnection = http.client.HTTPSConnection(
+            connection: http.client.HTTPConnection = http.client.HTTPSConnection(
                 host, url.port, timeout=self._call.timeout_s, context=context
             )
         else:
-            called = http.client.HTTPConnection(host, url.port, timeout=self._call.timeout_s)
+            connection = http.client.HTTPConnection(host, url.port, timeout=self._call.timeout_s)
         path = (url.path or "/") + (f"?{url.query}" if url.query else "")
         headers = {"content-type": "application/json", **self._call.headers, "idempotency-key": key}
         try:
-            called.request("POST", path, body, headers)
-            answer = called.getresponse()
+            connection.request("POST", path, body, headers)
+            answer = connection.getresponse()
             # hidden before the text is shortened, so that no part of a secret remains
             text = self._secrets.hide(answer.read(4 * _SHOWN).decode("utf-8", "replace"))
             return answer.status, " ".join(text.split())[:_SHOWN]
         finally:
-            called.close()
+            connection.close()
 
 
 def _rechunk(rows: int, pieces: Iterable[pa.Table]) -> Iterator[pa.Table]:

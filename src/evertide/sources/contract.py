@@ -17,14 +17,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
 
+import msgspec
 import pyarrow as pa
 
-from evertide.errors import SourceAway, SourceFailed
-from evertide.journal.records import Fragment, Number, Staged
+from evertide.errors import InvalidInput, SourceAway, SourceFailed, Unexpected
+from evertide.journal.records import Fragment, Number, Place, Staged
 from evertide.options import Options
-from evertide.problem import Problem
+from evertide.problem import ComponentState, Problem
 from evertide.secrets import Secrets
 
 __all__ = [
@@ -45,8 +46,12 @@ __all__ = [
     "Source",
     "Staging",
     "TableDeclaration",
+    "decode_place",
+    "merge_options",
     "to_problem",
 ]
+
+T = TypeVar("T")
 
 OP = "__op"
 """The column, in addition to the table's own, that has the operation of a row, as int8."""
@@ -199,10 +204,33 @@ class Monitored(Protocol):
         ...
 
 
+def decode_place(fragment: Fragment, kind: type[T], source: str) -> T:
+    """What a fragment that is not staged says about its place, in the format of its source."""
+    if not isinstance(fragment, Place):
+        raise Unexpected(where=f"source {source!r}", why="the source received a staged fragment")
+    try:
+        return msgspec.json.decode(fragment.where, type=kind)
+    except msgspec.MsgspecError as error:
+        why = f"{fragment.where!r} is not a position or fragment of this source: {error}"
+        raise Unexpected(where=f"source {source!r}", why=why) from error
+
+
+def merge_options(tables: Sequence[TableDeclaration], own: str) -> dict[str, str]:
+    """The options of all tables of a source. Only the option `own` may differ between two tables."""
+    merged: dict[str, str] = {}
+    for declaration in tables:
+        for option, value in declaration.options.items():
+            if option.lower() != own and merged.setdefault(option.lower(), value) != value:
+                # the error does not show the values, as one may be a password
+                why = f"the option {option!r} differs from that of another table of the same source"
+                raise InvalidInput(where=declaration.place, why=f"{why}; use the same value, or another source")
+    return merged
+
+
 def to_problem(error: SourceFailed, since_s: float, wait_s: float | None = None) -> Problem:
     """The problem that a source's status has while the error lasts."""
-    state = "reconnecting" if isinstance(error, SourceAway) else "stalled"
-    return Problem(state, error.error_code, error.message, error.remedy, since_s, wait_s)
+    state = ComponentState.RECONNECTING if isinstance(error, SourceAway) else ComponentState.STALLED
+    return Problem.from_error(state, error, since_s, wait_s=wait_s)
 
 
 class Source(Protocol):

@@ -15,7 +15,8 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from evertide.json_values import python_rows, to_json_value
+from evertide.json_values import to_json_value
+from evertide.rows.python_rows import python_rows
 from evertide.sources.contract import OP, SAME, Fault, Rows
 from evertide.sources.values.fit import extract_key
 

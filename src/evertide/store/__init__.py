@@ -14,7 +14,6 @@ wake      waiting for a commit
 writers   registrations of writers, and the generation
 process   the identity of a process
 observed  calls reported to an observer
-faulty    injected failures
 
 Importing this package does not import obstore or psycopg; creating an `S3Blob` or a `PostgresMeta` does.
 """
@@ -25,7 +24,6 @@ from evertide.store.blob import Blob, BlobEntry
 from evertide.store.blobs.files import DirectoryEntry, Files, SystemFiles
 from evertide.store.blobs.local import LocalBlob
 from evertide.store.blobs.s3 import S3Blob
-from evertide.store.faulty import Fault, Faults, FaultyBlob, FaultyMeta
 from evertide.store.memory import MemoryBlob, MemoryMeta
 from evertide.store.meta import Guard, Meta, Record, Stale, Write
 from evertide.store.metas.postgres import PostgresMeta
@@ -37,10 +35,6 @@ __all__ = [
     "Blob",
     "BlobEntry",
     "DirectoryEntry",
-    "Fault",
-    "Faults",
-    "FaultyBlob",
-    "FaultyMeta",
     "Files",
     "Guard",
     "LocalBlob",

@@ -36,7 +36,9 @@ def is_reserved(key: str) -> bool:
 
 def check_blob_key(key: str) -> str:
     if is_reserved(key):
-        raise InvalidInput(where=f"blob key {key!r}", why=f"{META_FILE}* and *{TEMPORARY} are not for blobs")
+        raise InvalidInput(
+            where=f"blob key {key!r}", why=f"names that start with {META_FILE} or end in {TEMPORARY} are reserved"
+        )
     _check_names(key, key.split("/"))
     return key
 
@@ -51,23 +53,25 @@ def check_blob_prefix(prefix: str) -> str:
 
 def check_range(key: str, offset: int, length: int) -> None:
     if offset < 0 or length < 0:
-        raise InvalidInput(where=f"blob key {key!r}", why=f"the range of {length} bytes at {offset} is negative")
+        raise InvalidInput(where=f"blob key {key!r}", why=f"the range of {length} bytes at offset {offset} is negative")
 
 
 def _check_names(key: str, names: Sequence[str]) -> None:
     if not key.isprintable() or any(name in ("", ".", "..") for name in names):
-        raise InvalidInput(where=f"blob key {key!r}", why="names between / are printable, and none is empty, . or ..")
+        raise InvalidInput(
+            where=f"blob key {key!r}", why="the names between / must be printable, and not empty, . or .."
+        )
 
 
 def check_meta_key(key: str) -> str:
     if not key or not key.isprintable():
-        raise InvalidInput(where=f"Meta key {key!r}", why="a key is printable and not empty")
+        raise InvalidInput(where=f"Meta key {key!r}", why="a key must be printable and not empty")
     return key
 
 
 def check_limit(key: str, limit: int | None) -> None:
     if limit is not None and limit < 1:
-        raise InvalidInput(where=f"Meta key {key!r}", why=f"a limit of {limit} records asks for nothing")
+        raise InvalidInput(where=f"Meta key {key!r}", why=f"the limit is {limit} records; it must be at least 1")
 
 
 def check_commit(writes: Sequence[Write], guards: Sequence[Guard]) -> list[Write | Guard]:
@@ -81,7 +85,7 @@ def check_commit(writes: Sequence[Write], guards: Sequence[Guard]) -> list[Write
         before = last.get(write.key)
         if before is not None:
             if before.data is None or write.data is None or write.expected != before.expected + 1:
-                raise InvalidInput(where=f"Meta key {write.key!r}", why="written twice in one commit")
+                raise InvalidInput(where=f"Meta key {write.key!r}", why="one commit writes the key twice")
             following.add(number)
         last[write.key] = write
     firsts = [check for number, check in enumerate(checks) if number not in following]

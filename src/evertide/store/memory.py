@@ -48,7 +48,7 @@ class MemoryBlob:
         with self._lock:
             first = self._blobs.setdefault(key, bytes(data))
         if first != data:
-            raise Conflict(where=self.path(key), why="the key is taken by other bytes")
+            raise Conflict(where=self.path(key), why="the key exists with other bytes")
 
     def delete(self, key: str) -> bool:
         check_blob_key(key)

@@ -38,7 +38,7 @@ from evertide.store.metas.sqlite import SqliteMeta
 from evertide.store.paths import FORMAT, META_FILE, STORAGE
 from evertide.store.retry import retry_read
 
-__all__ = ["FORMAT_VERSION", "Address", "Storage", "open_for_repair", "open_storage"]
+__all__ = ["FORMAT_VERSION", "Storage", "StorageAddress", "open_for_repair", "open_storage"]
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ _OWNER_ONLY = 0o700
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class StorageAddress:
     location: str
     meta: str | None = field(default=None, repr=False)
     """It may contain a password."""
@@ -70,7 +70,7 @@ class Storage:
     blob: Blob
     meta: Meta
     root: str
-    address: Address | None = None
+    address: StorageAddress | None = None
     """None if the storage is in this process's memory."""
 
     def close(self) -> None:
@@ -83,14 +83,16 @@ def open_storage(location: str | Path, meta: str | None = None, *, runtime: Runt
     `meta` is a PostgreSQL URL; without one, Meta is the SQLite file `meta.db` in the directory.
     """
     blob, root = _open_blob(location, meta)
-    made = retry_read(lambda: _is_made(blob), runtime, settings)
-    opened = PostgresMeta(meta, runtime, settings) if meta else _open_sqlite(Path(root), runtime, settings, made=made)
+    exists = retry_read(lambda: _has_been_created(blob), runtime, settings)
+    opened = (
+        PostgresMeta(meta, runtime, settings) if meta else _open_sqlite(Path(root), runtime, settings, exists=exists)
+    )
     try:
-        retry_read(lambda: _check_meta(blob, opened, made=made), runtime, settings)  # creating it is idempotent
+        retry_read(lambda: _check_meta(blob, opened, exists=exists), runtime, settings)  # creating it is idempotent
     except BaseException:
         opened.close()
         raise
-    return Storage(blob, opened, root, Address(root, meta))
+    return Storage(blob, opened, root, StorageAddress(root, meta))
 
 
 def open_for_repair(
@@ -185,10 +187,10 @@ def _has_content(path: Path) -> bool:
 
 def _open_blob(location: str | Path, meta: str | None) -> tuple[Blob, str]:
     if meta is not None and not meta.startswith(_POSTGRES):
-        raise InvalidInput(where="meta", why="it must be a URL that starts with postgresql://")
+        raise InvalidInput(where="meta", why="expected a URL that starts with postgresql://")
     if str(location).startswith("s3://"):
         if meta is None:
-            raise InvalidInput(where=str(location), why="a storage on S3 needs a PostgreSQL URL for meta")
+            raise InvalidInput(where=str(location), why="a storage on S3 needs Meta in PostgreSQL; set meta to its URL")
         return _open_s3(str(location))
     return _open_local(location)
 
@@ -196,19 +198,19 @@ def _open_blob(location: str | Path, meta: str | None) -> tuple[Blob, str]:
 def _open_s3(location: str) -> tuple[Blob, str]:
     parts = urlsplit(location)
     if not parts.netloc or parts.query or parts.fragment or "@" in parts.netloc:
-        raise InvalidInput(where="location", why="an S3 storage is s3://bucket/prefix, credentials in the environment")
+        raise InvalidInput(where="location", why="expected s3://bucket/prefix; credentials come from the environment")
     return S3Blob(parts.netloc, parts.path), f"s3://{parts.netloc}{parts.path}"
 
 
 def _open_local(location: str | Path) -> tuple[Blob, str]:
     if "://" in str(location):
-        raise InvalidInput(where=str(location), why="a storage is a directory or s3://bucket/prefix")
+        raise InvalidInput(where=str(location), why="expected a directory or s3://bucket/prefix")
     root = Path(location).absolute()
     try:
         if root.exists() and not root.is_dir():
-            raise InvalidInput(where=str(root), why="a storage is a directory, and this is a file")
+            raise InvalidInput(where=str(root), why="expected a directory, found a file")
         if not root.parent.is_dir():
-            raise InvalidInput(where=str(root), why="the directory that it should lie in is not there")
+            raise InvalidInput(where=str(root), why="the parent directory does not exist; create it")
         blob, is_new = LocalBlob(root), not root.exists()
         blob.make_root()
         if is_new:
@@ -218,20 +220,20 @@ def _open_local(location: str | Path) -> tuple[Blob, str]:
     return blob, str(root)
 
 
-def _open_sqlite(root: Path, runtime: Runtime, settings: Settings, *, made: bool) -> SqliteMeta:
+def _open_sqlite(root: Path, runtime: Runtime, settings: Settings, *, exists: bool) -> SqliteMeta:
     path = root / META_FILE
-    if made and not retry_read(lambda: _has_content(path), runtime, settings):
-        why = f"it is missing or empty, and {FORMAT} says that it was there; or Meta was a PostgreSQL URL"
+    if exists and not retry_read(lambda: _has_content(path), runtime, settings):
+        why = f"the file is missing or empty, although {FORMAT} exists; if Meta is in PostgreSQL, set meta to its URL"
         raise RecordDamaged(path=str(path), why=why)
     return retry_read(lambda: SqliteMeta(path, runtime, settings), runtime, settings)
 
 
-def _is_made(blob: Blob) -> bool:
+def _has_been_created(blob: Blob) -> bool:
     """Whether FORMAT exists and is supported. Blobs without FORMAT are a loss: they are put only after it (3)."""
     if _has_format(blob):
         return True
     if any(entry.key != FORMAT for entry in blob.list("")) and not _has_format(blob):
-        raise RecordDamaged(path=blob.path(FORMAT), why="FORMAT is missing, and other blobs are there")
+        raise RecordDamaged(path=blob.path(FORMAT), why="FORMAT is missing, but other blobs exist")
     return False
 
 
@@ -241,21 +243,21 @@ def _has_format(blob: Blob) -> bool:
     except BlobMissing:
         return False
     if not _FORMAT_TEXT.fullmatch(text):
-        raise RecordDamaged(path=blob.path(FORMAT), why=f"it should hold a version, and holds {text[:32]!r}")
+        raise RecordDamaged(path=blob.path(FORMAT), why=f"expected a version, found {text[:32]!r}")
     if int(text) > FORMAT_VERSION:
         raise UnsupportedFormat(path=blob.path(FORMAT), found=int(text), supported=FORMAT_VERSION)
     return True
 
 
-def _check_meta(blob: Blob, meta: Meta, *, made: bool) -> None:
+def _check_meta(blob: Blob, meta: Meta, *, exists: bool) -> None:
     number = _number(meta)
-    if made and number == 0:
-        why = f"Meta does not know this storage, and {FORMAT} is there: it was lost, or is another one's"
+    if exists and number == 0:
+        why = f"Meta has no record of this storage, but {FORMAT} exists: Meta was lost, or belongs to another storage"
         raise RecordDamaged(path=meta.path(STORAGE), why=why)
     if number == 0 and meta.heads("") and _number(meta) == 0:
-        raise RecordDamaged(path=blob.path(FORMAT), why="FORMAT is missing, and Meta has records")
-    if not made and number >= 2 and not _has_format(blob):
-        raise RecordDamaged(path=blob.path(FORMAT), why="FORMAT is missing, and Meta says that it was there")
+        raise RecordDamaged(path=blob.path(FORMAT), why="FORMAT is missing, but Meta has records")
+    if not exists and number >= 2 and not _has_format(blob):
+        raise RecordDamaged(path=blob.path(FORMAT), why="FORMAT is missing, but Meta records that it was written")
     if number < 2:
         _make(blob, meta)
 

@@ -17,14 +17,16 @@ Meta keys:
     journal                 per transaction, its input
     committed               per transaction, its outcome
     pipeline                the definition of the pipeline
-    health                  the last reported health of the process that runs the pipeline
-    sources                 the status of its sources
+    leader                  the writer that leads
+    replica/<writer>        the role and the progress of a replica
+    health                  the state of the leader
+    sources                 the state of sources and sinks
     producer/<producer>     the last number of a producer; removed when it is forgotten
     sink/<sink>             the durable progress of a sink
     shape/<definition>/<n>  a live shape; removed once, never written again
     shapes                  the shapes that ended, one record each
     checkpoints             the catalog of checkpoints
-    restoring/<writer>      the checkpoint that a writer is reading
+    restoring/<writer>      the checkpoints that a writer reads, or whose parts it uses
     storage                 marks that FORMAT and this Meta belong together
 """
 
@@ -118,14 +120,14 @@ class Name:
 def check_shard(shard: str) -> str:
     """Check a shard's name, which is part of paths: letters, digits and `_ . = + @ -`, at most 200."""
     if not _SHARD.fullmatch(shard):
-        raise InvalidInput(where=f"shard {shard!r}", why="a shard's name is 1 to 200 of A-Z a-z 0-9 _ . = + @ -")
+        raise InvalidInput(where=f"shard {shard!r}", why="expected 1 to 200 of A-Z a-z 0-9 _ . = + @ -")
     return shard
 
 
 def check_source(source: str) -> str:
     """Check the name of a source that stages rows by the same rule: it is part of paths, too."""
     if not _SHARD.fullmatch(source):
-        raise InvalidInput(where=f"source {source!r}", why="a source's name is 1 to 200 of A-Z a-z 0-9 _ . = + @ -")
+        raise InvalidInput(where=f"source {source!r}", why="expected 1 to 200 of A-Z a-z 0-9 _ . = + @ -")
     return source
 
 

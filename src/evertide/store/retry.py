@@ -5,7 +5,8 @@
 - "may have happened" (`OutcomeUnknown`): for a blob, repeat the put (same key, same bytes: rule 2 of `Blob`); for a
   commit, commit again with the same expected numbers, of which at most one can succeed; if that is stale, read back. If
   storage becomes unreachable while the outcome is in doubt, the caller gets `OutcomeUnknown`.
-- Within `limit_retries`, a thread retries for less than `retry_limit_s`.
+- Within `limit_retries`, a thread retries for less than `retry_limit_s`; a pipeline that stops retries for seconds only
+  (`evertide.runtime.StoppableRuntime`).
 """
 
 from __future__ import annotations
@@ -61,11 +62,13 @@ class Backoff:
         self._wait_max_s = settings.retry_wait_max_s
         bound_s: float | None = getattr(_BOUNDED, "limit_s", None)
         limit_s = settings.retry_limit_s if bound_s is None else min(bound_s, settings.retry_limit_s)
-        self._deadline_s = runtime.monotonic_s() + limit_s
+        self._began_s = runtime.monotonic_s()
+        self._deadline_s = self._began_s + limit_s
 
     def wait_after(self, error: Unavailable | OutcomeUnknown) -> None:
         """Wait before the next retry, or raise the error if a retry is pointless."""
-        if isinstance(error, StorageFull | StorageForbidden) or self._runtime.monotonic_s() >= self._deadline_s:
+        is_late = self._runtime.monotonic_s() >= self._deadline_s or self._runtime.is_giving_up(self._began_s)
+        if is_late or isinstance(error, StorageFull | StorageForbidden):
             raise error
         note_step()  # waiting for storage is not a hang
         self._runtime.sleep_s(self._wait_s * (0.5 + self._runtime.random()))
@@ -74,29 +77,29 @@ class Backoff:
 
 def retry_read(call: Callable[[], T], runtime: Runtime, settings: Settings) -> T:
     """Retry a read while storage does not answer."""
+    return _retry(call, (Unavailable,), runtime, settings)
+
+
+def put_until_known(blob: Blob, key: str, content: bytes, runtime: Runtime, settings: Settings) -> None:
+    _retry(lambda: blob.put(key, content), (Unavailable, OutcomeUnknown), runtime, settings)
+
+
+def _retry(
+    call: Callable[[], T],
+    errors: tuple[type[Unavailable | OutcomeUnknown], ...],
+    runtime: Runtime,
+    settings: Settings,
+) -> T:
     backoff: Backoff | None = None
     while True:
         try:
             answer = call()
-        except Unavailable as error:
+        except errors as error:
             backoff = backoff or Backoff(runtime, settings)
             backoff.wait_after(error)
         else:
             note_step()
             return answer
-
-
-def put_until_known(blob: Blob, key: str, content: bytes, runtime: Runtime, settings: Settings) -> None:
-    backoff: Backoff | None = None
-    while True:
-        try:
-            blob.put(key, content)
-        except (Unavailable, OutcomeUnknown) as error:
-            backoff = backoff or Backoff(runtime, settings)
-            backoff.wait_after(error)
-        else:
-            note_step()
-            return
 
 
 def commit_until_known(
@@ -153,7 +156,7 @@ def truncate_sometimes(meta: Meta, key: str, seqno: int, every: int = 64) -> Non
         try:
             meta.truncate(key, seqno)
         except EvertideError as error:
-            logger.warning("not truncated: %s", error)
+            logger.warning("could not delete the old records of %s: %s", key, error)
 
 
 def _has_happened(meta: Meta, write: Write) -> bool:
@@ -180,13 +183,7 @@ class RetryingBlob:
 
     def delete(self, key: str) -> bool:
         """Retry after an unknown outcome, too. The result may then be False for a blob that existed."""
-        backoff: Backoff | None = None
-        while True:
-            try:
-                return self._blob.delete(key)
-            except (Unavailable, OutcomeUnknown) as error:
-                backoff = backoff or Backoff(self._runtime, self._settings)
-                backoff.wait_after(error)
+        return _retry(lambda: self._blob.delete(key), (Unavailable, OutcomeUnknown), self._runtime, self._settings)
 
     def list(self, prefix: str) -> Iterator[BlobEntry]:
         return iter(retry_read(lambda: [*self._blob.list(prefix)], self._runtime, self._settings))

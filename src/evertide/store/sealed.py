@@ -38,12 +38,12 @@ def seal(value: Any, version: int = 1) -> bytes:
 def check_seal(data: bytes, path: str, version: int = 1) -> None:
     """Check version and checksum, for any kind of value. `path` is for the error."""
     if len(data) <= _HEADER_BYTES:
-        raise RecordDamaged(path=path, why=f"{len(data)} bytes are too few for a record")
+        raise RecordDamaged(path=path, why=f"the record has only {len(data)} bytes")
     if data[0] != version:
         raise UnsupportedFormat(path=path, found=data[0], supported=version)
     body = data[_HEADER_BYTES:]
     if xxhash.xxh64_intdigest(body).to_bytes(8, "little") != data[1:_HEADER_BYTES]:
-        raise RecordDamaged(path=path, why="the checksum does not fit the content")
+        raise RecordDamaged(path=path, why="the checksum does not match the content")
 
 
 def unseal(data: bytes, kind: type[T], path: str, version: int = 1) -> T:

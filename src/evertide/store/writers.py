@@ -7,10 +7,11 @@ Every commit that changes a shard guards `writer/<id>` and `generation`. Hence:
 
 1. A writer that was unregistered, or whose generation has been replaced, can commit nothing more, however late it wakes
    up: it gets `Fenced`. No clock is involved.
-2. A silent writer is unregistered by one compare-and-set on its registration *and* its last heartbeat: if it beats in
-   between, it stays.
+2. A silent writer is unregistered by one compare-and-set on its registration *and* its last heartbeat: if it writes a
+   heartbeat in between, it stays.
 3. A blob is an orphan if its writer is not registered, and no shard that is read after that names the blob: none ever
-   will. For a registered writer the same holds below its `settled` sequence number, which its heartbeat publishes.
+   will. A registered writer settles a sequence number when its blob is named, or never will be; its heartbeat
+   has the number `settled`, below which all are settled, and the same holds for blobs below it.
 """
 
 from __future__ import annotations
@@ -164,7 +165,7 @@ class Writer:
         if stale.key == writer_key(self.id):
             raise Fenced(writer=self.id, why="it was unregistered, as it had been silent for too long or was replaced")
         if stale.key == GENERATION:
-            why = f"the generation moved on from record {stale.expected} to {stale.found}"
+            why = f"another writer changed the generation from {stale.expected} to {stale.found}"
             raise GenerationMoved(writer=self.id, why=why)
 
     def beat_unless(self, hang: Callable[[], str]) -> None:
@@ -309,7 +310,7 @@ class Writer:
         stale = commit_until_known(self._meta, all_writes, all_guards, self._runtime, self._settings)
         if stale is not None:
             self.check(stale)
-            why = f"expected record {stale.expected}, found {stale.found}"
+            why = f"the newest record is {stale.found}, not {stale.expected}"
             raise Conflict(where=self._meta.path(stale.key), why=why)
         self._generation = made.number
         return made

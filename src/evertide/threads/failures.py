@@ -11,7 +11,7 @@ import threading
 from dataclasses import dataclass
 
 from evertide.errors import EvertideError
-from evertide.problem import Problem
+from evertide.problem import ComponentState, Problem
 from evertide.runtime import Runtime
 
 __all__ = ["Failures"]
@@ -73,13 +73,8 @@ class Failures:
         """Warnings: they stop no transactions."""
         with self._lock:
             return [
-                Problem(
-                    "warning",
-                    failure.error.error_code,
-                    f"{work} fails: {failure.error}",
-                    failure.error.remedy,
-                    failure.since_s,
-                    failure.wait_s,
+                Problem.from_error(
+                    ComponentState.WARNING, one.error, one.since_s, f"{work} fails: {one.error}", one.wait_s
                 )
-                for work, failure in sorted(self._failures.items())
+                for work, one in sorted(self._failures.items())
             ]

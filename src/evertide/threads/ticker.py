@@ -37,7 +37,7 @@ class Ticker(ABC):
         if self._thread.ident is not None:
             self._thread.join()
 
-    def ended(self) -> list[str]:
+    def list_ended(self) -> list[str]:
         """The thread's name, if the thread ended without `stop`."""
         is_over = self._thread.ident is not None and not self._thread.is_alive() and not self._stopping.is_set()
         return [self._thread.name] if is_over else []
@@ -48,7 +48,7 @@ class Ticker(ABC):
     def _run(self) -> None:
         is_going = True
         while is_going and not self._stopping.wait(self._interval_s):
-            with self._thread.retrying():
+            with self._thread.report_and_retry():
                 is_going = self.tick()
 
     def __enter__(self) -> Self:

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from evertide.errors import Unexpected
-from evertide.problem import Problem
+from evertide.problem import ComponentState, Problem
 from evertide.runtime import SystemRuntime
 
 __all__ = ["WatchedThread", "unexpected_error"]
@@ -47,20 +47,20 @@ class WatchedThread(threading.Thread):
             self._work(*self._args)
         except BaseException as error:  # no caller would see it
             logger.exception("the thread %s died", self.name)
-            self._has("died", error)
+            self._record_problem("died", error)
             if self._died is not None:
                 self._died(unexpected_error(f"thread {self.name}", error))
         finally:
-            self._work = _nothing
+            self._work = _do_nothing
             self._args = ()
 
     @contextmanager
-    def retrying(self) -> Iterator[None]:
+    def report_and_retry(self) -> Iterator[None]:
         """Within the block, an unexpected error ends the block and not the thread: the work is repeated later."""
         try:
             yield
         except Exception as error:  # of any class: the next attempt may succeed
-            if self._has("failed, and tries again", error):
+            if self._record_problem("failed, and tries again", error):
                 logger.exception("the thread %s failed, and tries again", self.name)
         else:
             self.problem = None
@@ -68,15 +68,15 @@ class WatchedThread(threading.Thread):
     def troubles(self) -> list[Problem]:
         return [] if self.problem is None else [self.problem]
 
-    def _has(self, what: str, error: BaseException) -> bool:
+    def _record_problem(self, what: str, error: BaseException) -> bool:
         """Record the problem. Return whether it is new."""
         told = unexpected_error(f"thread {self.name}", error)
         why = f"the thread {self.name} {what}: {told.why}"
         if self.problem is not None and self.problem.why == why:
             return False
-        self.problem = Problem("warning", told.error_code, why, told.remedy, SystemRuntime().wall_s())
+        self.problem = Problem(ComponentState.WARNING, told.error_code, why, told.remedy, SystemRuntime().wall_s())
         return True
 
 
-def _nothing(*_: Any) -> None:
+def _do_nothing(*_: Any) -> None:
     """The work of a thread that has ended: it keeps no references."""

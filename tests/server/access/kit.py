@@ -1,4 +1,4 @@
-"""A shop with tokens of every kind, behind a real socket; and requests that are written by hand."""
+"""A shop with tokens of every kind, behind a real socket, and requests that tests write byte by byte."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def bearer(name: str) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Asker:
-    """Asks an app without a socket."""
+    """Sends requests to an app without a socket."""
 
     app: ASGIApp
 
@@ -77,14 +77,14 @@ class Guarded:
         return Client(self.shop.host, self.shop.port, token=TEXTS.get(name, name))
 
     def shape(self, who: str, **query: Any) -> Any:
-        """A request for a shape, with the token in the header."""
+        """Request a shape with the token in the header."""
         given = {"table": "orders", "offset": "-1", **query}
         return self.shop.ask(headers=bearer(who), **given)
 
 
 @contextmanager
 def guarded(access: Access | None = ACCESS, listening: ListenOptions | None = None) -> Iterator[Guarded]:
-    """Four orders, of ann and of bob; not followed: requests take in what was committed."""
+    """Serve four orders, of ann and of bob, without a follower thread: requests read what was committed."""
     access = access or Access.open()
     with open_pipeline(storage(), engine()) as pipeline, ShapeService(pipeline.collections, OPTIONS) as service:
         pipeline.push(
@@ -100,7 +100,7 @@ def guarded(access: Access | None = ACCESS, listening: ListenOptions | None = No
 
 
 def raw(client: Client, head: str, headers: Mapping[str, str] | list[tuple[str, str]] = (), body: bytes = b"") -> bytes:  # type: ignore[assignment]
-    """The answer to a request that is written by hand."""
+    """Return the answer to a request with this exact head."""
     given = [*headers.items()] if isinstance(headers, Mapping) else [*headers]
     if not any(name.lower() == "host" for name, _ in given):
         given.append(("Host", "localhost"))

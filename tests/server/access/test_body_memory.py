@@ -1,4 +1,4 @@
-"""What the bodies of all requests together may acquire: in steps, in turn, and never for ever."""
+"""The memory of all request bodies together: acquired in steps, in turn, and never waited for without a limit."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LIMIT = 1024 * 1024
 
 
 class Upload:
-    """A request whose client sends its pieces one by one, when it is let."""
+    """A request whose client sends its pieces one by one, when the test allows it."""
 
     def __init__(self, pieces: int, *, declared: int | None = None, decoded: int = 0) -> None:
         self.pieces = pieces
@@ -65,7 +65,7 @@ class Upload:
 
 
 async def read_then_answer(scope: Scope, receive: Receive, send: Send) -> None:
-    """Reads all, takes it apart, answers when it is let."""
+    """Read the body, decode it, and answer when the test allows it."""
     upload, reservation = scope["upload"], reservation_of(scope)
     while (await receive())["more_body"]:
         pass
@@ -77,7 +77,7 @@ async def read_then_answer(scope: Scope, receive: Receive, send: Send) -> None:
     await Response()(scope, receive, send)
 
 
-def finished(run: Callable[[], Awaitable[None]]) -> None:
+def run_limited(run: Callable[[], Awaitable[None]]) -> None:
     async def limited() -> None:
         with anyio.fail_after(60):
             await run()
@@ -89,9 +89,9 @@ def make_memory(wait_s: float = 60.0) -> BodyMemory:
     return BodyMemory(read_then_answer, LIMIT, wait_s)
 
 
-def test_what_is_held_is_the_limit_and_one_body_at_most_and_all_get_done() -> None:
-    """Twenty come at once, each of half the limit, and each comes to more once it is decoded. Fails if nobody may go
-    beyond the limit: each holds what the others wait for, and all are turned back; and if nobody counts at all."""
+def test_held_memory_is_at_most_the_limit_and_one_body_and_all_requests_finish() -> None:
+    """Twenty requests come at once, each of half the limit, and each larger once it is decoded. Fails if no request may
+    exceed the limit: each holds what the others wait for, and all are refused; and if nothing is counted."""
 
     async def run() -> None:
         memory = make_memory()
@@ -111,11 +111,11 @@ def test_what_is_held_is_the_limit_and_one_body_at_most_and_all_get_done() -> No
         assert LIMIT // 2 < most <= LIMIT + 2 * LIMIT // 2 + 4 * PIECE
         assert memory.bytes == 0
 
-    finished(run)
+    run_limited(run)
 
 
-def test_who_announces_much_and_sends_nothing_holds_little() -> None:
-    """Fails if memory is taken for all that a head announces: three such clients would keep out all others."""
+def test_a_request_that_announces_a_large_body_and_sends_nothing_holds_little() -> None:
+    """Fails if memory is acquired for the announced length: three such clients would keep out all others."""
 
     async def run() -> None:
         memory = make_memory()
@@ -130,11 +130,11 @@ def test_who_announces_much_and_sends_nothing_holds_little() -> None:
                 upload.let()
         assert memory.bytes == 0
 
-    finished(run)
+    run_limited(run)
 
 
-def test_who_waits_too_long_is_turned_back_and_the_next_is_served() -> None:
-    """Also one who goes away while he waits leaves nothing behind."""
+def test_a_request_that_waits_too_long_is_refused_and_the_next_is_served() -> None:
+    """A client that disconnects while it waits holds nothing either."""
 
     async def run() -> None:
         memory = make_memory(wait_s=0.1)
@@ -145,7 +145,9 @@ def test_who_waits_too_long_is_turned_back_and_the_next_is_served() -> None:
             for holder in holders:
                 tasks.start_soon(holder.go, memory)
                 await holder.is_read.wait()
-            assert memory.bytes == 2 * LIMIT  # the second may, as the first of those who find no memory
+            assert (
+                memory.bytes == 2 * LIMIT
+            )  # the second may continue, as the first of the requests that find no memory
             late = Upload(1).let()
             await late.go(memory)
             assert late.error is not None
@@ -161,11 +163,11 @@ def test_who_waits_too_long_is_turned_back_and_the_next_is_served() -> None:
         await after.go(memory)
         assert after.error is None
 
-    finished(run)
+    run_limited(run)
 
 
-def test_who_goes_away_leaves_nothing_behind() -> None:
-    """Fails if memory is given back with answers only."""
+def test_a_client_that_disconnects_releases_its_memory() -> None:
+    """Fails if memory is released only with answers."""
 
     async def leaving(_: Scope, receive: Receive, __: Send) -> None:
         await receive()
@@ -177,10 +179,10 @@ def test_who_goes_away_leaves_nothing_behind() -> None:
             await Upload(2).let().go(memory)
         assert memory.bytes == 0
 
-    finished(run)
+    run_limited(run)
 
 
-def test_who_sends_no_body_waits_for_nobody() -> None:
+def test_a_request_without_body_does_not_wait() -> None:
     async def run() -> None:
         memory = make_memory(wait_s=0.1)
         holders = [Upload(16), Upload(16)]
@@ -195,12 +197,12 @@ def test_who_sends_no_body_waits_for_nobody() -> None:
             for holder in holders:
                 holder.may_answer.set()
 
-    finished(run)
+    run_limited(run)
 
 
-def test_many_that_upload_at_once_are_told_to_come_again_and_others_are_answered() -> None:
-    """By a socket: clients that send half of a body each, and then nothing. Fails if bodies are read whatever they
-    acquire together."""
+def test_too_many_uploads_at_once_get_retry_after_and_other_requests_are_answered() -> None:
+    """Over a socket: clients that send half of a body each, and then nothing. Fails if bodies are read without a limit
+    for all of them together."""
     settings = Settings(bodies_bytes_max=LIMIT, bodies_wait_s=0.2)
     with open_pipeline(storage(), settings=settings) as p, Server(listening=ListenOptions(settings=settings)) as server:
         server.start(make_app(p))
@@ -218,7 +220,7 @@ def test_many_that_upload_at_once_are_told_to_come_again_and_others_are_answered
 
 
 @pytest.mark.parametrize("decoded", [True, False])
-def test_a_request_that_is_larger_than_all_room_is_taken_alone(*, decoded: bool) -> None:
+def test_a_request_larger_than_the_limit_is_served_alone(*, decoded: bool) -> None:
     async def run() -> None:
         memory = make_memory(wait_s=0.1)
         large = Upload(1 if decoded else 40, decoded=40 * LIMIT if decoded else 0).let()
@@ -226,4 +228,4 @@ def test_a_request_that_is_larger_than_all_room_is_taken_alone(*, decoded: bool)
         assert large.error is None
         assert memory.bytes == 0
 
-    finished(run)
+    run_limited(run)

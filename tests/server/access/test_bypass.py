@@ -1,4 +1,4 @@
-"""Ways around the gate that somebody might try: each is tried, at a real socket."""
+"""Attempts to bypass the gate, each at a real socket."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ def status(answer: bytes) -> int:
         "/v1/shape/?secret=" + ADMIN,
     ],
 )
-def test_however_the_address_is_written_nobody_gets_around(g: Guarded, path: str) -> None:
+def test_no_spelling_of_the_address_bypasses_the_gate(g: Guarded, path: str) -> None:
     for method in ("GET", "HEAD", "POST"):
         answer = raw(g.client(), f"{method} {path}")
-        is_page = b"<html" in answer or b"content-security-policy" in answer  # a file of the console holds no data
+        is_page = b"<html" in answer or b"content-security-policy" in answer  # files of the console hold no data
         is_health = answer.endswith((b'{"status":"active"}', b"\r\n\r\n"))
         assert is_page or is_health or status(answer) in (400, 401, 403, 404), (method, path, answer)
         assert b"customer" not in answer
@@ -57,8 +57,8 @@ def test_however_the_address_is_written_nobody_gets_around(g: Guarded, path: str
     assert ADMIN.encode() not in answer
 
 
-def test_a_method_cannot_be_put_over_another(g: Guarded) -> None:
-    """A reader that says it is a GET, and means a POST."""
+def test_a_header_cannot_override_the_method(g: Guarded) -> None:
+    """A reader that sends GET, with headers that ask for POST."""
     before = g.shop.pipeline.time
     for header in ("X-HTTP-Method-Override", "X-HTTP-Method", "X-Method-Override"):
         given = {**bearer("reader"), header: "POST", "Content-Type": "application/json"}
@@ -71,7 +71,7 @@ def test_a_method_cannot_be_put_over_another(g: Guarded) -> None:
     assert g.shop.pipeline.time == before
 
 
-def test_several_tokens_count_only_if_they_are_the_same(g: Guarded) -> None:
+def test_several_tokens_are_accepted_only_if_they_are_equal(g: Guarded) -> None:
     def asked(path: str, *tokens: str) -> int:
         return status(raw(g.client(), f"GET {path}", [("Authorization", f"Bearer {one}") for one in tokens]))
 
@@ -87,7 +87,7 @@ def test_several_tokens_count_only_if_they_are_the_same(g: Guarded) -> None:
     assert asked(f"{shape}&secret={READER}&api_secret={ADMIN}") == 401
 
 
-def test_a_token_in_the_address_counts_for_shapes_only(g: Guarded) -> None:
+def test_a_token_in_the_url_is_accepted_for_shapes_only(g: Guarded) -> None:
     for name in ("secret", "api_secret", "token", "access_token"):
         answer = raw(g.client(), f"GET /v1/status?{name}={READER}")
         assert status(answer) == 401
@@ -105,7 +105,7 @@ def test_a_token_in_the_address_counts_for_shapes_only(g: Guarded) -> None:
         f"Bearer {ACCESS.tokens[0].digest.hex()}",
     ],
 )
-def test_what_is_no_token_is_none(g: Guarded, value: str) -> None:
+def test_malformed_tokens_are_refused(g: Guarded, value: str) -> None:
     answer = raw(g.client(), "GET /v1/status", {"Authorization": value})
     assert status(answer) == 401
     assert READER.encode() not in answer
@@ -116,13 +116,13 @@ def test_the_scheme_may_have_any_case(g: Guarded) -> None:
         assert status(raw(g.client(), "GET /v1/status", {"Authorization": f"{scheme} {READER}"})) == 200
 
 
-def test_headers_of_proxies_let_nobody_in(g: Guarded) -> None:
+def test_proxy_headers_do_not_bypass_the_gate(g: Guarded) -> None:
     given = {"X-Forwarded-For": "127.0.0.1", "X-Original-URL": "/v1/health", "X-Rewrite-URL": "/v1/health"}
     assert status(raw(g.client(), "GET /v1/status", {**given, "X-Forwarded-Proto": "https"})) == 401
 
 
-def test_a_second_request_on_the_same_connection_is_asked_again(g: Guarded) -> None:
-    """Also if it hides in the body of the first."""
+def test_a_second_request_on_the_same_connection_needs_a_token(g: Guarded) -> None:
+    """Also if it is hidden in the body of the first."""
     hidden = b"GET /v1/status HTTP/1.1\r\nHost: localhost\r\n\r\n"
     given = {**bearer("reader"), "Content-Length": "0"}
     answer = raw(g.client(), "GET /v1/status", {**given, "Connection": "keep-alive"}, hidden)
@@ -131,8 +131,14 @@ def test_a_second_request_on_the_same_connection_is_asked_again(g: Guarded) -> N
     assert status(raw(g.client(), f"POST {ROWS}", both, b"0\r\n\r\n" + hidden)) == 400
 
 
+def test_a_token_in_a_trailer_is_ignored(g: Guarded) -> None:
+    """Fails if the fields after a chunked body are appended to the headers."""
+    body = f"0\r\nAuthorization: Bearer {READER}\r\n\r\n".encode()
+    assert status(raw(g.client(), "GET /v1/status", {"Transfer-Encoding": "chunked"}, body)) == 401
+
+
 def test_every_token_is_compared_and_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fails if the search ends with the first that fits, or compares by `==`."""
+    """Fails if the search ends with the first match, or compares by `==`."""
     compared: list[Any] = []
 
     def counted(one: Any, other: Any) -> bool:
@@ -147,14 +153,14 @@ def test_every_token_is_compared_and_in_constant_time(monkeypatch: pytest.Monkey
         assert [other for _, other in compared] == [token.digest for token in ACCESS.tokens]
 
 
-def test_without_tokens_whoever_reaches_it_may_do_everything() -> None:
+def test_without_tokens_every_client_may_do_everything() -> None:
     with guarded(None) as g:
         assert g.client().get("/v1/status").status == 200
         assert g.client().post(ROWS, [order(9)]).status == 200
         assert g.client(WRONG).get("/v1/status").status == 200
 
 
-def test_roles_do_what_they_may_at_the_real_app(g: Guarded) -> None:
+def test_each_role_may_do_what_it_permits_at_the_real_app(g: Guarded) -> None:
     assert g.client("reader").get("/v1/status").status == 200
     assert g.client("reader").post("/v1/checkpoints").status == 403
     assert g.client("writer").post(ROWS, [order(1, "ann")]).status == 200

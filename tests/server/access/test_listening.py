@@ -1,4 +1,4 @@
-"""How a server listens: TLS with real certificates, hosts, and clients that are slow, large or many."""
+"""How a server listens: TLS with real certificates, host names, and clients that are slow, large or many."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from evertide.errors import InvalidInput
 from evertide.server.access import Access, ListenOptions, Tls
 from evertide.server.http.server import Server
 from evertide.settings import Settings
-from tests.cli.kit import evertide, made, one_error
+from tests.cli.kit import evertide, make_storage, one_error
 from tests.server.access.kit import ACCESS, Guarded, bearer, guarded, raw
 from tests.server.kit import Client
 
@@ -33,7 +33,7 @@ SMALL = Settings(request_head_bytes_max=4096, connections_max=3)
 
 @dataclass(frozen=True)
 class Made:
-    """Of one authority: a server's certificate, a client's, and what is not of it."""
+    """Certificates of one authority for a server and a client, and some that it did not sign."""
 
     folder: Path
 
@@ -96,7 +96,7 @@ def status_over(port: int, context: ssl.SSLContext) -> int:
         connection.close()
 
 
-def test_tls_is_spoken_and_nothing_else(certificates: Made) -> None:
+def test_a_tls_server_refuses_plain_connections(certificates: Made) -> None:
     with guarded(ACCESS, ListenOptions(access=ACCESS, tls=certificates.tls)) as g:
         assert status_over(g.shop.port, certificates.client()) == 200
         with pytest.raises(ssl.SSLCertVerificationError):
@@ -111,8 +111,8 @@ def test_tls_is_spoken_and_nothing_else(certificates: Made) -> None:
             g.client("reader").get("/v1/status")
 
 
-def test_clients_may_need_a_certificate_as_well(certificates: Made) -> None:
-    """Fails if one that nobody signed, or none, is let in."""
+def test_clients_without_a_signed_certificate_are_refused(certificates: Made) -> None:
+    """Fails if a client with an unsigned certificate, or none, is let in."""
     mutual = Tls(certificates.path("server.crt"), certificates.path("server.key"), certificates.path("ca.crt"))
     with guarded(ACCESS, ListenOptions(access=ACCESS, tls=mutual)) as g:
         assert status_over(g.shop.port, certificates.client("client")) == 200
@@ -121,7 +121,7 @@ def test_clients_may_need_a_certificate_as_well(certificates: Made) -> None:
                 status_over(g.shop.port, certificates.client(name))
 
 
-def test_what_is_wrong_with_the_files_is_said_before_anything_is_served(certificates: Made) -> None:
+def test_wrong_certificate_files_are_reported_before_the_server_starts(certificates: Made) -> None:
     path = certificates.path
     server, key = path("server.crt"), path("server.key")
     for wrong, why in (
@@ -143,12 +143,12 @@ def test_what_is_wrong_with_the_files_is_said_before_anything_is_served(certific
         assert made_.address.startswith("https://127.0.0.1:")
 
 
-def test_the_command_line_says_it_the_same_way(
+def test_the_command_line_reports_wrong_certificate_files(
     tmp_path: Path, certificates: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("EVERTIDE_TOKEN", "EVERTIDE_TOKENS_FILE", "EVERTIDE_SHAPES_SECRET"):
         monkeypatch.delenv(name, raising=False)
-    made(tmp_path / "s", 1)
+    make_storage(tmp_path / "s", 1)
     (tmp_path / "shop.sql").write_text("CREATE TABLE t (a INT);")
     (tmp_path / "empty").write_text("")
     (tmp_path / "empty").chmod(0o600)
@@ -171,14 +171,14 @@ def unguarded() -> Iterator[Guarded]:
         yield made_
 
 
-def asked(g: Guarded, **headers: str) -> int:
+def ask_status(g: Guarded, **headers: str) -> int:
     return int(raw(g.client(), "GET /v1/status", headers).split(b" ", 2)[1])
 
 
-def test_a_name_that_was_made_to_lead_here_is_refused(unguarded: Guarded) -> None:
-    """DNS rebinding. Fails if `Host` is not looked at."""
+def test_a_foreign_host_name_is_refused(unguarded: Guarded) -> None:
+    """DNS rebinding. Fails if `Host` is not checked."""
     good = ("localhost", "LOCALHOST:1", "a.localhost", "127.0.0.1:80", "[::1]", "127.9.9.9", "console.example:8443")
-    assert [asked(unguarded, Host=host) for host in good] == [200] * len(good)
+    assert [ask_status(unguarded, Host=host) for host in good] == [200] * len(good)
     bad = (
         "evil.example",
         "localhost.evil.example",
@@ -189,27 +189,29 @@ def test_a_name_that_was_made_to_lead_here_is_refused(unguarded: Guarded) -> Non
         "]",
         "x@localhost:y",
     )
-    assert {host: asked(unguarded, Host=host) for host in bad if asked(unguarded, Host=host) not in (400, 403)} == {}
+    assert {
+        host: ask_status(unguarded, Host=host) for host in bad if ask_status(unguarded, Host=host) not in (400, 403)
+    } == {}
     twice = [("Host", "localhost"), ("Host", "evil.example")]
     assert raw(unguarded.client(), "GET /v1/status", twice).split(b" ", 2)[1] in (b"400", b"403")
     with guarded() as g:
-        assert asked(g, Host="evil.example", **bearer("admin")) == 403
+        assert ask_status(g, Host="evil.example", **bearer("admin")) == 403
 
 
-def test_without_tokens_a_page_of_another_host_gets_nothing(unguarded: Guarded) -> None:
-    """No preflight is needed for such a POST: the browser just sends it."""
+def test_without_tokens_a_page_of_another_host_is_refused(unguarded: Guarded) -> None:
+    """Such a POST needs no preflight: the browser just sends it."""
     before = unguarded.shop.pipeline.time
     for origin in ("https://evil.example", "null", "http://localhost.evil.example", "file://", "https://[::2]"):
         given = {"Origin": origin, "Content-Type": "text/plain", "Content-Length": "2"}
         answer = raw(unguarded.client(), "POST /v1/checkpoints", given, b"{}")
         assert answer.startswith(b"HTTP/1.1 403"), origin
-        assert asked(unguarded, Origin=origin) == 403
+        assert ask_status(unguarded, Origin=origin) == 403
         assert b"access-control" not in raw(unguarded.client(), "OPTIONS /v1/shape", {"Origin": origin})
     for origin in ("http://localhost:5173", "https://console.example", "http://127.0.0.1"):
-        assert asked(unguarded, Origin=origin) == 200
+        assert ask_status(unguarded, Origin=origin) == 200
     assert unguarded.shop.pipeline.time == before
     with guarded() as g:  # the token decides
-        assert asked(g, Origin="https://app.example", **bearer("reader")) == 200
+        assert ask_status(g, Origin="https://app.example", **bearer("reader")) == 200
         preflight = raw(g.client(), "OPTIONS /v1/shape", {"Origin": "https://app.example"}).lower()
         assert b"access-control-allow-origin: https://app.example" in preflight
         assert b"access-control-allow-credentials" not in preflight
@@ -227,7 +229,7 @@ FORMS = ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data
 
 @pytest.mark.parametrize("site", ["cross-site", "same-site", "Cross-Site", "what is this"])
 def test_without_tokens_a_browser_without_origin_changes_nothing(unguarded: Guarded, site: str) -> None:
-    """Fails if `Sec-Fetch-Site` is not looked at: forms and images need no preflight, and may come without `Origin`."""
+    """Fails if `Sec-Fetch-Site` is not checked: forms and images need no preflight, and may come without `Origin`."""
     pipeline = unguarded.shop.pipeline
     before = (pipeline.time, pipeline.status().state)
     for line in CHANGING:
@@ -247,11 +249,11 @@ def test_a_link_to_the_console_may_be_followed_from_anywhere(unguarded: Guarded)
     assert raw(unguarded.client(), "GET /", {**given, "Sec-Fetch-Mode": "no-cors"}).startswith(b"HTTP/1.1 403")
     assert raw(unguarded.client(), "POST /", {**given, "Content-Length": "0"}).startswith(b"HTTP/1.1 403")
     for site in ("same-origin", "none"):
-        assert asked(unguarded, **{"Sec-Fetch-Site": site}) == 200
+        assert ask_status(unguarded, **{"Sec-Fetch-Site": site}) == 200
     both = {"Sec-Fetch-Site": "cross-site", "Origin": "http://localhost:5173"}  # another port, by another name
-    assert asked(unguarded, **both) == 200
+    assert ask_status(unguarded, **both) == 200
     with guarded() as g:  # the token decides
-        assert asked(g, **{"Sec-Fetch-Site": "cross-site"}, **bearer("reader")) == 200
+        assert ask_status(g, **{"Sec-Fetch-Site": "cross-site"}, **bearer("reader")) == 200
 
 
 @pytest.fixture(scope="module")
@@ -267,8 +269,8 @@ def rest_of(connection: socket.socket) -> bytes:
     return found
 
 
-def test_a_head_that_does_not_come_or_does_not_end_is_cut_off(narrow: Guarded) -> None:
-    """Fails, by the socket's own limit, if nobody looks at the time."""
+def test_a_connection_with_an_incomplete_head_is_closed(narrow: Guarded) -> None:
+    """Fails, by the socket's own limit, if the server sets no time limit."""
     for begun in (b"", b"GET /v1/sta", b"GET /v1/status HTTP/1.1\r\nHost: localhost\r\nA: b\r\n"):
         with socket.create_connection((narrow.shop.host, narrow.shop.port), timeout=30) as slow:
             slow.sendall(begun)
@@ -279,7 +281,7 @@ def test_a_head_that_does_not_come_or_does_not_end_is_cut_off(narrow: Guarded) -
 
 @pytest.fixture(scope="module")
 def small() -> Iterator[Client]:
-    """An app that says nothing."""
+    """Serve an app that answers nothing."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -300,7 +302,34 @@ def test_a_head_that_is_too_large_is_refused(small: Client) -> None:
             assert json.loads(answer.partition(b"\r\n\r\n")[2])["error_code"] == "head_too_large"
 
 
-def test_a_body_that_does_not_come_is_cut_off(narrow: Guarded) -> None:
+CHUNKED = "POST /v1/query HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "begin", ["0\r\n", "0\r\nX: ", "5;", ""], ids=["trailers", "one trailer", "chunk extension", "empty lines"]
+)
+def test_framing_without_content_is_bounded(begin: str) -> None:
+    """Fails if only the head is counted: a client without a token would fill the memory with trailers."""
+    with (
+        guarded(listening=ListenOptions(access=ACCESS, settings=SMALL)) as g,
+        socket.create_connection((g.shop.host, g.shop.port), timeout=60) as connection,
+    ):
+        head = CHUNKED if begin else "GET /v1/health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        connection.sendall((head + begin).encode())
+        piece = {"0\r\n": b"X: a\r\n" * 100, "": b"\r\n" * 300}.get(begin, b"x" * 600)
+        with pytest.raises(OSError, match=r"reset|pipe"):
+            connection.sendall(piece * 100_000)
+
+
+def test_a_body_in_small_chunks_is_accepted() -> None:
+    """The framing between chunks counts only until the next chunk."""
+    body = b"1\r\n[\r\n" + b"1;x=y\r\n \r\n" * 60_000 + b"1\r\n]\r\n0\r\n\r\n"
+    with guarded(listening=ListenOptions(access=ACCESS, settings=SMALL)) as g:
+        given = {**bearer("writer"), "Content-Type": "application/json", "Transfer-Encoding": "chunked"}
+        assert raw(g.client(), "POST /v1/tables/orders/rows", given, body).startswith(b"HTTP/1.1 200")
+
+
+def test_a_connection_with_an_incomplete_body_is_closed(narrow: Guarded) -> None:
     with socket.create_connection((narrow.shop.host, narrow.shop.port), timeout=30) as slow:
         token = f"Authorization: {bearer('writer')['Authorization']}"
         head = f"POST /v1/tables/orders/rows HTTP/1.1\r\nHost: localhost\r\n{token}\r\nContent-Length: 9\r\n"
@@ -310,8 +339,9 @@ def test_a_body_that_does_not_come_is_cut_off(narrow: Guarded) -> None:
         assert b"request_timeout" in answer
 
 
-def test_who_takes_nothing_of_his_answer_is_cut_off() -> None:
-    """The answer is larger than all buffers in between. Fails, by the event's own limit, if nobody looks."""
+def test_a_client_that_does_not_read_its_answer_is_disconnected() -> None:
+    """The answer is larger than all buffers on the way. Fails, by the event's own limit, if the server does
+    not check."""
     ended = threading.Event()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -335,7 +365,7 @@ def test_who_takes_nothing_of_his_answer_is_cut_off() -> None:
                     pass
 
 
-def test_who_is_one_too_many_is_told_and_the_others_go_on(small: Client) -> None:
+def test_a_connection_beyond_the_limit_is_refused_and_others_continue(small: Client) -> None:
     where = (small.host, small.port)
     with socket.create_connection(where, timeout=30), socket.create_connection(where, timeout=30):
         kept = http.client.HTTPConnection(*where, timeout=30)
@@ -353,7 +383,7 @@ def test_who_is_one_too_many_is_told_and_the_others_go_on(small: Client) -> None
 
 
 def test_an_idle_connection_stays_open_for_as_long_as_the_answer_says(small: Client) -> None:
-    """Fails if connections close after the 5 seconds that uvicorn gives them, or do not say when they close."""
+    """Fails if connections close after uvicorn's 5 seconds, or do not announce when they close."""
     kept = http.client.HTTPConnection(small.host, small.port, timeout=30)
     try:
         kept.request("GET", "/")
@@ -382,8 +412,8 @@ def test_an_app_without_tokens_is_open() -> None:
     assert ListenOptions().access == Access.open() == Access()
 
 
-def test_health_says_why_only_where_no_tokens_are_asked_for() -> None:
-    """Whoever looks need not say who he is; errors name collections, and what they hold."""
+def test_health_has_a_reason_only_without_tokens() -> None:
+    """A health request needs no token; errors name collections and their content."""
     for access, told in [(ACCESS, {"status"}), (Access.open(), {"status", "why", "remedy", "since_s"})]:
         with guarded(access) as world:
             world.shop.pipeline.pause()

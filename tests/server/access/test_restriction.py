@@ -1,4 +1,4 @@
-"""What a token is restricted to: whatever it asks for, and however, it sees nothing else."""
+"""Restricted tokens see only what their restriction allows, for every request."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from evertide.errors import Forbidden, InvalidInput
+from evertide.errors import Damaged, Forbidden, InvalidInput
 from evertide.pgexpr.restriction import NOTHING, UNRESTRICTED, Restriction
 from evertide.server.access import Access, Role, Token
-from tests.server.access.kit import ACCESS, TEXTS, Guarded, bearer, guarded
+from tests.server.access.kit import ACCESS, RESTRICTIONS, TEXTS, Guarded, bearer, guarded
 from tests.shapes.kit import Follower, ids, order
 
 SUBSET = {"subset__order_by": "id", "subset__limit": 10}
@@ -24,18 +24,18 @@ def g() -> Iterator[Guarded]:
         yield made
 
 
-def seen(answer: Any) -> list[int]:
+def read_ids(answer: Any) -> list[int]:
     assert answer.status == 200, answer.content
     return sorted(ids(answer.changes))
 
 
-def test_everybody_sees_his_own_rows_and_has_a_shape_of_his_own(g: Guarded) -> None:
+def test_each_token_sees_its_own_rows_and_has_its_own_shape(g: Guarded) -> None:
     answers = {who: g.shape(who) for who in ("reader", "ann", "bob")}
-    assert seen(answers["reader"]) == [1, 2, 3, 4]
-    assert seen(answers["ann"]) == [1, 3]
-    assert seen(answers["bob"]) == [2, 4]
+    assert read_ids(answers["reader"]) == [1, 2, 3, 4]
+    assert read_ids(answers["ann"]) == [1, 3]
+    assert read_ids(answers["bob"]) == [2, 4]
     asked = {"reader": g.shape("reader", where="customer = 'ann'")}
-    assert seen(asked["reader"]) == [1, 3]
+    assert read_ids(asked["reader"]) == [1, 3]
     handles = [one.handle for one in (*answers.values(), *asked.values())]
     assert len(set(handles)) == 4  # the same rows, and yet not the same shape
 
@@ -71,7 +71,7 @@ def test_everybody_sees_his_own_rows_and_has_a_shape_of_his_own(g: Guarded) -> N
     ],
     ids=str,
 )
-def test_nothing_in_a_request_reaches_into_the_restriction(g: Guarded, query: dict[str, Any]) -> None:
+def test_no_part_of_a_request_changes_the_restriction(g: Guarded, query: dict[str, Any]) -> None:
     answer = g.shape("ann", **query)
     assert answer.status in (200, 400), answer.content
     assert b"bob" not in answer.content.replace(b"'bob'", b"")
@@ -81,8 +81,8 @@ def test_nothing_in_a_request_reaches_into_the_restriction(g: Guarded, query: di
         assert {int(one["value"]["id"]) for one in body} <= {1, 3}
 
 
-def test_other_collections_are_not_there_and_nobody_tells_which_there_are(g: Guarded) -> None:
-    """Also views over a table of which only some rows may be seen."""
+def test_other_collections_are_hidden_and_never_listed(g: Guarded) -> None:
+    """Also views over a table of which only some rows are visible."""
     for table in ("revenue", "buyers", "notes", "evertide_errors", '"REVENUE"', "public.revenue", "no_such_table"):
         answer = g.shape("ann", table=table)
         assert (answer.status, answer.body["error_code"]) == (403, "forbidden"), table
@@ -92,21 +92,21 @@ def test_other_collections_are_not_there_and_nobody_tells_which_there_are(g: Gua
     assert g.shape("totals").status == 403
 
 
-def test_a_handle_of_somebody_else_leads_nowhere(g: Guarded) -> None:
+def test_a_handle_of_another_token_is_refused(g: Guarded) -> None:
     others = g.shape("reader")
     for offset in ("0_0", others.offset):
         answer = g.shape("ann", offset=offset, handle=others.handle)
         assert answer.status == 409
         assert answer.handle != others.handle
         assert b"bob" not in answer.content
-    assert seen(g.shape("ann", handle=others.handle)) == [1, 3]
+    assert read_ids(g.shape("ann", handle=others.handle)) == [1, 3]
     live = g.shape("bob", offset="0_0", handle=g.shape("ann").handle, live="true")
     assert live.status == 409
     assert g.shop.ask("DELETE", headers=bearer("ann"), handle=others.handle).status == 403
     assert g.shape("reader", offset="0_0", handle=others.handle).status == 200
 
 
-def test_a_clause_that_does_not_fit_lets_nothing_through(g: Guarded) -> None:
+def test_a_restriction_that_does_not_fit_its_collection_allows_no_rows(g: Guarded) -> None:
     answer = g.shape("broken")
     assert (answer.status, answer.body["error_code"]) == (403, "forbidden")
     assert "no_such_column" in answer.body["why"]
@@ -114,7 +114,7 @@ def test_a_clause_that_does_not_fit_lets_nothing_through(g: Guarded) -> None:
     assert g.client("broken").get("/v1/tables/orders/changes?since=0").status == 403
 
 
-def test_what_does_not_fit_is_said_at_the_start(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_restriction_that_does_not_fit_is_reported_at_the_start(caplog: pytest.LogCaptureFixture) -> None:
     lost = Token.of("lost", Role.READ, "lost-token-0123456789", Restriction.to({}, frozenset({"orders", "nowhere"})))
     with guarded(Access.of([*ACCESS.tokens, lost])):
         told = [record.message for record in caplog.records if record.name.endswith("restriction_check")]
@@ -123,7 +123,7 @@ def test_what_does_not_fit_is_said_at_the_start(caplog: pytest.LogCaptureFixture
     assert "'lost' is restricted to the collection 'nowhere', which does not exist" in told[1]
 
 
-def test_rows_and_changes_keep_to_it_as_well(g: Guarded) -> None:
+def test_rows_and_changes_respect_the_restriction(g: Guarded) -> None:
     rows = g.client("ann").get("/v1/tables/orders/rows").body["rows"]
     assert [row[:2] for row in sorted(rows)] == [[1, "ann"], [3, "ann"]]
     every = g.client("reader").get("/v1/tables/Orders/rows").body["rows"]
@@ -141,8 +141,8 @@ def test_rows_and_changes_keep_to_it_as_well(g: Guarded) -> None:
         assert "buyers" not in json.dumps(refused.body)
 
 
-def test_a_row_that_leaves_the_restriction_is_told_as_it_was_seen() -> None:
-    """With `replica=full` an update tells old and new: the new one is not for this token."""
+def test_a_row_that_leaves_the_restriction_is_deleted_with_its_old_values() -> None:
+    """With `replica=full` an update has old and new rows: the new one is outside of the restriction."""
     with guarded() as g:
         shop = g.shop
         follower = Follower(shop, {"table": "orders", "replica": "full", "secret": TEXTS["ann"]}).caught_up()
@@ -155,8 +155,8 @@ def test_a_row_that_leaves_the_restriction_is_told_as_it_was_seen() -> None:
         assert follower.content("id") == [("2",), ("3",)]
 
 
-def test_what_was_asked_for_with_a_header_is_not_kept_for_others(g: Guarded) -> None:
-    """A cache in between knows the address only. Fails if the answer stays `public`."""
+def test_an_answer_to_a_token_in_a_header_is_not_cached_for_others(g: Guarded) -> None:
+    """A cache knows only the URL. Fails if the answer stays `public`."""
     for query in ({}, {"offset": "now"}, {"offset": "0_0", "handle": "none"}):
         answer = g.shape("ann", **query)
         assert "public" not in answer.headers["cache-control"]
@@ -164,7 +164,7 @@ def test_what_was_asked_for_with_a_header_is_not_kept_for_others(g: Guarded) -> 
     assert "public" in g.shop.get(secret=TEXTS["ann"]).headers["cache-control"]
 
 
-def test_restrictions_are_checked_when_they_are_made() -> None:
+def test_invalid_restrictions_are_refused_when_they_are_created() -> None:
     schema = pa.schema([("region", pa.string())])
     made = Restriction.to({"Orders": "region = 'eu'"}, frozenset({"orders", "Totals"}))
     assert (made.allows("ORDERS"), made.allows("totals"), made.allows("other")) == (True, True, False)
@@ -177,7 +177,25 @@ def test_restrictions_are_checked_when_they_are_made() -> None:
     with pytest.raises(Forbidden):
         NOTHING.check("orders")
     assert UNRESTRICTED.allows("anything")
-    with pytest.raises(InvalidInput, match="not among the collections"):
+    with pytest.raises(InvalidInput, match="add the collection to 'collections'"):
         Restriction.to({"orders": "true"}, frozenset({"totals"}))
-    with pytest.raises(InvalidInput, match="twice"):
+    with pytest.raises(InvalidInput, match="differ only in upper and lower case"):
         Restriction.to({"orders": "true", "Orders": "false"}, None)
+
+
+def test_an_error_of_the_storage_shows_no_path_to_a_restricted_token() -> None:
+    """A time that is no longer kept, asked for with and without a restriction."""
+    with guarded() as g:
+        for number in range(5, 8):
+            g.shop.push(rows=[order(number)])
+            g.shop.pipeline.checkpoint()
+        paths = ("/v1/tables/orders/rows?as_of=0", "/v1/tables/orders/changes?since=-1&until=0")
+        for path in paths:
+            whole, some = g.client("reader").get(path), g.client("ann").get(path)
+            assert (whole.status, some.status) == (410, 410)
+            assert "shard" in whole.body["message"]
+            assert "shard" not in str(some.body)
+            assert (some.body["error_code"], some.body["since"]) == ("time_compacted", whole.body["since"])
+    damaged = Damaged(path="/data/shop.evertide/shards/7", why="the checksum does not match")
+    assert "shop.evertide" not in str(RESTRICTIONS["ann"].error_json(damaged))
+    assert "shop.evertide" in str(UNRESTRICTED.error_json(damaged))

@@ -1,4 +1,4 @@
-"""Every endpoint with every role: driven by the routes that there are, so that a new one cannot be forgotten."""
+"""Every endpoint with every role, generated from the actual routes, so that a new endpoint is always tested."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from evertide.server.access import ROLES, Access, Gate, Role, Rule, Token
 from evertide.server.http.app import make_app
 from evertide.server.http.shapes_app import make_shapes_app
 from evertide.shapes.service import ShapeService
-from tests.cli.kit import made
+from tests.cli.kit import make_storage
 from tests.pipeline.kit import open_pipeline, storage
 from tests.server.access.kit import ACCESS, ENDED, RESTRICTIONS, TEXTS, WRONG, Asker, bearer
 from tests.shapes.kit import engine
@@ -68,11 +68,12 @@ EXPECTED = {
     "POST /v1/transactions/{id}/abort": WRITE,
     "POST /v1/transactions/{id}/commit": WRITE,
     "POST /v1/transactions/{id}/tables/{table}/rows": WRITE,
+    "POST /v1/views/{name}/retry": ADMIN,
     "DELETE /v1/shape": ADMIN,
     "DELETE /v1/shapes/{handle}": ADMIN,
     "OPTIONS /v1/shape": NONE,
 }
-"""What was agreed: clients rely on it."""
+"""The expected roles: clients rely on them."""
 
 FOR_RESTRICTED = {
     "GET /v1/shape",
@@ -94,8 +95,8 @@ def endpoints(app: Starlette) -> Iterator[tuple[str, str]]:
 
 @pytest.fixture(scope="module")
 def known(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, str]]:
-    """Of both apps."""
-    folder = made(Path(tmp_path_factory.mktemp("roles")) / "s", 1)
+    """All endpoints of both apps."""
+    folder = make_storage(Path(tmp_path_factory.mktemp("roles")) / "s", 1)
     with open_pipeline(storage(), engine()) as pipeline:
         service = ShapeService(pipeline.collections)
         found = {*endpoints(make_app(pipeline, shapes=service, metrics=Metrics()))}
@@ -106,7 +107,7 @@ def known(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, str]]:
 
 @pytest.fixture(scope="module")
 def gate(known: list[tuple[str, str]]) -> Asker:
-    """All endpoints, with nothing behind them but who got there."""
+    """All endpoints, with a handler that only answers."""
 
     async def there(request: Request) -> Response:
         token = request.state.token
@@ -116,42 +117,42 @@ def gate(known: list[tuple[str, str]]) -> Asker:
     return Asker(Gate(app, ACCESS))
 
 
-def spelled(path: str) -> str:
+def fill_path(path: str) -> str:
     return re.sub(r"\{[^}]*\}", "x", path)
 
 
-def same(path: str) -> str:
-    """Without the names of its parameters."""
+def strip_names(path: str) -> str:
+    """Remove the names of parameters from the path."""
     return re.sub(r"\{(\w+)(:\w+)?\}", r"{\2}", path)
 
 
 def expected(method: str, path: str) -> int:
-    by_form = {same(each): role for each, role in EXPECTED.items()}
-    return by_form[same(f"{method} {path}")]
+    by_form = {strip_names(each): role for each, role in EXPECTED.items()}
+    return by_form[strip_names(f"{method} {path}")]
 
 
-def test_every_endpoint_has_a_line_in_the_table_and_the_role_that_was_agreed(known: list[tuple[str, str]]) -> None:
-    """Fails for an endpoint that somebody adds without saying who may use it."""
+def test_every_endpoint_has_a_rule_with_the_expected_role(known: list[tuple[str, str]]) -> None:
+    """Fails for an endpoint that was added without a role."""
     lines: dict[str, list[Rule]] = {}
     for rule in ROLES:
-        lines.setdefault(same(f"{rule.method} {rule.path}"), []).append(rule)
+        lines.setdefault(strip_names(f"{rule.method} {rule.path}"), []).append(rule)
     for method, path in known:
-        found = lines.get(same(f"{method} {path}"))
-        assert found is not None, f"{method} {path} has no line in evertide.server.access.roles"
+        found = lines.get(strip_names(f"{method} {path}"))
+        assert found is not None, f"{method} {path} has no rule in evertide.server.access.roles"
         assert len(found) == 1
         assert (found[0].role or 0) == expected(method, path), (method, path)
 
 
-def test_the_table_names_nothing_that_is_not_there(known: list[tuple[str, str]]) -> None:
-    """A line that nobody needs would open what somebody puts there one day."""
-    there = {same(f"{method} {path}") for method, path in known}
-    assert {same(f"{rule.method} {rule.path}") for rule in ROLES} == there
-    assert {same(each) for each in EXPECTED} == there
+def test_every_rule_belongs_to_an_endpoint(known: list[tuple[str, str]]) -> None:
+    """An unused rule would open an endpoint that is added there later."""
+    there = {strip_names(f"{method} {path}") for method, path in known}
+    assert {strip_names(f"{rule.method} {rule.path}") for rule in ROLES} == there
+    assert {strip_names(each) for each in EXPECTED} == there
 
 
-def test_every_endpoint_with_every_role(known: list[tuple[str, str]], gate: Asker) -> None:
+def test_every_endpoint_admits_the_roles_of_its_rule(known: list[tuple[str, str]], gate: Asker) -> None:
     for method, path in known:
-        needed, where = expected(method, path), spelled(path)
+        needed, where = expected(method, path), fill_path(path)
         for who, able in ABLE.items():
             answer = gate.request(method, where, headers=bearer(who))
             if able >= needed:
@@ -164,13 +165,11 @@ def test_every_endpoint_with_every_role(known: list[tuple[str, str]], gate: Aske
                 assert f'scope="{body["role"]}"' in answer.headers["www-authenticate"]
 
 
-def test_every_endpoint_with_no_token_a_wrong_one_and_one_that_has_ended(
-    known: list[tuple[str, str]], gate: Asker
-) -> None:
+def test_every_endpoint_refuses_missing_wrong_and_expired_tokens(known: list[tuple[str, str]], gate: Asker) -> None:
     given = [{}, bearer(WRONG), bearer(ENDED), {"Authorization": "Basic YWRtaW46YWRtaW4="}, {"Authorization": "Bearer"}]
     for method, path in known:
         for headers in given:
-            answer = gate.request(method, spelled(path), headers=headers)
+            answer = gate.request(method, fill_path(path), headers=headers)
             if expected(method, path) == NONE:
                 assert (answer.status_code, answer.json()) == (200, {"token": None})
                 continue
@@ -181,17 +180,19 @@ def test_every_endpoint_with_no_token_a_wrong_one_and_one_that_has_ended(
             assert ENDED not in answer.text
 
 
-def test_a_token_that_is_restricted_gets_only_to_what_keeps_to_it(known: list[tuple[str, str]], gate: Asker) -> None:
-    forms = {same(each) for each in FOR_RESTRICTED}
+def test_a_restricted_token_reaches_only_endpoints_that_apply_restrictions(
+    known: list[tuple[str, str]], gate: Asker
+) -> None:
+    forms = {strip_names(each) for each in FOR_RESTRICTED}
     for method, path in known:
-        is_open = expected(method, path) == NONE or same(f"{method} {path}") in forms
+        is_open = expected(method, path) == NONE or strip_names(f"{method} {path}") in forms
         for who in RESTRICTIONS:
-            answer = gate.request(method, spelled(path), headers=bearer(who))
+            answer = gate.request(method, fill_path(path), headers=bearer(who))
             assert answer.status_code == (200 if is_open else 403), (method, path, who)
 
 
-def test_what_is_not_in_the_table_needs_an_admin(gate: Asker) -> None:
-    """Also a method that an address does not take, and one that nobody has heard of."""
+def test_an_address_without_a_rule_needs_an_admin(gate: Asker) -> None:
+    """Also a method that an address does not support, and an unknown one."""
     asked = [("GET", "/v1/new"), ("PUT", "/v1/status"), ("BREW", "/v1/health"), ("TRACE", "/"), ("POST", "/metrics")]
     for method, path in [*asked, ("OPTIONS", "/v1/status"), ("GET", "/v1/health/"), ("GET", "/V1/HEALTH")]:
         assert gate.request(method, path).status_code == 401, path
@@ -199,7 +200,7 @@ def test_what_is_not_in_the_table_needs_an_admin(gate: Asker) -> None:
         assert gate.request(method, path, headers=bearer("admin")).status_code in (200, 307, 404, 405), path
 
 
-def test_of_two_lines_that_fit_the_stricter_counts() -> None:
+def test_of_two_matching_rules_the_stricter_one_applies() -> None:
     async def there(_: Request) -> Response:
         return Response()
 
@@ -211,7 +212,7 @@ def test_of_two_lines_that_fit_the_stricter_counts() -> None:
     assert client.request("GET", "/a/b", headers=bearer("writer")).status_code == 403
 
 
-def test_who_was_not_asked_sees_nothing_even_if_a_handler_forgets() -> None:
+def test_an_unauthenticated_request_sees_nothing_even_if_a_handler_forgets() -> None:
     async def there(request: Request) -> Response:
         return JSONResponse(restriction_in(request.scope).allows("orders"))
 
@@ -232,8 +233,8 @@ def test_who_was_not_asked_sees_nothing_even_if_a_handler_forgets() -> None:
     ids=["gone", "another role", "restricted", "the same"],
 )
 @pytest.mark.parametrize("media", ["text/event-stream", "text/csv"])
-def test_a_stream_without_an_end_goes_on_for_as_long_as_it_would_be_begun(path: str, after: Access, media: str) -> None:
-    """An answer that ends by itself is given as a whole. Fails if the gate looks once."""
+def test_only_an_endless_stream_ends_when_its_token_loses_access(path: str, after: Access, media: str) -> None:
+    """An answer that ends by itself is sent whole. Fails if the gate checks only once."""
 
     async def there(_: Request) -> Response:
         async def pieces() -> AsyncIterator[bytes]:

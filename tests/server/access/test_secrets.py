@@ -1,8 +1,8 @@
-"""A whole run with secrets everywhere: none of them is in anything that comes out.
+"""A whole run with secrets everywhere: none of them is in any output.
 
 A real process, a PostgreSQL that asks for a password and then for another one, a Meta in PostgreSQL, a webhook that
-says back what it was told, tokens of every kind. Everything that can be asked is asked, rightly and wrongly; then all
-that was said and all that is stored is searched for every secret, also as it stands in a URL or in base64.
+echoes its requests, tokens of every kind. The test sends all requests, right ones and wrong ones; then it searches all
+output and all stored bytes for every secret, also in its URL and base64 forms.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def spellings(secret: str) -> set[bytes]:
 
 
 def leaks(said: dict[str, bytes]) -> list[str]:
-    """Which secret is in which output."""
+    """Return which secret is in which output."""
     return [
         f"{name} is in {where}: ...{content[max(0, content.find(text) - 80) : content.find(text) + 20]!r}"
         for where, content in said.items()
@@ -79,7 +79,7 @@ def leaks(said: dict[str, bytes]) -> list[str]:
 
 
 class Run:
-    """`evertide run`, and everything that it says."""
+    """`evertide run`, and all of its output."""
 
     def __init__(self, folder: Path, script: Path, meta: str) -> None:
         tokens = folder / "tokens.toml"
@@ -130,7 +130,7 @@ class Run:
             self.err.append(line)
 
     def ask(self, method: str, path: str, token: str = "", body: Any = None) -> tuple[int, bytes]:
-        """Head and body of the answer; of a stream that goes on, its beginning."""
+        """Return head and body of the answer; of an endless stream, its beginning."""
         where = urlsplit(self.address)
         connection = http.client.HTTPConnection(str(where.hostname), where.port, timeout=60)
         headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
@@ -171,7 +171,7 @@ def started(folder: Path, script: Path, meta: str) -> Iterator[Run]:
                 stream.close()
 
 
-def everything_asked(run: Run) -> dict[str, bytes]:
+def ask_everything(run: Run) -> dict[str, bytes]:
     admin, said = SECRETS["EVERTIDE_TOKEN"], {}
     for rule in ROLES:
         names = {"name": "totals" if "views" in rule.path else "orders", "table": "notes", "id": "x", "handle": "x"}
@@ -194,7 +194,7 @@ def everything_asked(run: Run) -> dict[str, bytes]:
     return said
 
 
-def everything_stored(folder: Path, meta: Database) -> dict[str, bytes]:
+def read_everything_stored(folder: Path, meta: Database) -> dict[str, bytes]:
     said = {str(path): path.read_bytes() for path in (folder / "s").rglob("*") if path.is_file()}
     tables = meta.rows("SELECT quote_ident(schemaname) || '.' || quote_ident(tablename) FROM pg_tables"
                        " WHERE schemaname NOT IN ('pg_catalog', 'information_schema')")  # fmt: skip
@@ -209,7 +209,7 @@ def everything_stored(folder: Path, meta: Database) -> dict[str, bytes]:
 
 
 def commands(folder: Path, script: Path, meta: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
-    """What other commands say, and those that cannot do what they are to do."""
+    """Return the output of other commands, also of failing ones."""
     monkeypatch.setenv("HOOK", SECRETS["hook"])
     where = ("--storage", str(folder / "s"), "--meta", meta)
     nowhere = ("--storage", str(folder / "s"), "--meta", meta.replace("port=5432", "port=1"))
@@ -233,10 +233,8 @@ def commands(folder: Path, script: Path, meta: str, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.timeout(1200)
-def test_no_secret_of_a_whole_run_is_in_anything_that_comes_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Take `hide` out of any connector, or the token out of `remember`, and look."""
+def test_no_secret_of_a_whole_run_is_in_any_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen to fail without `hide` in any connector, or without `remember` of the token."""
     (tmp_path / "pg.password").write_text(SECRETS["pg"])
     (tmp_path / "hook.key").write_text(f"{SECRETS['hook_key']}\n")
     said: dict[str, bytes] = {}
@@ -258,16 +256,16 @@ def test_no_secret_of_a_whole_run_is_in_anything_that_comes_out(
             db.run(f"ALTER USER {LOCKED} PASSWORD 'another'")
             db.cut_others(db.connection)
             run.wait_for("/v1/status", b"authentication failed")
-            said |= everything_asked(run)
+            said |= ask_everything(run)
             run.stop()
             said |= {"stdout": "".join(run.out).encode(), "stderr": "".join(run.err).encode()}
         assert any(one.get("authorization") == f"Bearer {SECRETS['hook']}" for one in receiver.headers)
         said |= commands(tmp_path, script, url, monkeypatch)
-        said |= everything_stored(tmp_path, meta)
+        said |= read_everything_stored(tmp_path, meta)
         for each in (db, meta):
             each.connection.close()
     assert not leaks(said), "\n".join(leaks(said))
     found = b"\n".join(said.values())
     for expected in (b"***", b"ann", b"evertide_", b"unauthorized", b"forbidden"):
-        assert expected in found, expected  # what is searched is what was said
+        assert expected in found, expected  # the search covers real output
     assert leaks({"a": f"x{SECRETS['pg']}y".encode(), "b": quote(SECRETS["hook"]).encode()})

@@ -1,4 +1,4 @@
-"""X16: a running pipeline is scanned as every role: what listens, which files can be read, which URLs it fetches."""
+"""X16: a scan of a running pipeline with every role: open sockets, readable files, fetched URLs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,8 +21,12 @@ import psutil
 import pytest
 
 from tests.cli.kit import ROOT
+from tests.metrics.kit import wait_for
+from tests.servers.kafka import KafkaBroker
 from tests.servers.lure import Lure, running_lure
 from tests.servers.probe import has_endpoint
+from tests.sources.kafka.kit import new_topic, produce
+from tests.sources.postgres.server import Database, running_logical
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -80,18 +84,18 @@ ATTACKS = {
 
 
 class Run:
-    """`evertide run` with a token of every role, as a process of its own."""
+    """`evertide run` with a token of every role, as a separate process."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, text: str = SCRIPT, *options: str, env: Mapping[str, str] = os.environ) -> None:
         script = folder / "notes.sql"
-        script.write_text(SCRIPT)
-        env = {name: value for name, value in os.environ.items() if name != "SPARK_LOCAL_IP"}
+        script.write_text(text)
+        env = {name: value for name, value in env.items() if name != "SPARK_LOCAL_IP"}
         env |= {f"EVERTIDE_TOKEN_{role.upper()}": token for role, token in TOKENS.items()}
         self.storage = folder / "storage"
         place = ["--storage", str(self.storage), "--listen", "127.0.0.1:0", "--json", "--log-level", "info"]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "evertide.cli", "run", str(script), *place],
-            env={**env, "PYTHONPATH": str(ROOT)},
+            [sys.executable, "-m", "evertide.cli", "run", str(script), *place, *options],
+            env={**env, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}"},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -127,6 +131,10 @@ class Run:
     def query(self, sql: str, engine: str, role: str = "read") -> tuple[int, Any]:
         return self.ask("POST", "/v1/query", role, {"sql": sql, "engine": engine})
 
+    def sinks(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.ask("GET", "/v1/status", "read")[1]["sinks"]
+        return found
+
     def processes(self) -> list[psutil.Process]:
         own = psutil.Process(self.process.pid)
         return [own, *own.children(recursive=True)]
@@ -157,7 +165,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
 
 @dataclass(frozen=True)
 class Listening:
-    """A socket at which a process takes connections, or packets."""
+    """A socket on which a process accepts connections or packets."""
 
     pid: int
     kind: str
@@ -166,7 +174,7 @@ class Listening:
 
 
 def listening(pid: int) -> list[Listening]:
-    """As the process sees it: another network namespace has tables of its own."""
+    """Read the process's own tables: another network namespace has others."""
     own = set()
     for fd in Path(f"/proc/{pid}/fd").iterdir():
         try:
@@ -200,8 +208,9 @@ def program(process: psutil.Process) -> str:
     return next((name for name, (word, _) in _PROGRAMS.items() if word in line), "")
 
 
-def test_x16_a_running_pipeline_listens_on_loopback_for_what_is_documented(run: Run, spark: SparkSession) -> None:
-    """Fails without `spark_network`: Spark's driver listens at the machine's address, and answers anybody."""
+def check_listening(run: Run) -> dict[int, tuple[str, list[Listening]]]:
+    """Check that each process of the pipeline listens only for what is documented, and on loopback; return programs and
+    sockets by pid."""
     found = {}
     for process in run.processes():
         if process.status() != psutil.STATUS_ZOMBIE:
@@ -212,6 +221,12 @@ def test_x16_a_running_pipeline_listens_on_loopback_for_what_is_documented(run: 
     for name, sockets in found.values():
         _, expected = _PROGRAMS.get(name, ("", set()))
         assert len(sockets) <= len(expected), (name, sockets)
+    return found
+
+
+def test_x16_a_running_pipeline_listens_only_on_loopback_and_documented_ports(run: Run, spark: SparkSession) -> None:
+    """Fails without `spark_network`: Spark's driver listens on the machine's address, and answers every client."""
+    found = check_listening(run)
     names = [name for name, _ in found.values()]
     assert names.count("server") == 1
     assert names.count("query") == 2
@@ -225,8 +240,42 @@ def test_x16_a_running_pipeline_listens_on_loopback_for_what_is_documented(run: 
         assert not has_endpoint(spark, each.port, "BlockManagerMaster")
 
 
-def test_the_probe_finds_an_endpoint_that_answers_anybody(spark: SparkSession) -> None:
-    """This session was made by the tests, without a secret."""
+CONNECTED = """
+CREATE TABLE bought (id BIGINT NOT NULL, amount BIGINT, PRIMARY KEY (id))
+USING postgres OPTIONS (url '{postgres}', table 'public.bought', slot 'x16');
+CREATE TABLE seen (id BIGINT NOT NULL, amount BIGINT, PRIMARY KEY (id))
+USING kafka OPTIONS (brokers '{brokers}', topic '{topic}', format 'json', envelope 'upsert');
+CREATE MATERIALIZED VIEW both TBLPROPERTIES (
+    'evertide.sinks' = 'rows, records, lake, log',
+    'evertide.sink.rows.connector' = 'postgres', 'evertide.sink.rows.url' = '{postgres}',
+    'evertide.sink.rows.table' = 'public.both', 'evertide.sink.rows.key' = 'id',
+    'evertide.sink.records.connector' = 'kafka', 'evertide.sink.records.brokers' = '{brokers}',
+    'evertide.sink.records.topic' = '{out}', 'evertide.sink.records.key' = 'id',
+    'evertide.sink.lake.connector' = 'delta', 'evertide.sink.lake.path' = './lake', 'evertide.sink.lake.key' = 'id',
+    'evertide.sink.log.connector' = 'files', 'evertide.sink.log.path' = './log'
+) AS SELECT b.id, b.amount + s.amount AS amount FROM bought b JOIN seen s ON b.id = s.id;
+"""
+
+
+def test_x16_connectors_do_not_listen(tmp_path: Path, kafka_broker: KafkaBroker) -> None:
+    topic, out = new_topic(kafka_broker), new_topic(kafka_broker)
+    produce(kafka_broker, topic, [({"id": 1}, {"id": 1, "amount": 3})])
+    with running_logical() as server:
+        database = Database(server, "x16")
+        database.run("CREATE TABLE bought (id BIGINT PRIMARY KEY, amount BIGINT)", "INSERT INTO bought VALUES (1, 2)")
+        places = {"postgres": database.dsn, "brokers": kafka_broker.brokers, "topic": topic, "out": out}
+        made = Run(tmp_path, CONNECTED.format(**places))
+        try:
+            wait_for(lambda: all(one["last"] is not None for one in made.sinks()), WAIT_S)
+            assert database.rows('SELECT * FROM public."both"') == [(1, 5)]
+            check_listening(made)
+        finally:
+            made.stop()
+            database.close()
+
+
+def test_the_scan_finds_an_endpoint_that_answers_every_client(spark: SparkSession) -> None:
+    """The tests started this session without a secret."""
     port = int(spark.conf.get("spark.driver.port") or 0)
     assert has_endpoint(spark, port, "BlockManagerMaster")
 
@@ -238,10 +287,10 @@ def lure() -> Iterator[Lure]:
 
 
 @pytest.mark.parametrize("engine", ["duckdb", "spark"])
-def test_x16_no_role_makes_a_query_reach_a_file_or_an_address(
+def test_x16_no_role_can_read_a_file_or_an_address_by_a_query(
     run: Run, lure: Lure, tmp_path: Path, engine: str
 ) -> None:
-    """Fails without the tables of functions. Whether a file is there is not told either."""
+    """Fails without the tables of functions. The answer does not reveal whether a file exists either."""
     secret = tmp_path / "secret"
     secret.write_text("file-secret")
     for text in ATTACKS[engine]:
@@ -258,8 +307,9 @@ def test_x16_no_role_makes_a_query_reach_a_file_or_an_address(
     assert [path.name for path in tmp_path.iterdir()] == ["secret"]
 
 
-def test_x16_a_row_makes_no_view_fetch_anything(run: Run, lure: Lure) -> None:
-    """Fails if the JVM is started without `javax.xml.accessExternalDTD`: rows come from whoever may push."""
+def test_x16_no_row_makes_a_view_fetch_a_url(run: Run, lure: Lure) -> None:
+    """Fails if the JVM starts without `javax.xml.accessExternalDTD`: any client with the role write can push
+    such rows."""
     rows = [{"id": 1, "xml": "<a><b>1</b></a>"}]
     assert run.ask("POST", "/v1/tables/documents/rows", "write", rows)[0] == 200
     assert run.ask("GET", "/v1/views/read/rows", "read")[1]["rows"] == [[1, "1", "1"]]
@@ -271,7 +321,7 @@ def test_x16_a_row_makes_no_view_fetch_anything(run: Run, lure: Lure) -> None:
     assert run.ask("POST", "/v1/tables/documents/rows?deletes=true", "write", [{"id": 2}])[0] == 200
 
 
-def test_x16_no_token_is_on_a_command_line_nor_with_a_process_that_answers_queries(run: Run) -> None:
+def test_x16_no_token_is_on_a_command_line_or_in_a_worker(run: Run) -> None:
     for process in run.processes():
         if process.status() == psutil.STATUS_ZOMBIE:
             continue
@@ -281,4 +331,29 @@ def test_x16_no_token_is_on_a_command_line_nor_with_a_process_that_answers_queri
         if program(process) == "query":
             assert not any(token in process.environ().values() for token in TOKENS.values())
             assert Path(process.cwd()).stat().st_mode & 0o077 == 0
-    assert any("isolation of queries by spark: " in line for line in run.errors)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="isolation is Linux's")
+def test_x16_every_worker_is_isolated(run: Run) -> None:
+    """Fails if the worker does not call `isolate`, or a child escapes: the kernel reports the restrictions of each
+    process."""
+    if any("run without isolation" in line for line in run.errors):
+        pytest.skip("this system does not allow all of it")
+    outside = Path(f"/proc/{run.process.pid}/ns/net").readlink()
+    alive = [each for each in run.processes() if each.status() != psutil.STATUS_ZOMBIE]
+    workers = [each for each in alive if program(each) == "query"]
+    assert len(workers) == 2
+    seen = set()
+    for worker in workers:
+        for process in (worker, *worker.children(recursive=True)):
+            if process not in alive:
+                continue
+            lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+            facts = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
+            seen.add(program(process))
+            assert facts["NoNewPrivs"] == "1"
+            assert int(facts["CapEff"], 16) & ~0b11111 == 0
+            has_sockets = facts["Seccomp"] == "0"
+            assert has_sockets == bool(worker.children())  # only Spark has child processes
+            assert not has_sockets or Path(f"/proc/{process.pid}/ns/net").readlink() != outside
+    assert {"query", "jvm"} <= seen

@@ -1,4 +1,4 @@
-// Follows a shape with Electric's own client, and says what it holds after each up-to-date: a JSON object in each line.
+// Follows a shape with Electric's own client. Prints its rows after each up-to-date, one JSON object per line.
 //
 //   node follow.mjs OPTIONS    OPTIONS is JSON, as `new ShapeStream` takes them. With `repeats`, `onError` repeats a request
 //                              whose response was cut off, as docs/shapes.md recommends

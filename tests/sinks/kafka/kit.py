@@ -1,4 +1,4 @@
-"""Sinks that write to topics of the broker that tests share, and what a reader of committed records finds there."""
+"""Sinks that write to topics of the broker that tests share, and readers of their committed records."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from evertide.runtime import SystemRuntime
 from evertide.sinks.contract import Prepared, Sink, SinkDeclaration
 from evertide.sinks.registry import prepare_sinks
 from tests.servers.kafka import KafkaBroker
-from tests.sinks.kit import taking_tables
+from tests.sinks.kit import accept_tables
 
-__all__ = ["REVENUE", "Found", "changes", "folded", "opened", "prepared", "read_committed"]
+__all__ = ["REVENUE", "RangeRows", "changes", "fold_records", "open_sink", "prepare", "read_committed"]
 
 REVENUE = pa.schema([pa.field("customer", pa.string()), pa.field("total", pa.int64())])
 RUNTIME = SystemRuntime()
 
 
 @dataclass(frozen=True)
-class Found:
+class RangeRows:
     partition: int
     offset: int
     key: Any
@@ -34,7 +34,7 @@ class Found:
     sink: str
 
 
-def prepared(
+def prepare(
     broker: KafkaBroker,
     topic: str,
     schema: pa.Schema = REVENUE,
@@ -46,21 +46,21 @@ def prepared(
     declared = SinkDeclaration(
         "out", "revenue", schema, tuple(key), "kafka", given, "shop.sql, line 9", base, SystemRuntime()
     )
-    return taking_tables(prepare_sinks([declared])["out"])
+    return accept_tables(prepare_sinks([declared])["out"])
 
 
-def opened(broker: KafkaBroker, topic: str, token: str = "", **options: Any) -> Sink:
-    return prepared(broker, topic, **options).open(token or f"evertide-{topic}")
+def open_sink(broker: KafkaBroker, topic: str, token: str = "", **options: Any) -> Sink:
+    return prepare(broker, topic, **options).open(token or f"evertide-{topic}")
 
 
 def changes(*rows: tuple[Any, ...], schema: pa.Schema = REVENUE) -> pa.Table:
-    """Each row with its diff at the end."""
+    """Changes from rows, each with its diff at the end."""
     full = pa.schema([*schema, pa.field(DIFF, pa.int64(), nullable=False)])
     return pa.Table.from_pylist([dict(zip(full.names, row, strict=True)) for row in rows], full)
 
 
-def read_committed(broker: KafkaBroker, topic: str) -> list[Found]:
-    """All that a careful reader sees, by partition and offset."""
+def read_committed(broker: KafkaBroker, topic: str) -> list[RangeRows]:
+    """All committed records, by partition and offset."""
     consumer = Consumer(
         {
             "bootstrap.servers": broker.brokers,
@@ -74,7 +74,7 @@ def read_committed(broker: KafkaBroker, topic: str) -> list[Found]:
     )
     partitions = set(consumer.list_topics(topic, timeout=10).topics[topic].partitions)
     consumer.assign([TopicPartition(topic, number, 0) for number in partitions])
-    found: list[Found] = []
+    found: list[RangeRows] = []
     while partitions:
         for message in consumer.consume(1000, 0.05):
             error = message.error()
@@ -84,7 +84,7 @@ def read_committed(broker: KafkaBroker, topic: str) -> list[Found]:
                 continue
             headers: dict[str, Any] = dict(message.headers() or ())
             found.append(
-                Found(
+                RangeRows(
                     int(message.partition() or 0),
                     int(message.offset() or 0),
                     _json(message.key()),
@@ -101,8 +101,8 @@ def _json(content: bytes | None) -> Any:
     return None if content is None else json.loads(content)
 
 
-def folded(found: Sequence[Found]) -> dict[str, Any]:
-    """What a compacted topic comes to: the last value of each key."""
+def fold_records(found: Sequence[RangeRows]) -> dict[str, Any]:
+    """The content of a compacted topic: the last value of each key."""
     state: dict[str, Any] = {}
     for one in found:
         state[json.dumps(one.key)] = one.value

@@ -1,4 +1,4 @@
-"""Pipelines that read topics and write topics: killed, without brokers, and with records that changed or are bad."""
+"""Pipelines that read topics and write topics: killed, without brokers, and with changed or bad records."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from evertide.sources.generated.seeded import RandomStream
 from tests.pipeline.kit import crash, rows_of
 from tests.processes import running
 from tests.servers.kafka import KafkaBroker
-from tests.sinks.kafka.kit import Found, folded, read_committed
+from tests.sinks.kafka.kit import RangeRows, fold_records, read_committed
 from tests.sinks.kafka.worker import by_customer, open_worker
 from tests.sources.kafka.kit import RUNTIME, admin, new_topic, produce
 
@@ -35,8 +35,8 @@ def an_order(customer: str, amount: int) -> dict[str, Any]:
 
 
 @contextmanager
-def producing(broker: KafkaBroker, topic: str) -> Iterator[dict[int, dict[str, Any]]]:
-    """Upserts and deletes without end, into two partitions by key. Given is what they come to."""
+def produce_continuously(broker: KafkaBroker, topic: str) -> Iterator[dict[int, dict[str, Any]]]:
+    """Produce upserts and deletes until the block ends, into two partitions by key. Yields the expected content."""
     state: dict[int, dict[str, Any]] = {}
     stopping = threading.Event()
     chance = RandomStream(3)
@@ -66,23 +66,25 @@ def producing(broker: KafkaBroker, topic: str) -> Iterator[dict[int, dict[str, A
 
 
 def run_and_kill(storage: Path, broker: KafkaBroker, given: str, taken: str, lines: int) -> tuple[int, list[int]]:
-    """Where it began, and what it told until it was killed."""
+    """Where the worker began, and the transactions that it printed until it was killed."""
     with running("tests.sinks.kafka.worker", storage, broker.brokers, given, taken) as worker:
-        told = worker.lines(lines) + worker.killed()
+        told = worker.lines(lines) + worker.kill()
     assert not any(line.startswith("error") for line in told), told
     return int(worker.began), [int(line) for line in told if line]
 
 
 def settle(p: Pipeline, limit_s: float = 30.0) -> None:
-    """Until there is no more input, and sinks have it all."""
+    """Advance until there is no more input, and sinks have received everything."""
     deadline_s = RUNTIME.monotonic_s() + limit_s
     while p.advance() is not None or p.status().state != "running":
         assert RUNTIME.monotonic_s() < deadline_s, p.status()
     p.deliver_once()
 
 
-def check_numbers(found: list[Found]) -> None:
-    """In each partition they never go back, and no key has one twice: nothing was written twice."""
+def check_numbers(found: list[RangeRows]) -> None:
+    """In each partition transaction numbers never decrease, and no key has one twice: no transaction was
+    written twice.
+    """
     for partition in {one.partition for one in found}:
         times = [one.time for one in found if one.partition == partition]
         assert times == sorted(times)
@@ -95,25 +97,26 @@ def revenue(p: Pipeline) -> dict[str, Any]:
     return {json.dumps({"customer": row["customer"]}): row for row in rows}
 
 
-def test_j1_killed_again_and_again_with_kafka_on_both_sides(kafka_broker: KafkaBroker, tmp_path: Path) -> None:
-    """Without the number in Kafka's own transaction, a death between commit and record would write one twice; without
-    fencing, the dead one's transaction would hold readers up."""
+def test_j1_repeated_kills_with_kafka_as_source_and_sink(kafka_broker: KafkaBroker, tmp_path: Path) -> None:
+    """Without the number in Kafka's own transaction, a crash between commit and record would write a transaction twice;
+    without fencing, the dead producer's open transaction would block readers.
+    """
     given, taken = new_topic(kafka_broker, 2), new_topic(kafka_broker, 2)
     chance, used = RandomStream(5), [-1]
-    with producing(kafka_broker, given) as state:
+    with produce_continuously(kafka_broker, given) as state:
         for _ in range(5):
             began, told = run_and_kill(tmp_path / "s", kafka_broker, given, taken, 2 + chance.below(20))
-            assert began >= used[-1], "what was told is gone"
-            assert told == list(range(began + 1, began + 1 + len(told))), "a number was used twice"
+            assert began >= used[-1], "a printed transaction was lost"
+            assert told == list(range(began + 1, began + 1 + len(told))), "a transaction number was used twice"
             used += told
     with open_worker(tmp_path / "s", kafka_broker.brokers, given, taken, threads=False) as p:
         settle(p)
         orders = {row["id"]: an_order(row["customer"], row["amount"]) for row in p.view("orders").to_pylist()}
-        assert orders == state, "the table is what the topic comes to"
+        assert orders == state, "the table has the content of the topic"
         expected = by_customer({"orders": p.view("orders").to_pylist()})
         assert sorted(p.view("revenue").to_pylist(), key=str) == sorted(expected, key=str)
         found = read_committed(kafka_broker, taken)
-        assert folded(found) == revenue(p)
+        assert fold_records(found) == revenue(p)
         assert len({one.time for one in found}) > 10
         check_numbers(found)
 
@@ -128,7 +131,7 @@ def some(first: int, last: int) -> Upserts:
     return [({"id": n}, an_order("ann", n), 0) for n in range(first, last)]
 
 
-def test_j4_expired_offsets_matter_only_to_a_table_that_is_not_kept(kafka_broker: KafkaBroker, tmp_path: Path) -> None:
+def test_j4_expired_offsets_affect_only_a_table_that_is_not_kept(kafka_broker: KafkaBroker, tmp_path: Path) -> None:
     topic = new_topic(kafka_broker)
     brokers = kafka_broker.brokers
     for is_kept in (True, False):
@@ -141,16 +144,16 @@ def test_j4_expired_offsets_matter_only_to_a_table_that_is_not_kept(kafka_broker
         crash(p)
     shutil.copytree(tmp_path / "False", tmp_path / "copy")
     with open_worker(tmp_path / "copy", brokers, topic, is_kept=False, threads=False) as p:
-        assert rows_of(p, "revenue") == [("ann", 45)], "it is read again"
+        assert rows_of(p, "revenue") == [("ann", 45)], "the source reads the records again"
     expire(kafka_broker, topic, 5)
     with open_worker(tmp_path / "True", brokers, topic, threads=False) as p:
         assert rows_of(p, "revenue") == [("ann", 45)]
-    with pytest.raises(SourceChanged, match=f"'orders'.*topic {topic}, partition 0.*expected 10 records.*found 0"):
+    with pytest.raises(SourceChanged, match=f"'orders'.*topic {topic}, partition 0.*had 10 records.*now have 0"):
         open_worker(tmp_path / "False", brokers, topic, is_kept=False, threads=False)
 
 
 def test_u5_and_u6_from_topic_to_topic(kafka_broker: KafkaBroker, tmp_path: Path) -> None:
-    """One key several times, a delete of nothing, and a value that cannot be read, which takes its key's row away."""
+    """One key several times, a delete of a missing key, and an unreadable value, which deletes the row of its key."""
     given, taken = new_topic(kafka_broker, 2), new_topic(kafka_broker)
     with open_worker(tmp_path / "s", kafka_broker.brokers, given, taken, threads=False) as p:
         p.advance()
@@ -164,13 +167,13 @@ def test_u5_and_u6_from_topic_to_topic(kafka_broker: KafkaBroker, tmp_path: Path
         assert rows_of(p, "orders") == [(4, "dan", 4)]
         [letter] = p.view(ERRORS).to_pylist()
         assert (letter["key"], letter["place"], letter["line"], letter["raw"]) == ('{"id": 1}', f"{given}-1", 4, "{")
-        assert folded(read_committed(kafka_broker, taken)).keys() == {'{"customer": "dan"}'}
+        assert fold_records(read_committed(kafka_broker, taken)).keys() == {'{"customer": "dan"}'}
         produce(kafka_broker, given, [({"id": 1}, an_order("ann", 6), 1)])
         settle(p)
         assert rows_of(p, "orders") == [(1, "ann", 6), (4, "dan", 4)]
         assert p.view(ERRORS).to_pylist() == []
         found = read_committed(kafka_broker, taken)
-        assert folded(found) == revenue(p)
+        assert fold_records(found) == revenue(p)
         check_numbers(found)
 
 
@@ -181,7 +184,7 @@ def wait_for(what: str, is_so: Any, limit_s: float = 40.0) -> None:
         RUNTIME.sleep_s(0.05)
 
 
-def test_a_broker_that_restarts_shows_in_status_and_nothing_is_lost(
+def test_status_reports_a_broker_restart_and_no_row_is_lost(
     kafka_broker: KafkaBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("evertide.sinks.kafka.sink._ANSWER_LIMIT_S", 2.0)
@@ -191,7 +194,7 @@ def test_a_broker_that_restarts_shows_in_status_and_nothing_is_lost(
         running.start()
         try:
             produce(kafka_broker, given, some(0, 5))
-            wait_for("the first rows", lambda: folded(read_committed(kafka_broker, taken)))
+            wait_for("the first rows", lambda: fold_records(read_committed(kafka_broker, taken)))
             kafka_broker.stop()
             try:
                 wait_for("an outage", lambda: p.status().state == "reconnecting")
@@ -201,7 +204,7 @@ def test_a_broker_that_restarts_shows_in_status_and_nothing_is_lost(
             produce(kafka_broker, given, some(5, 10))
             wait_for("running again", lambda: p.status().state == "running")
             wait_for("all rows", lambda: rows_of(p, "revenue") == [("ann", 45)])
-            wait_for("the sink", lambda: folded(read_committed(kafka_broker, taken)) == revenue(p))
+            wait_for("the sink", lambda: fold_records(read_committed(kafka_broker, taken)) == revenue(p))
             check_numbers(read_committed(kafka_broker, taken))
         finally:
             p.stop()
@@ -209,33 +212,35 @@ def test_a_broker_that_restarts_shows_in_status_and_nothing_is_lost(
 
 
 class Killed(BaseException):
-    """The process is gone here."""
+    """The process dies here."""
 
 
-def test_j7_a_death_between_the_commit_and_our_record_of_it(
+def test_j7_a_crash_between_kafkas_commit_and_the_record_of_it(
     kafka_broker: KafkaBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The topic has it, the storage does not know. Without the number in the topic it would be there twice."""
+    """The topic has the transaction, the storage does not know. Without the number in the topic it would be written
+    twice.
+    """
     given, taken = new_topic(kafka_broker), new_topic(kafka_broker)
 
-    def opened() -> Pipeline:
+    def open_pipeline() -> Pipeline:
         return open_worker(tmp_path / "s", kafka_broker.brokers, given, taken, threads=False)
 
-    def dies(self: KafkaSink, time: int, changes: Any) -> None:
+    def write_and_die(self: KafkaSink, time: int, changes: Any) -> None:
         written(self, time, changes)
         raise Killed
 
     written = KafkaSink.write
-    p = opened()
+    p = open_pipeline()
     p.advance()
     for number in range(3):
         produce(kafka_broker, given, some(number, number + 1))
         with monkeypatch.context() as patch:
-            patch.setattr(KafkaSink, "write", dies)
+            patch.setattr(KafkaSink, "write", write_and_die)
             with pytest.raises(Killed):
                 settle(p)
         crash(p)
-        p = opened()
+        p = open_pipeline()
         settle(p)
     found = read_committed(kafka_broker, taken)
     assert [one.value["amount"] for one in found] == [0, 1, 3]

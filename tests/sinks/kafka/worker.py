@@ -1,8 +1,8 @@
-"""A process that reads a topic, keeps a view of it, and writes that to another topic, until somebody kills it.
+"""A process that reads a topic, maintains a view of it, and writes that to another topic, until it is killed.
 
-    python -m tests.sinks.kafka.worker STORAGE BROKERS INPUT OUTPUT
+python -m tests.sinks.kafka.worker STORAGE BROKERS INPUT OUTPUT
 
-It says the number of each transaction after its commit.
+It prints the number of each transaction after its commit.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from evertide.plan.program.properties import SinkProperties
 from evertide.runtime import SystemRuntime
 from evertide.settings import Settings
 from evertide.store.open import open_storage
-from evertide.testing.small_engine import SmallEngine, SmallView
+from tests.kit.small_engine import SmallEngine, SmallView
 
 __all__ = ["by_customer", "open_worker"]
 

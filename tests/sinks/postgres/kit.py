@@ -13,7 +13,7 @@ import pyarrow as pa
 from evertide.rows.changes import DIFF
 from evertide.sinks.contract import Prepared, SinkDeclaration
 from evertide.sinks.postgres.sink import PostgresSink
-from tests.sinks.kit import SCHEMA, declared, prepared
+from tests.sinks.kit import SCHEMA, declare, prepare
 
 __all__ = ["ITEMS", "Place", "content", "items"]
 
@@ -21,8 +21,6 @@ ITEMS = pa.schema([pa.field("id", pa.int64()), pa.field("name", pa.string()), pa
 
 
 class Place:
-    """A schema."""
-
     def __init__(self, dsn: str, schema: str) -> None:
         self.dsn = dsn
         self.schema = schema
@@ -41,17 +39,17 @@ class Place:
     def value(self, query: str) -> Any:
         return self.rows(query)[0][0]
 
-    def declared(self, schema: pa.Schema = ITEMS, key: tuple[str, ...] = (), **options: str) -> SinkDeclaration:
+    def declare(self, schema: pa.Schema = ITEMS, key: tuple[str, ...] = (), **options: str) -> SinkDeclaration:
         given = {"url": self.dsn, "table": f"{self.schema}.target", **options}
-        return declared(Path(), "postgres", schema=schema, key=key, options=given)
+        return declare(Path(), "postgres", schema=schema, key=key, options=given)
 
-    def prepared(self, schema: pa.Schema = ITEMS, key: tuple[str, ...] = (), **options: str) -> Prepared:
-        return prepared(self.declared(schema, key, **options))
+    def prepare(self, schema: pa.Schema = ITEMS, key: tuple[str, ...] = (), **options: str) -> Prepared:
+        return prepare(self.declare(schema, key, **options))
 
     def open(
         self, schema: pa.Schema = ITEMS, key: tuple[str, ...] = (), token: str = "token", **options: str
     ) -> PostgresSink:
-        sink = self.prepared(schema, key, **options).open(token)
+        sink = self.prepare(schema, key, **options).open(token)
         self.sinks.append(cast("PostgresSink", sink))
         return self.sinks[-1]
 
@@ -60,12 +58,12 @@ class Place:
         return found[0], found[1]
 
     def cut(self, sink: PostgresSink) -> None:
-        """End its connection, and wait until the server has."""
+        """End the sink's connection, and wait until the server has closed it."""
         assert self.value(f"SELECT pg_terminate_backend({sink._connection.info.backend_pid}, 5000)")
 
     @contextmanager
     def role(self, name: str, *grants: str) -> Iterator[str]:
-        """A user of its own, with the schema's name in front; its address."""
+        """Create a user, prefixed with the schema's name, and return its URL."""
         user = f"{self.schema}_{name}"
         self.run(f"CREATE ROLE {user} LOGIN PASSWORD 'hunter2'", f"GRANT USAGE ON SCHEMA {self.schema} TO {user}")
         self.run(*(grant.format(user=user, schema=self.schema) for grant in grants))
@@ -90,7 +88,7 @@ def items(*rows: tuple[int | None, str | None, float | None, int]) -> pa.Table:
 
 
 def content(place: Place) -> pa.Table:
-    """What the table holds, with the columns of `tests.sinks.kit.SCHEMA`."""
+    """The content of the table, with the columns of `tests.sinks.kit.SCHEMA`."""
     listed = ", ".join(f'"{name}"' for name in SCHEMA.names)
     rows = [dict(zip(SCHEMA.names, row, strict=True)) for row in place.rows(f"SELECT {listed} FROM target")]
     for row in rows:

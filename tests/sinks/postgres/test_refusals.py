@@ -1,4 +1,4 @@
-"""What is refused before the pipeline starts, with the remedy; and what a sink says that finds its table changed."""
+"""What the sink refuses before the pipeline starts, with the remedy, and its errors if its table was changed."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ TWO = pa.schema([pa.field("id", pa.int64()), pa.field("name", pa.string())])
         ({"password": "${ENV:GONE}"}, "the environment has no variable 'GONE'"),
     ],
 )
-def test_options_that_mean_nothing(place: Place, options: dict[str, str], why: str) -> None:
-    declared = place.declared()
+def test_invalid_options_are_refused(place: Place, options: dict[str, str], why: str) -> None:
+    declared = place.declare()
     with pytest.raises(InvalidInput, match=f"shop.sql, line 3.*{why}"):
         prepare_sinks([replace(declared, options={**declared.options, **options})])
 
@@ -44,42 +44,42 @@ def test_options_that_mean_nothing(place: Place, options: dict[str, str], why: s
         (pa.field("a", pa.list_(pa.month_day_nano_interval())), "which a PostgreSQL table cannot store"),
     ],
 )
-def test_columns_that_a_table_cannot_have(place: Place, field: pa.Field, why: str) -> None:
+def test_unsupported_columns_are_refused(place: Place, field: pa.Field, why: str) -> None:
     with pytest.raises(InvalidInput, match=f"shop.sql, line 3.*{why}"):
-        place.prepared(pa.schema([field]))
+        place.prepare(pa.schema([field]))
 
 
 def test_a_package_that_is_not_installed_is_named(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "evertide.sinks.postgres.sink", raising=False)
     monkeypatch.setitem(sys.modules, "psycopg", None)
     with pytest.raises(InvalidInput, match=r"needs the package 'psycopg': pip install 'evertide\[postgres\]'"):
-        prepare_sinks([place.declared()])
+        prepare_sinks([place.declare()])
 
 
-def refused(place: Place, why: str, schema: pa.Schema = TWO, key: tuple[str, ...] = (), **options: str) -> None:
-    """Before the pipeline starts, and without having changed anything."""
+def check_refused(place: Place, why: str, schema: pa.Schema = TWO, key: tuple[str, ...] = (), **options: str) -> None:
+    """The sink refuses before the pipeline starts, and changes nothing."""
     before = place.rows("SELECT relname FROM pg_class ORDER BY oid")
     with pytest.raises(InvalidInput, match=f"(?s)shop.sql, line 3.*PostgreSQL.*{why}"):
-        place.prepared(schema, key, **options).probe()
+        place.prepare(schema, key, **options).probe()
     assert place.rows("SELECT relname FROM pg_class ORDER BY oid") == before
 
 
 @pytest.mark.parametrize(
     ("table", "key", "why"),
     [
-        ("(id bigint)", (), "has no column .*name.*; it has id: ALTER TABLE .* ADD COLUMN .*name.* text"),
+        ("(id bigint)", (), "has no column .*name.*; it has id; run ALTER TABLE .* ADD COLUMN .*name.* text"),
         ("(id integer, name text)", (), "'id' of .* is integer, which cannot hold every value of int64.*bigint"),
         ("(id bigint, name varchar(5)[])", (), "'name' of .* is character varying"),
-        ("(id bigint, name text, more int NOT NULL)", (), "'more' of .* needs a value.*give it a default"),
+        ("(id bigint, name text, more int NOT NULL)", (), "'more' of .* requires a value.*give it a default"),
         ("(id bigint GENERATED ALWAYS AS IDENTITY, name text)", (), "'id' of .* is computed by the server"),
         ("(id bigint, name text)", ("id",), r"no primary key or unique index on \(id\).*CREATE UNIQUE INDEX"),
         ("(id bigint, name text, UNIQUE (id, name))", ("id",), r"no primary key or unique index on \(id\)"),
         ("(id bigint, name text) PARTITION BY HASH (id)", (), "partitioned, and the collection has no key"),
     ],
 )
-def test_tables_that_do_not_fit(place: Place, table: str, key: tuple[str, ...], why: str) -> None:
+def test_tables_with_other_columns_are_refused(place: Place, table: str, key: tuple[str, ...], why: str) -> None:
     place.run(f"CREATE TABLE target {table}")
-    refused(place, why, key=key)
+    check_refused(place, why, key=key)
     with pytest.raises(SinkFailed, match=f"(?s){why}" if "ALTER" not in why else "has no column|is int"):
         place.open(TWO, key, create="false")
 
@@ -102,9 +102,9 @@ def test_tables_that_do_not_fit(place: Place, table: str, key: tuple[str, ...], 
         (pa.struct([("x", pa.int64())]), "text"),
     ],
 )
-def test_a_column_that_would_round_cut_or_mistake_a_value(place: Place, kind: Any, column: str) -> None:
+def test_a_column_that_would_change_a_value_is_refused(place: Place, kind: Any, column: str) -> None:
     place.run(f"CREATE TABLE target (v {column})")
-    refused(place, "cannot hold every value of", pa.schema([("v", kind)]))
+    check_refused(place, "cannot hold every value of", pa.schema([("v", kind)]))
 
 
 @pytest.mark.parametrize(
@@ -119,11 +119,11 @@ def test_a_column_that_would_round_cut_or_mistake_a_value(place: Place, kind: An
         (pa.struct([("x", pa.int64())]), "json", '{"x":1}'),
     ],
 )
-def test_a_column_that_can_hold_the_values(place: Place, kind: Any, column: str, value: str) -> None:
-    """A row that was written is found again, whatever the column makes of it."""
+def test_a_column_that_can_store_the_values_is_accepted(place: Place, kind: Any, column: str, value: str) -> None:
+    """A written row is found again, whatever the column's type does to its values."""
     place.run(f"CREATE TABLE target (v {column})")
     schema = pa.schema([("v", kind)])
-    place.prepared(schema).probe()
+    place.prepare(schema).probe()
     sink = place.open(schema)
     nested: dict[Any, Any] = {"[1]": [1], '{"x":1}': {"x": 1}}
     given = pa.array([nested.get(value, value) if pa.types.is_nested(kind) else value])
@@ -133,53 +133,58 @@ def test_a_column_that_can_hold_the_values(place: Place, kind: Any, column: str,
     assert len(place.rows("SELECT v FROM target")) == 1
 
 
-def test_a_table_that_holds_something_is_not_taken(place: Place) -> None:
+def test_a_table_with_rows_is_refused(place: Place) -> None:
     place.run("CREATE TABLE target (id bigint, name text)", "INSERT INTO target VALUES (1, 'a')")
-    refused(place, "holds rows that this sink did not write")
-    with pytest.raises(SinkFailed, match="holds rows that this sink did not write"):
+    check_refused(place, "has rows that this sink did not write")
+    with pytest.raises(SinkFailed, match="has rows that this sink did not write"):
         place.open(TWO)
     place.run("DELETE FROM target")
-    place.prepared(TWO).probe()
+    place.prepare(TWO).probe()
     assert place.open(TWO).last() is None
 
 
-def test_the_table_of_another_sink_is_not_gone_on_with(place: Place) -> None:
-    """Its numbers mean something else: going on would skip what is new, or add to what is old."""
+def test_the_table_of_another_sink_is_refused(place: Place) -> None:
+    """Its numbers belong to another history: continuing would skip new transactions, or add to old content."""
     place.open().write(3, items((1, "a", 1.0, 1)))
-    refused(place, "the target of another sink already, 'lake of orders'", ITEMS)
-    with pytest.raises(SinkFailed, match=r"of another sink already.*name a table of its own"):
+    check_refused(place, "already the target of another sink, 'lake of orders'", ITEMS)
+    with pytest.raises(SinkFailed, match=r"of another sink.*name another table"):
         place.open(token="another")
     assert place.rows("SELECT id FROM target") == [(1,)]
 
 
-def test_what_is_no_table(place: Place) -> None:
+def test_views_unlogged_and_missing_tables_are_refused(place: Place) -> None:
     place.run(
         "CREATE VIEW target AS SELECT 1::bigint AS id, ''::text AS name", "CREATE UNLOGGED TABLE fast (id bigint)"
     )
-    refused(place, "is not an ordinary table")
-    refused(place, "is not an ordinary table", table=f"{place.schema}.fast")
-    refused(place, "there is no schema nowhere: CREATE SCHEMA nowhere", table="nowhere.t")
-    refused(
-        place, "there is no table .*: create it, or set the option 'create'", table=f"{place.schema}.t", create="false"
+    check_refused(place, "is a view, or a foreign, temporary or unlogged table")
+    check_refused(place, "is a view, or a foreign, temporary or unlogged table", table=f"{place.schema}.fast")
+    check_refused(place, "schema nowhere does not exist; run CREATE SCHEMA nowhere", table="nowhere.t")
+    check_refused(
+        place,
+        "table .* does not exist; create it, or set the option 'create'",
+        table=f"{place.schema}.t",
+        create="false",
     )
 
 
-def test_rights_that_are_missing(place: Place) -> None:
-    """Each is named, with what gives it; then the sink works with no more than these."""
+def test_missing_permissions_are_named(place: Place) -> None:
+    """Each missing permission is named, with the statement that grants it. The sink works with no more than these."""
     schema = place.schema
     place.run("CREATE TABLE target (id bigint, name text)")
     with place.role("clerk", "ALTER ROLE {user} SET search_path = {schema}") as url:
         user = f"{schema}_clerk"
-        refused(place, f"may not make {schema}.evertide_sinks.*GRANT CREATE ON SCHEMA {schema} TO {user}", url=url)
+        check_refused(
+            place, f"may not create {schema}.evertide_sinks.*GRANT CREATE ON SCHEMA {schema} TO {user}", url=url
+        )
         place.run(f"GRANT CREATE ON SCHEMA {schema} TO {user}")
-        refused(place, f"GRANT SELECT, INSERT, UPDATE, DELETE ON {schema}.target TO {user}", url=url)
+        check_refused(place, f"GRANT SELECT, INSERT, UPDATE, DELETE ON {schema}.target TO {user}", url=url)
         place.run(f"GRANT SELECT, INSERT, UPDATE, DELETE ON target TO {user}")
-        place.prepared(TWO, url=url).probe()
+        place.prepare(TWO, url=url).probe()
         sink = place.open(TWO, url=url)
         sink.write(0, pa.table([[1], ["a"], [1]], ["id", "name", "__diff"]))
         wider = TWO.append(pa.field("more", pa.int64()))
         with pytest.raises(
-            SinkFailed, match=f'the user may not add them: ALTER TABLE {schema}.target ADD COLUMN "more"'
+            SinkFailed, match=f'the user may not add them; run ALTER TABLE {schema}.target ADD COLUMN "more"'
         ):
             place.open(wider, url=url)
         place.run(f"REVOKE UPDATE, DELETE ON target FROM {user}")
@@ -187,49 +192,51 @@ def test_rights_that_are_missing(place: Place) -> None:
             sink.write(1, pa.table([[1], ["a"], [-1]], ["id", "name", "__diff"]))
 
 
-def test_a_server_that_cannot_be_used_and_no_secret_is_told(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A wrong password, a server that is not there, a database that is not: refused; once it runs, it stalls."""
+def test_an_unusable_server_is_refused_without_showing_secrets(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wrong password, an unreachable server, a missing database: refused at the start; while it runs, the sink
+    stalls.
+    """
     monkeypatch.setenv("PG_SECRET", "hunter2")
     with running_logical() as server:
         admin = Place(server.dsn(), "shop")
         admin.run(f"CREATE ROLE {LOCKED} LOGIN PASSWORD 'other'", f"GRANT ALL ON SCHEMA shop TO {LOCKED}")
         for url in server.dsn(user=LOCKED), server.dsn(user=f"{LOCKED}:hunter2"):
             with pytest.raises(InvalidInput, match="password authentication failed") as refusal:
-                admin.prepared(url=url, password="${ENV:PG_SECRET}").probe()
+                admin.prepare(url=url, password="${ENV:PG_SECRET}").probe()
             with pytest.raises(SinkFailed, match="password authentication failed") as failure:
-                admin.prepared(url=url, password="${ENV:PG_SECRET}").open("token")
+                admin.prepare(url=url, password="${ENV:PG_SECRET}").open("token")
             told = f"{refusal.value!r} {failure.value!r} {refusal.value.__cause__!r}"
             assert "hunter2" not in told
         with pytest.raises(InvalidInput, match=r'database "\*\*\*" does not exist'):
-            admin.prepared(url=server.dsn(), dbname="${ENV:PG_SECRET}").probe()
+            admin.prepare(url=server.dsn(), dbname="${ENV:PG_SECRET}").probe()
         with pytest.raises(SinkFailed, match=r'database "\*\*\*" does not exist') as failure:
-            admin.prepared(url=server.dsn(), dbname="${ENV:PG_SECRET}").open("token")
+            admin.prepare(url=server.dsn(), dbname="${ENV:PG_SECRET}").open("token")
         assert "hunter2" not in failure.value.where
         assert failure.value.__cause__ is None
         monkeypatch.setenv("PG_SECRET", "other")
-        admin.prepared(url=server.dsn(user=LOCKED), password="${ENV:PG_SECRET}").probe()
+        admin.prepare(url=server.dsn(user=LOCKED), password="${ENV:PG_SECRET}").probe()
         for grant, why in (
             ("REVOKE TEMPORARY ON DATABASE postgres FROM PUBLIC", f"GRANT TEMPORARY ON DATABASE .* TO {LOCKED}"),
-            (f"ALTER ROLE {LOCKED} SET default_transaction_read_only = on", "nothing can be written there"),
+            (f"ALTER ROLE {LOCKED} SET default_transaction_read_only = on", "the server accepts no writes"),
         ):
             admin.run(grant)
             with pytest.raises(InvalidInput, match=why):
-                admin.prepared(url=server.dsn(user=LOCKED), password="${ENV:PG_SECRET}").probe()
+                admin.prepare(url=server.dsn(user=LOCKED), password="${ENV:PG_SECRET}").probe()
         with pytest.raises(InvalidInput, match='database "none" does not exist'):
-            admin.prepared(url=server.dsn("none")).probe()
+            admin.prepare(url=server.dsn("none")).probe()
         admin.close()
     with pytest.raises(InvalidInput, match=r"connection.*failed"):
-        place.prepared(url=server.dsn()).probe()
+        place.prepare(url=server.dsn()).probe()
 
 
-def test_a_table_that_was_replaced_is_told(place: Place) -> None:
-    """The number would go on, over rows that are not there."""
+def test_a_replaced_table_fails_the_sink(place: Place) -> None:
+    """The number would continue, over rows that are missing."""
     place.open().write(3, items((1, "a", 1.0, 1)))
     place.run("ALTER TABLE target RENAME TO away")
-    with pytest.raises(SinkFailed, match=r"target is gone: bring it back"):
+    with pytest.raises(SinkFailed, match=r"target does not exist any more; restore it"):
         place.open()
     place.run("CREATE TABLE target (LIKE away)")
-    with pytest.raises(SinkFailed, match="another table than the one that was written to"):
+    with pytest.raises(SinkFailed, match="is not the table that the sink wrote to"):
         place.open()
     place.run("DROP TABLE target", "ALTER TABLE away RENAME TO target")
     sink = place.open()
@@ -240,8 +247,8 @@ def test_a_table_that_was_replaced_is_told(place: Place) -> None:
     assert place.rows("SELECT id FROM target") == [(1,)]
 
 
-def test_a_key_must_be_known_to_the_table_in_its_own_spelling(place: Place) -> None:
-    """Columns are found whatever their case, as long as that is clear."""
+def test_a_key_matches_the_tables_columns_in_any_case(place: Place) -> None:
+    """Column names match in any case, as long as they are unambiguous."""
     place.run('CREATE TABLE target ("ID" bigint PRIMARY KEY, "Name" text)')
     sink = place.open(TWO, ("id",))
     sink.write(0, pa.table([[1], ["a"], [1]], ["id", "name", "__diff"]))
@@ -249,4 +256,4 @@ def test_a_key_must_be_known_to_the_table_in_its_own_spelling(place: Place) -> N
     assert place.rows("SELECT * FROM target") == [(1, "b")]
     both = TWO.append(pa.field("ID", pa.int64()))
     with pytest.raises(SinkFailed, match="one column for two of the collection"):
-        prepare_sinks([replace(place.declared(both), key=("id",))])["lake"].open("token")
+        prepare_sinks([replace(place.declare(both), key=("id",))])["lake"].open("token")

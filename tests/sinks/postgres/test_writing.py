@@ -1,4 +1,4 @@
-"""The PostgreSQL sink, on a real server: its table holds what the collection holds, after every transaction."""
+"""The PostgreSQL sink, on a real server: its table has the content of the collection after every transaction."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from evertide.errors import SinkFailed
 from evertide.rows.changes import net
 from tests.servers.postgres import BINARIES
-from tests.sinks.kit import SCHEMA, changes, in_pieces, next_changes, same
+from tests.sinks.kit import SCHEMA, TEXTS, changes, has_content, next_changes, split_into_pieces, text_changes
 from tests.sinks.postgres.kit import ITEMS, Place, content, items
 
 
@@ -24,10 +24,10 @@ from tests.sinks.postgres.kit import ITEMS, Place, content, items
 )
 @pytest.mark.parametrize("key", [(), ("id",)], ids=["multiset", "key"])
 @pytest.mark.parametrize("seed", range(4))
-def test_the_table_holds_what_the_collection_holds(  # noqa: PLR0917
+def test_the_table_has_the_content_of_the_collection(  # noqa: PLR0917
     place: Place, key: tuple[str, ...], seed: int, small_rows: int, pieces: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Inserts, deletes, updates, duplicates, NULLs, NaN and -0.0, in all types; opened anew now and then."""
+    """Inserts, deletes, updates, duplicates, NULLs, NaN and -0.0, in all types; the sink is reopened now and then."""
     monkeypatch.setattr("evertide.sinks.postgres.sink._SMALL_ROWS", small_rows)
     random, held = np.random.default_rng(seed), changes()
     sink = place.open(SCHEMA, key)
@@ -35,9 +35,9 @@ def test_the_table_holds_what_the_collection_holds(  # noqa: PLR0917
         delta = next_changes(held, random, is_keyed=bool(key))
         if delta.num_rows == 0:
             continue
-        sink.write(time, delta if pieces == 1 else in_pieces(delta, pieces, key))
+        sink.write(time, delta if pieces == 1 else split_into_pieces(delta, pieces, key))
         held = net(pa.concat_tables([held, delta]))
-        assert same(content(place), held), time
+        assert has_content(content(place), held), time
         assert place.mark()[0] == time
         if random.random() < 0.3:
             sink.close()
@@ -46,7 +46,7 @@ def test_the_table_holds_what_the_collection_holds(  # noqa: PLR0917
 
 
 def test_j7_a_number_that_the_table_has_is_skipped(place: Place) -> None:
-    """By its number alone, also by a sink that was opened anew. A second write would double the row."""
+    """By its number alone, also after the sink was reopened. A second write would double the row."""
     sink = place.open()
     assert sink.last() is None
     sink.write(3, items((1, "a", 1.0, 1)))
@@ -66,7 +66,9 @@ def test_j7_a_number_that_the_table_has_is_skipped(place: Place) -> None:
 def test_i9_rows_and_number_are_one_transaction_of_the_server(
     place: Place, key: tuple[str, ...], small_rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two would leave, after a crash in between, rows without their number, or a number without its rows."""
+    """Two transactions would leave, after a crash in between, rows without their number, or a number without
+    its rows.
+    """
     monkeypatch.setattr("evertide.sinks.postgres.sink._SMALL_ROWS", small_rows)
     sink = place.open(key=key)
     sink.write(0, items((1, "a", 1.0, 1), (2, "b", None, 1)))
@@ -93,7 +95,7 @@ def test_a_tiny_transaction_is_one_round_trip(place: Place, monkeypatch: pytest.
 
 
 def test_with_a_key_updates_are_updates(place: Place) -> None:
-    """And keys whose columns are NULL are keys as others are."""
+    """Keys with NULL columns are keys like any other."""
     place.run(
         "CREATE TABLE target (id bigint, name text, amount float8, UNIQUE NULLS NOT DISTINCT (id, name))",
         "CREATE TABLE told (op text, id bigint)",
@@ -117,8 +119,10 @@ def test_with_a_key_updates_are_updates(place: Place) -> None:
 
 
 @pytest.mark.parametrize("small_rows", [5000, 100])
-def test_a_multiset_of_many_copies(place: Place, small_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Exactly so many of equal rows go, NULLs and NaN included."""
+def test_removals_of_equal_rows_delete_exactly_as_many(
+    place: Place, small_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exactly the removed number of equal rows is deleted, NULLs and NaN included."""
     monkeypatch.setattr("evertide.sinks.postgres.sink._SMALL_ROWS", small_rows)
     nan = float("nan")
     many = [(number, "x", 0.5, 2) for number in range(500)]
@@ -172,7 +176,7 @@ KINDS: list[tuple[Any, str, list[tuple[Any, str]]]] = [
 
 @pytest.mark.parametrize("small_rows", [1000, 0], ids=["one statement", "copied"])
 def test_values_of_all_types_arrive_as_they_are(place: Place, small_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also those that Python and Arrow cannot write, or that a text form may mistake for something else."""
+    """Also values that Python and Arrow cannot write, or that a text form could confuse with others."""
     monkeypatch.setattr("evertide.sinks.postgres.sink._SMALL_ROWS", small_rows)
     place.run("SET timezone = 'UTC'")
     for at, (kind, shown, values) in enumerate(KINDS):
@@ -204,7 +208,9 @@ def test_a_variant_is_json(place: Place) -> None:
 
 
 @pytest.mark.parametrize("small_rows", [1000, 0])
-def test_names_are_taken_as_they_are(place: Place, small_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_with_special_characters_are_quoted(
+    place: Place, small_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("evertide.sinks.postgres.sink._SMALL_ROWS", small_rows)
     schema = pa.schema(
         [("a%b %s", pa.int64()), ('say "x"', pa.string()), ("select", pa.string()), ("Größe", pa.int64())]
@@ -215,8 +221,8 @@ def test_names_are_taken_as_they_are(place: Place, small_rows: int, monkeypatch:
     assert place.rows('SELECT * FROM "odd.%s ""T""" ORDER BY 1') == [(1, "r", "%", 6), (2, "q", None, 6)]
 
 
-def test_a_key_that_does_not_tell_rows_apart_is_an_error(place: Place) -> None:
-    """Within a transaction, and between two of them: an upsert would lose a row without a word."""
+def test_a_key_that_is_not_unique_is_an_error(place: Place) -> None:
+    """Within a transaction, and between two of them: an upsert would lose a row silently."""
     sink = place.open(key=("name",))
     sink.write(0, items((1, "a", 1.0, 1)))
     for rows in [(2, "b", 1.0, 1), (3, "b", 1.0, 1)], [(1, "a", 1.0, -1), (4, "c", 1.0, 2)]:
@@ -230,10 +236,10 @@ def test_a_key_that_does_not_tell_rows_apart_is_an_error(place: Place) -> None:
 
 @pytest.mark.parametrize("small_rows", [1000, 0])
 @pytest.mark.parametrize("key", [(), ("id",)])
-def test_a_table_that_others_changed_is_told(
+def test_a_table_that_another_writer_changed_fails_the_sink(
     place: Place, key: tuple[str, ...], small_rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is to go or to change must be there: the transaction is refused as a whole, with its number."""
+    """A row to delete or update must exist: the transaction is refused as a whole, with its number."""
     monkeypatch.setattr("evertide.sinks.postgres.sink._SMALL_ROWS", small_rows)
     sink = place.open(key=key)
     sink.write(0, items((1, "a", 1.0, 1), (2, "b", 1.0, 1)))
@@ -245,7 +251,7 @@ def test_a_table_that_others_changed_is_told(
     assert place.mark()[0] == 0
 
 
-def test_a_column_that_is_new_is_added_and_other_changes_are_refused(place: Place) -> None:
+def test_a_new_column_is_added_and_other_changes_are_refused(place: Place) -> None:
     sink = place.open()
     sink.write(0, items((1, "a", 1.0, 1)))
     wider = ITEMS.append(pa.field("more", pa.list_(pa.int64())))
@@ -260,7 +266,7 @@ def test_a_column_that_is_new_is_added_and_other_changes_are_refused(place: Plac
     assert place.open(wider).last() == 1
 
 
-def test_maintenance_and_columns_of_others_do_no_harm(place: Place) -> None:
+def test_maintenance_and_columns_of_others_do_not_affect_the_sink(place: Place) -> None:
     place.run(
         "CREATE TABLE target (note text DEFAULT 'x', amount float8, id bigint,"
         " serial bigint GENERATED ALWAYS AS IDENTITY, name varchar(5), later text)",
@@ -281,8 +287,8 @@ def test_maintenance_and_columns_of_others_do_no_harm(place: Place) -> None:
         sink.write(2, items((4, "a\x00", 1.0, 1)))
 
 
-def test_what_the_server_answered_is_on_disk(place: Place) -> None:
-    """Otherwise a crash of the server would take back what was recorded as written."""
+def test_acknowledged_transactions_are_on_disk(place: Place) -> None:
+    """Otherwise a crash of the server would lose transactions that are recorded as written."""
     with place.role(
         "lazy", "GRANT ALL ON SCHEMA {schema} TO {user}", "ALTER ROLE {user} SET synchronous_commit = off"
     ) as url:
@@ -303,8 +309,8 @@ def test_a_partitioned_table_with_a_key(place: Place, small_rows: int, monkeypat
     assert place.rows("SELECT name, count(*) FROM target GROUP BY name ORDER BY name") == [("a", 5), ("b", 10)]
 
 
-def test_a_dump_brings_back_the_table_with_its_number(place: Place) -> None:
-    """The table is another one to the server then, and still ours."""
+def test_a_restored_dump_has_the_table_with_its_number(place: Place) -> None:
+    """To the server it is a different table, but the sink accepts it."""
     place.open(key=("id",)).write(3, items((1, "a", 1.0, 1)))
     dump = [str(BINARIES / "pg_dump"), "-d", place.dsn, "-n", place.schema]
     script = subprocess.run(dump, check=True, capture_output=True).stdout
@@ -315,3 +321,29 @@ def test_a_dump_brings_back_the_table_with_its_number(place: Place) -> None:
     assert sink.last() == 3
     sink.write(4, items((1, "a", 1.0, -1), (2, "b", 1.0, 1)))
     assert place.rows("SELECT id FROM target") == [(2,)]
+
+
+@pytest.mark.parametrize("small_rows", [1000, 0], ids=["one statement", "copied"])
+def test_v7_texts_that_are_not_valid_utf8_are_replaced(
+    place: Place, small_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows that become equal are copies of one row."""
+    monkeypatch.setattr("evertide.sinks.postgres.sink._SMALL_ROWS", small_rows)
+    sink = place.open(TEXTS)
+    sink.write(0, text_changes((1, b"\xff\xfeabc", 1), (1, b"\xfe\xfeabc", 2), (2, b"ok", 1)))
+    sink.write(1, text_changes((1, b"\xff\xfeabc", -1), (1, b"\xfe\xfeabc", -1)))
+    assert place.rows("SELECT id, s FROM target ORDER BY id") == [(1, "\ufffd\ufffdabc"), (2, "ok")]
+
+
+@pytest.mark.parametrize("small_rows", [1000, 0], ids=["one statement", "copied"])
+def test_v7_keys_that_become_equal_are_refused(place: Place, small_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("evertide.sinks.postgres.sink._SMALL_ROWS", small_rows)
+    sink = place.open(TEXTS, ("s",))
+    sink.write(0, text_changes((1, b"\xff", 1)))
+    sink.write(1, text_changes((1, b"\xff", -1), (2, b"\xfe", 1)))
+    assert place.rows("SELECT id, s FROM target") == [(2, "\ufffd")]
+    with pytest.raises(SinkFailed, match=r"the key \(s\) has several rows"):
+        sink.write(2, text_changes((3, b"\xfd", 1)))
+    with pytest.raises(SinkFailed, match=r"the key \(s\) has several rows"):
+        sink.write(2, text_changes((3, b"a\xfd", 1), (4, b"a\xfe", 1)))
+    assert place.rows("SELECT id, s FROM target") == [(2, "\ufffd")]

@@ -1,4 +1,4 @@
-"""Topics of the broker that tests share, records in them, and what a source gives of them."""
+"""Topics of the broker that tests share, records in them, and the rows that a source reads from them."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ __all__ = [
     "Record",
     "admin",
     "all_rows",
-    "encoded",
+    "encode",
     "faults",
     "first",
     "new_topic",
-    "offered",
-    "opened",
+    "open_source",
     "order",
     "positions",
     "produce",
     "rows",
     "table",
+    "wait_for_offer",
 ]
 
 LIMIT = Limit(rows=100_000, bytes=1 << 30)
@@ -48,7 +48,7 @@ ORDERS = pa.schema(
 )
 RUNTIME = SystemRuntime()
 Record = tuple[Any, Any] | tuple[Any, Any, int]
-"""Key, value, and the partition, 0 if it is not given. What is no bytes is written as JSON; None stays None."""
+"""Key, value, and the partition (default 0). Values other than bytes are written as JSON; None stays None."""
 
 
 def admin(broker: KafkaBroker) -> AdminClient:
@@ -56,7 +56,7 @@ def admin(broker: KafkaBroker) -> AdminClient:
 
 
 def new_topic(broker: KafkaBroker, partitions: int = 1, name: str = "", **config: str) -> str:
-    """A topic of its own for a test, which the broker knows and leads when this returns."""
+    """A new topic for a test. When this returns, the broker knows and leads it."""
     name = name or f"t-{RUNTIME.new_id()}"
     client = admin(broker)
     options = {key.replace("_", "."): value for key, value in config.items()}
@@ -72,20 +72,20 @@ def new_topic(broker: KafkaBroker, partitions: int = 1, name: str = "", **config
     return name
 
 
-def encoded(value: Any) -> bytes | None:
+def encode(value: Any) -> bytes | None:
     return value if value is None or isinstance(value, bytes) else json.dumps(value).encode()
 
 
 def produce(broker: KafkaBroker, topic: str, records: Iterable[Record], **more: Any) -> None:
-    """All of them are there when this returns."""
+    """When this returns, the broker has all records."""
     producer = Producer({"bootstrap.servers": broker.brokers, "linger.ms": 0, "log_level": 0})
     failed: list[Any] = []
     for record in records:
         key, value, partition = record if len(record) == 3 else (*record, 0)
         producer.produce(
             topic,
-            encoded(value),
-            encoded(key),
+            encode(value),
+            encode(key),
             partition,
             on_delivery=lambda error, _: failed.append(error) if error else None,
             **more,
@@ -105,21 +105,21 @@ def table(
     return TableDeclaration("orders", schema, tuple(key), "kafka", given, "shop.sql, line 7")
 
 
-def opened(declaration: TableDeclaration, base: Path = Path()) -> Source:
+def open_source(declaration: TableDeclaration, base: Path = Path()) -> Source:
     (source,) = open_sources([declaration], runtime=RUNTIME, base=base)
     return source
 
 
 def first(source: Source) -> str:
-    """The position at which it begins: found out once, and bound by itself."""
+    """The position at which the source begins: it is determined once, and bound by itself."""
     offer = source.offer(source.start, LIMIT)
     assert offer is not None
     assert offer.fragments == ()
     return offer.after
 
 
-def offered(source: Source, position: str, limit: Limit = LIMIT, count: int = 1) -> Offer:
-    """So many records at least: they are there, but may come with several fetches."""
+def wait_for_offer(source: Source, position: str, limit: Limit = LIMIT, count: int = 1) -> Offer:
+    """An offer of at least `count` records: they exist, but may need several fetches."""
     for _ in range(1000):
         offer = source.offer(position, limit)
         if offer is not None and offer.rows >= count:
@@ -138,7 +138,7 @@ def faults(source: Source, offer: Offer) -> list[Fault]:
 
 
 def positions(source: Source, limit: Limit = LIMIT, position: str = "") -> list[tuple[str, Offer]]:
-    """All offers until there is nothing more."""
+    """All offers until there is no more input."""
     found = []
     at = position or first(source)
     while (offer := source.offer(at, limit)) is not None:
@@ -148,7 +148,7 @@ def positions(source: Source, limit: Limit = LIMIT, position: str = "") -> list[
 
 
 def all_rows(source: Source, limit: Limit = LIMIT) -> list[dict[str, Any]]:
-    """Without `__op` where it says nothing new."""
+    """All rows, without `__op` where it is the default."""
     return [_short(row) for _, offer in positions(source, limit) for row in rows(source, offer)]
 
 

@@ -21,7 +21,18 @@ import pytest
 from evertide.errors import InvalidInput, SourceFailed
 from evertide.sources.contract import OP
 from tests.servers.kafka import KafkaBroker
-from tests.sources.kafka.kit import Record, faults, first, new_topic, offered, opened, positions, produce, rows, table
+from tests.sources.kafka.kit import (
+    Record,
+    faults,
+    first,
+    new_topic,
+    open_source,
+    positions,
+    produce,
+    rows,
+    table,
+    wait_for_offer,
+)
 from tests.sources.kit import key_of
 
 PASSWORD = "a-registry-password"
@@ -63,12 +74,12 @@ class Registry:
     url: str = ""
     ids: dict[int, dict[str, Any]] = field(default_factory=dict)
     versions: dict[str, dict[str, Any]] = field(default_factory=dict)
-    asked: list[str] = field(default_factory=list)
+    kafka_options: list[str] = field(default_factory=list)
     auth: str = ""
     is_broken: bool = False
 
     def answer(self, path: str, auth: str | None) -> tuple[int, Any]:
-        self.asked.append(path)
+        self.kafka_options.append(path)
         if self.is_broken:
             return 503, {}
         if self.auth and auth != f"Basic {base64.b64encode(self.auth.encode()).decode()}":
@@ -120,19 +131,21 @@ def avro(number: int, schema: Any, value: Any) -> bytes:
     return b"\0" + number.to_bytes(4, "big") + stream.getvalue()
 
 
-def test_avro_values_of_many_types_and_schemas_asked_for_once(kafka_broker: KafkaBroker, registry: Registry) -> None:
+def test_avro_values_of_many_types_and_each_schema_requested_once(
+    kafka_broker: KafkaBroker, registry: Registry
+) -> None:
     registry.ids[7] = {"schema": json.dumps(ORDER)}
     topic = new_topic(kafka_broker)
     produce(kafka_broker, topic, [(None, avro(7, ORDER, an_order(number))) for number in range(50)])
-    source = opened(table(kafka_broker, topic, SCHEMA, format="avro", schema_registry=registry.url))
+    source = open_source(table(kafka_broker, topic, SCHEMA, format="avro", schema_registry=registry.url))
     found = [row for _, offer in positions(source) for row in rows(source, offer)]
     assert found == [{**an_order(number), OP: 0} for number in range(50)]
-    assert registry.asked.count("/schemas/ids/7") == 1
+    assert registry.kafka_options.count("/schemas/ids/7") == 1
     source.close()
 
 
-def test_avro_keys_tombstones_and_what_cannot_be_read(kafka_broker: KafkaBroker, registry: Registry) -> None:
-    """U6: a value that does not match its schema is the fault of its key."""
+def test_avro_keys_tombstones_and_unreadable_records(kafka_broker: KafkaBroker, registry: Registry) -> None:
+    """U6: a value that does not match its schema is a fault of its key."""
     registry.ids |= {1: {"schema": '"long"'}, 2: {"schema": json.dumps(ORDER)}, 3: {"schema": "{", "x": 1}}
     registry.ids[4] = {"schema": "syntax", "schemaType": "PROTOBUF"}
     good = avro(2, ORDER, an_order(5))
@@ -149,17 +162,17 @@ def test_avro_keys_tombstones_and_what_cannot_be_read(kafka_broker: KafkaBroker,
     topic = new_topic(kafka_broker)
     produce(kafka_broker, topic, records)
     options = {"format": "avro", "envelope": "upsert", "schema_registry": registry.url}
-    source = opened(table(kafka_broker, topic, SCHEMA, **options))
-    offer = offered(source, first(source), count=len(records))
+    source = open_source(table(kafka_broker, topic, SCHEMA, **options))
+    offer = wait_for_offer(source, first(source), count=len(records))
     assert [(row["id"], row[OP]) for row in rows(source, offer)] == [(5, 0), (5, 1)]
     bad = faults(source, offer)
     assert [key_of(fault) for fault in bad] == [{"id": number} for number in range(6, 12)]
-    expected = ["does not match", "1 bytes are left", "registry's format", "no schema 99", "cannot be read", "PROTOBUF"]
+    expected = ["does not match", "1 bytes follow", "registry's format", "no schema 99", "cannot be parsed", "PROTOBUF"]
     assert all(words in fault.reason for words, fault in zip(expected, bad, strict=True)), bad
     source.close()
 
 
-def test_a_schema_that_refers_to_another(kafka_broker: KafkaBroker, registry: Registry) -> None:
+def test_a_schema_that_refers_to_another_is_resolved(kafka_broker: KafkaBroker, registry: Registry) -> None:
     person = {"type": "record", "name": "person", "fields": [{"name": "name", "type": "string"}]}
     order = {
         "type": "record",
@@ -175,8 +188,8 @@ def test_a_schema_that_refers_to_another(kafka_broker: KafkaBroker, registry: Re
     topic = new_topic(kafka_broker)
     produce(kafka_broker, topic, [(None, avro(9, whole, {"id": 1, "buyer": {"name": "ann"}}))])
     schema = pa.schema([pa.field("id", pa.int64(), nullable=False), ("buyer", pa.struct([("name", pa.string())]))])
-    source = opened(table(kafka_broker, topic, schema, format="avro", schema_registry=registry.url))
-    offer = offered(source, first(source))
+    source = open_source(table(kafka_broker, topic, schema, format="avro", schema_registry=registry.url))
+    offer = wait_for_offer(source, first(source))
     assert rows(source, offer) == [{"id": 1, "buyer": {"name": "ann"}, OP: 0}]
     source.close()
 
@@ -208,21 +221,21 @@ def test_debezium_as_avro(kafka_broker: KafkaBroker, registry: Registry) -> None
     produce(kafka_broker, topic, [(avro(1, key, {"id": 1}), avro(2, envelope, one)) for one in said])
     schema = pa.schema([pa.field("id", pa.int64(), nullable=False), ("at", pa.timestamp("us"))])
     options = {"format": "avro", "envelope": "debezium", "schema_registry": registry.url}
-    source = opened(table(kafka_broker, topic, schema, **options))
-    offer = offered(source, first(source), count=2)
+    source = open_source(table(kafka_broker, topic, schema, **options))
+    offer = wait_for_offer(source, first(source), count=2)
     moment = datetime(2026, 1, 1, 0, 0, 0, 1)  # noqa: DTZ001 - it has no zone
     assert [tuple(each.values()) for each in rows(source, offer)] == [(1, moment, 0), (1, None, 1)]
     assert faults(source, offer) == []
     source.close()
 
 
-def test_a_registry_that_is_away_stalls_the_source(kafka_broker: KafkaBroker, registry: Registry) -> None:
+def test_an_unreachable_registry_stalls_the_source(kafka_broker: KafkaBroker, registry: Registry) -> None:
     """As a fault, all records of that time would be dead letters for ever."""
     registry.ids[7] = {"schema": json.dumps(ORDER)}
     topic = new_topic(kafka_broker)
     produce(kafka_broker, topic, [(None, avro(7, ORDER, an_order(1)))])
-    source = opened(table(kafka_broker, topic, SCHEMA, format="avro", schema_registry=registry.url))
-    offer = offered(source, first(source))
+    source = open_source(table(kafka_broker, topic, SCHEMA, format="avro", schema_registry=registry.url))
+    offer = wait_for_offer(source, first(source))
     registry.is_broken = True
     with pytest.raises(SourceFailed, match=r"schema registry.*503"):
         rows(source, offer)
@@ -231,20 +244,20 @@ def test_a_registry_that_is_away_stalls_the_source(kafka_broker: KafkaBroker, re
     source.close()
 
 
-def test_a_registry_that_does_not_answer_or_let_us_in_is_refused(
+def test_an_unreachable_or_forbidding_registry_is_refused(
     kafka_broker: KafkaBroker, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = new_topic(kafka_broker)
     avro_options = {"format": "avro", "schema_registry": registry.url}
     with pytest.raises(InvalidInput, match=r"schema_registry.*does not answer"):
-        opened(table(kafka_broker, topic, SCHEMA, **{**avro_options, "schema_registry": "http://127.0.0.1:1"}))
+        open_source(table(kafka_broker, topic, SCHEMA, **{**avro_options, "schema_registry": "http://127.0.0.1:1"}))
     registry.auth = f"user:{PASSWORD}"
     with pytest.raises(InvalidInput, match="401"):
-        opened(table(kafka_broker, topic, SCHEMA, **avro_options))
+        open_source(table(kafka_broker, topic, SCHEMA, **avro_options))
     monkeypatch.setenv("REGISTRY", f"user:{PASSWORD}x")
     login = {**avro_options, "schema_registry_auth": "${ENV:REGISTRY}"}
     with pytest.raises(InvalidInput, match="401") as said:
-        opened(table(kafka_broker, topic, SCHEMA, **login))
+        open_source(table(kafka_broker, topic, SCHEMA, **login))
     assert PASSWORD not in str(said.value)
     monkeypatch.setenv("REGISTRY", f"user:{PASSWORD}")
-    opened(table(kafka_broker, topic, SCHEMA, **login)).close()
+    open_source(table(kafka_broker, topic, SCHEMA, **login)).close()

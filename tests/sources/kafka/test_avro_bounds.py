@@ -1,4 +1,4 @@
-"""Avro data that take more memory or stack than their bytes justify."""
+"""Avro data that need more memory or stack than their bytes justify."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ BILLIONS = b"\x80\x80\x80\x80\x80\x01\x00"
 
 
 class Fixed(SchemaRegistry):
-    """A registry that has one schema, with the number 1."""
+    """A registry with one schema, which has the number 1."""
 
     def __init__(self, schema: Any) -> None:
         super().__init__("http://registry")
         self.requests = 0
         self._schema = schema
 
-    def _asked(self, path: str) -> Any:
+    def _fetch(self, path: str) -> Any:
         self.requests += 1
         return {"schema": json.dumps(self._schema)}
 
@@ -54,7 +54,7 @@ def nested(depth: int) -> bytes:
     ],
     ids=["record", "field", "array", "map"],
 )
-def test_data_that_are_nested_deeply_are_unreadable(schema: Any, before: bytes) -> None:
+def test_deeply_nested_data_are_unreadable(schema: Any, before: bytes) -> None:
     """Without the guard this ends the process: the compiled reader has no limit."""
     with pytest.raises(Unreadable, match="nested too deeply"):
         AvroFormat(Fixed(schema)).decode(HEAD + before + nested(200_000).removeprefix(HEAD))
@@ -88,6 +88,6 @@ def test_an_array_of_items_without_bytes_is_unreadable(items: Any) -> None:
 
 
 @pytest.mark.parametrize("items", ["long", ["null", "long"], {"type": "fixed", "name": "f", "size": 1}], ids=repr)
-def test_an_array_that_announces_more_than_there_is_is_unreadable(items: Any) -> None:
+def test_an_array_that_announces_more_items_than_it_has_is_unreadable(items: Any) -> None:
     with pytest.raises(Unreadable, match="does not match its schema"):
         AvroFormat(Fixed(record({"type": "array", "items": items}))).decode(HEAD + BILLIONS)

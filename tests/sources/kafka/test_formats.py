@@ -1,4 +1,4 @@
-"""What records say: formats, envelopes, and those that cannot be read (U6)."""
+"""The content of records: formats, envelopes, and unreadable records (U6)."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from tests.sources.kafka.kit import (
     faults,
     first,
     new_topic,
-    offered,
-    opened,
+    open_source,
     order,
     positions,
     produce,
     rows,
     table,
+    wait_for_offer,
 )
 from tests.sources.kit import key_of
 
 
-def said(broker: KafkaBroker, records: list[Record], **options: Any) -> tuple[list[dict[str, Any]], list[Fault]]:
+def read_all(broker: KafkaBroker, records: list[Record], **options: Any) -> tuple[list[dict[str, Any]], list[Fault]]:
     """Rows and faults of all records."""
     topic = new_topic(broker)
     produce(broker, topic, records)
-    source = opened(table(broker, topic, **options))
+    source = open_source(table(broker, topic, **options))
     try:
         offers = [offer for _, offer in positions(source)]
         return [row for offer in offers for row in rows(source, offer)], [
@@ -49,15 +49,15 @@ def plain(found: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
     return [tuple(row.values()) for row in found]
 
 
-def test_json_append_keeps_numbers_exact_and_names_whatever_their_case(kafka_broker: KafkaBroker) -> None:
+def test_json_append_keeps_numbers_exact_and_matches_names_in_any_case(kafka_broker: KafkaBroker) -> None:
     records: list[Record] = [(None, b'{"ID": 1, "Name": "a", "amount": 0.10}'), (None, b'{"id": 2, "amount": "7"}')]
-    found, bad = said(kafka_broker, records)
+    found, bad = read_all(kafka_broker, records)
     assert plain(found) == [(1, "a", Decimal("0.10"), 0), (2, None, Decimal("7.00"), 0)]
     assert bad == []
 
 
-def test_u6_a_record_that_cannot_be_read_is_a_fault_of_its_key(kafka_broker: KafkaBroker) -> None:
-    """The key is read from the record's key, so that a value that is no JSON at all still tells whose it was."""
+def test_u6_an_unreadable_record_is_a_fault_of_its_key(kafka_broker: KafkaBroker) -> None:
+    """The key is read from the record's key, so that it is known even if the value is not JSON."""
     records: list[Record] = [
         ({"id": 1}, order(None)),
         ({"id": 2}, b"{nonsense"),
@@ -66,7 +66,7 @@ def test_u6_a_record_that_cannot_be_read_is_a_fault_of_its_key(kafka_broker: Kaf
         (None, order(None)),
         ({"id": 6}, order(None)),
     ]
-    found, bad = said(kafka_broker, records, envelope="upsert")
+    found, bad = read_all(kafka_broker, records, envelope="upsert")
     assert [row["id"] for row in found] == [1, 6]
     assert [(fault.line, key_of(fault), fault.after) for fault in bad] == [
         (1, {"id": 2}, 1),
@@ -79,17 +79,17 @@ def test_u6_a_record_that_cannot_be_read_is_a_fault_of_its_key(kafka_broker: Kaf
     assert bad[0].raw == "{nonsense"
     assert "column 'name'" in bad[1].reason
     assert bad[2].reason.startswith("key:")
-    assert bad[3].reason == "it has no key"
+    assert bad[3].reason == "the record has no key"
 
 
 def test_append_without_a_value_and_with_an_unknown_field(kafka_broker: KafkaBroker) -> None:
     records: list[Record] = [(None, None), (None, {"id": 1, "other": 2}), (None, [1]), (None, order(2))]
-    found, bad = said(kafka_broker, records)
+    found, bad = read_all(kafka_broker, records)
     assert [row["id"] for row in found] == [2]
     assert [fault.line for fault in bad] == [0, 1, 2]
     assert "ignore_extra" in bad[1].reason
     assert bad[1].key is None
-    found, bad = said(kafka_broker, records, ignore_extra="true")
+    found, bad = read_all(kafka_broker, records, ignore_extra="true")
     assert [row["id"] for row in found] == [1, 2]
 
 
@@ -100,7 +100,7 @@ def test_keys_of_every_format(kafka_broker: KafkaBroker, key_format: str, key: b
     records: list[Record] = [(key, {"name": "x", "amount": 1}), (key, None)]
     if key is None:
         records = [(None, order(17))]
-    found, bad = said(kafka_broker, records, envelope="upsert", key_format=key_format)
+    found, bad = read_all(kafka_broker, records, envelope="upsert", key_format=key_format)
     assert not bad
     assert [(row["id"], row[OP]) for row in found] == [(17, 0), (17, 1)][: len(records)]
 
@@ -117,7 +117,7 @@ def test_csv(kafka_broker: KafkaBroker) -> None:
         b"\xff,y,1",
         b"9,e\xc3\xa9,",
     ]
-    found, bad = said(kafka_broker, [(None, line) for line in lines], format="csv")
+    found, bad = read_all(kafka_broker, [(None, line) for line in lines], format="csv")
     assert plain(found) == [
         (1, 'a,"b"', Decimal("2.50"), 0),
         (2, None, Decimal("3.00"), 0),
@@ -129,7 +129,7 @@ def test_csv(kafka_broker: KafkaBroker) -> None:
 
 
 def test_csv_upsert_has_its_key_in_the_key(kafka_broker: KafkaBroker) -> None:
-    found, bad = said(kafka_broker, [(b"1", b"a;2"), (b"2", None)], format="csv", envelope="upsert", delimiter=";")
+    found, bad = read_all(kafka_broker, [(b"1", b"a;2"), (b"2", None)], format="csv", envelope="upsert", delimiter=";")
     assert plain(found) == [(1, "a", Decimal("2.00"), 0), (2, None, None, 1)]
     assert not bad
 
@@ -147,14 +147,14 @@ RAW = pa.schema(
 )
 
 
-def test_raw_records_as_they_are(kafka_broker: KafkaBroker) -> None:
+def test_raw_records_are_unchanged(kafka_broker: KafkaBroker) -> None:
     topic = new_topic(kafka_broker)
     at = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
     headers = [("a", b"1"), ("b", None), ("a", b"2")]
     produce(kafka_broker, topic, [(b"k", b"\xff")], timestamp=int(at.timestamp() * 1000), headers=headers)
     produce(kafka_broker, topic, [(None, b""), (b"\xff", b"x")])
-    source = opened(table(kafka_broker, topic, RAW, (), format="raw"))
-    offer = offered(source, first(source), count=3)
+    source = open_source(table(kafka_broker, topic, RAW, (), format="raw"))
+    offer = wait_for_offer(source, first(source), count=3)
     one, two = rows(source, offer)
     assert one == {
         "key": "k",
@@ -175,7 +175,7 @@ def test_raw_records_as_they_are(kafka_broker: KafkaBroker) -> None:
 
 def test_raw_upsert_deletes_by_tombstone(kafka_broker: KafkaBroker) -> None:
     schema = pa.schema([pa.field("key", pa.binary(), nullable=False), pa.field("value", pa.binary())])
-    found, bad = said(
+    found, bad = read_all(
         kafka_broker, [(b"a", b"1"), (b"a", None)], format="raw", envelope="upsert", schema=schema, key=("key",)
     )
     assert plain(found) == [(b"a", b"1", 0), (b"a", None, 1)]
@@ -206,7 +206,7 @@ def test_debezium(kafka_broker: KafkaBroker, is_wrapped: bool) -> None:
     made: list[Record] = [
         (key if key is None else wrapped(key), value if value is None else wrapped(value)) for key, value in records
     ]
-    found, bad = said(kafka_broker, made, envelope="debezium")
+    found, bad = read_all(kafka_broker, made, envelope="debezium")
     assert [(row["id"], row["name"], row[OP]) for row in found] == [
         (1, "x", 0),
         (2, "x", 0),
@@ -220,7 +220,7 @@ def test_debezium(kafka_broker: KafkaBroker, is_wrapped: bool) -> None:
     assert [(fault.line, key_of(fault)) for fault in bad] == [(8, {"id": 4}), (9, {"id": 5})]
 
 
-def test_debezium_of_a_table_without_a_key_takes_back_whole_rows(kafka_broker: KafkaBroker) -> None:
+def test_debezium_of_a_table_without_a_key_deletes_whole_rows(kafka_broker: KafkaBroker) -> None:
     schema = pa.schema([field.with_nullable(True) for field in ORDERS])
     records: list[Record] = [
         (None, change("c", None, order(1))),
@@ -228,13 +228,13 @@ def test_debezium_of_a_table_without_a_key_takes_back_whole_rows(kafka_broker: K
         (None, change("d", order(1, "y"))),
         (None, change("u", None, order(1, "z"))),
     ]
-    found, bad = said(kafka_broker, records, envelope="debezium", schema=schema, key=())
+    found, bad = read_all(kafka_broker, records, envelope="debezium", schema=schema, key=())
     assert [(row["name"], row[OP]) for row in found] == [("x", 0), ("x", 1), ("y", 0), ("y", 1)]
     assert [fault.line for fault in bad] == [3]
     assert "REPLICA IDENTITY FULL" in bad[0].reason
 
 
-def test_debezium_values_mean_what_their_schema_says(kafka_broker: KafkaBroker) -> None:
+def test_debezium_values_are_converted_by_their_schema(kafka_broker: KafkaBroker) -> None:
     schema = pa.schema(
         [
             pa.field("id", pa.int64(), nullable=False),
@@ -253,21 +253,21 @@ def test_debezium_values_mean_what_their_schema_says(kafka_broker: KafkaBroker) 
     described = {"type": "struct", "fields": [{"field": "after", "type": "struct", "fields": row_schema}]}
     after = {"id": 1, "day": 20454, "at": 1767225600000001, "price": "MDk="}
     records: list[Record] = [({"id": 1}, {"schema": described, "payload": change("c", None, after)})]
-    found, bad = said(kafka_broker, records, envelope="debezium", schema=schema)
+    found, bad = read_all(kafka_broker, records, envelope="debezium", schema=schema)
     assert not bad
     at = datetime(2026, 1, 1, 0, 0, 0, 1)  # noqa: DTZ001 - it has no zone
     assert plain(found) == [(1, date(2026, 1, 1), at, Decimal("123.45"), 0)]
 
 
 def test_debezium_a_truncation_stalls_the_source(kafka_broker: KafkaBroker) -> None:
-    """Passed over, the table would keep rows that are nowhere."""
+    """If the source skipped it, the table would keep rows that no longer exist upstream."""
     with pytest.raises(SourceFailed, match="truncated upstream"):
-        said(kafka_broker, [(None, change("t"))], envelope="debezium")
+        read_all(kafka_broker, [(None, change("t"))], envelope="debezium")
 
 
-def test_all_rows_come_as_columns_of_arrow_whatever_their_number(kafka_broker: KafkaBroker) -> None:
+def test_rows_are_arrow_columns_for_any_number_of_rows(kafka_broker: KafkaBroker) -> None:
     topic = new_topic(kafka_broker, 2)
     produce(kafka_broker, topic, [(None, json.dumps(order(n)).encode(), n % 2) for n in range(20_000)])
-    source = opened(table(kafka_broker, topic))
+    source = open_source(table(kafka_broker, topic))
     assert len(all_rows(source)) == 20_000
     source.close()

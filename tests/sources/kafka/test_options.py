@@ -1,4 +1,4 @@
-"""What is refused before a pipeline starts, with the remedy, and that no secret is said."""
+"""What is refused before a pipeline starts, with the remedy, and that no secret is shown."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from evertide.errors import InvalidInput
 from tests.servers.kafka import PASSWORD, USER, KafkaBroker
-from tests.sources.kafka.kit import all_rows, first, new_topic, opened, order, produce, table
+from tests.sources.kafka.kit import all_rows, first, new_topic, open_source, order, produce, table
 
 
 @pytest.mark.parametrize(
@@ -23,21 +23,21 @@ from tests.sources.kafka.kit import all_rows, first, new_topic, opened, order, p
         ({"format": ""}, "'format' is ''"),
         ({"format": "xml"}, "expected one of 'json'"),
         ({"envelope": "maxwell"}, "expected one of 'append'"),
-        ({"envelope": "upsert", "key": ()}, "needs a PRIMARY KEY"),
-        ({"envelope": "debezium", "format": "csv"}, "never CSV"),
-        ({"envelope": "debezium", "format": "raw"}, "never raw"),
-        ({"key_format": "json", "key": ()}, "needs a PRIMARY KEY"),
+        ({"envelope": "upsert", "key": ()}, "requires a PRIMARY KEY"),
+        ({"envelope": "debezium", "format": "csv"}, "requires the format 'json'"),
+        ({"envelope": "debezium", "format": "raw"}, "requires the format 'json'"),
+        ({"key_format": "json", "key": ()}, "requires a PRIMARY KEY"),
         ({"key_format": "text", "envelope": "upsert", "key": ("id", "name")}, "one column"),
         ({"format": "avro"}, "'schema_registry' is missing"),
         ({"format": "avro", "schema_registry": "ftp://x"}, "expected http://"),
         ({"format": "avro", "schema_registry": "http://u:p@x"}, "schema_registry_auth"),
         ({"format": "csv", "delimiter": "ab"}, "expected one character"),
-        ({"format": "raw"}, "no column 'id', only key, value"),
+        ({"format": "raw"}, "no column 'id'; it has key, value"),
         ({"format": "raw", "schema": pa.schema([("offset", pa.string())]), "key": ()}, "expected BIGINT"),
         ({"format": "raw", "schema": pa.schema([("headers", pa.string())]), "key": ()}, "expected MAP"),
         (
             {"format": "raw", "envelope": "upsert", "schema": pa.schema([("topic", pa.string())]), "key": ("topic",)},
-            "'key'",
+            r"PRIMARY KEY \(key\)",
         ),
         ({"start": "yesterday"}, "expected .*earliest"),
         ({"start": "timestamp:noon"}, "expected .*earliest"),
@@ -52,25 +52,25 @@ from tests.sources.kafka.kit import all_rows, first, new_topic, opened, order, p
         ({"kafka.sasl.password": "${ENV:NO_SUCH_VARIABLE_HERE}"}, "no variable 'NO_SUCH_VARIABLE_HERE'"),
     ],
 )
-def test_an_option_that_means_nothing_is_refused(options: dict[str, Any], why: str) -> None:
+def test_an_invalid_option_is_refused(options: dict[str, Any], why: str) -> None:
     given = {"brokers": "127.0.0.1:1", "topic": "t", **options}
     broker = KafkaBroker.__new__(KafkaBroker)
     broker.port = 1
     with pytest.raises(InvalidInput, match=why) as said:
-        opened(table(broker, **given))
+        open_source(table(broker, **given))
     assert "shop.sql, line 7, table 'orders'" in str(said.value)
     assert "hunter2" not in str(said.value)
 
 
-def test_a_wrong_address_a_missing_topic_and_a_wrong_password(
+def test_a_wrong_address_a_missing_topic_and_a_wrong_password_are_refused(
     kafka_broker: KafkaBroker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
     monkeypatch.setattr("evertide.brokers._PROBE_LIMIT_S", 0.7)
     with pytest.raises(InvalidInput, match=r"no broker answers.*refused.*'127\.0\.0\.1:1'"):
-        opened(table(kafka_broker, "t", brokers="127.0.0.1:1"))
+        open_source(table(kafka_broker, "t", brokers="127.0.0.1:1"))
     with pytest.raises(InvalidInput, match=r"has no topic 'nowhere'; create the topic"):
-        opened(table(kafka_broker, "nowhere"))
+        open_source(table(kafka_broker, "nowhere"))
     topic = new_topic(kafka_broker)
     login = {
         "brokers": kafka_broker.sasl_brokers,
@@ -81,10 +81,10 @@ def test_a_wrong_address_a_missing_topic_and_a_wrong_password(
     }
     monkeypatch.setenv("KAFKA_PASSWORD", f"{PASSWORD}x")
     with pytest.raises(InvalidInput, match="(?i)authentication failed") as said:  # noqa: RUF043 - it is a pattern
-        opened(table(kafka_broker, topic, **login))
+        open_source(table(kafka_broker, topic, **login))
     monkeypatch.setenv("KAFKA_PASSWORD", PASSWORD)
     produce(kafka_broker, topic, [(None, order(1))])
-    source = opened(table(kafka_broker, topic, **login))
+    source = open_source(table(kafka_broker, topic, **login))
     assert [row["id"] for row in all_rows(source)] == [1]
     told = f"{said.value} {caplog.text} {source!r} {vars(source)!r} {first(source)}"
     assert PASSWORD not in told

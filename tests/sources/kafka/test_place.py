@@ -1,4 +1,4 @@
-"""What the journal keeps of a topic: positions and fragments, as they are stored."""
+"""What the journal stores of a topic: positions and fragments, in their stored form."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ import msgspec
 import pytest
 
 from evertide.errors import RecordDamaged, UnsupportedFormat
-from evertide.sources.kafka.place import START, Piece, Range, Records, position_text, read_position
+from evertide.sources.kafka.place import START, OffsetRange, PartitionRecords, TopicPiece, position_text, read_position
 
 POSITION = '{"version":1,"topic_id":"RQeEICEMTyqZi5uOKQGrIw","next":{"0":17,"1":4,"10":0}}'
 PIECE = '{"topic_id":"id","ranges":[[0,5,17,3,"abc"]],"lost":[[1,2,4]]}'
 
 
-def test_positions_are_read_as_they_were_written() -> None:
-    """Of storages that exist: what changes here needs another version."""
+def test_stored_positions_can_be_read() -> None:
+    """From existing storages: a change of these texts needs a new version."""
     assert position_text("RQeEICEMTyqZi5uOKQGrIw", {1: 4, 10: 0, 0: 17}) == POSITION
     assert read_position(POSITION) == ("RQeEICEMTyqZi5uOKQGrIw", {0: 17, 1: 4, 10: 0})
     assert START == '{"version":1,"topic_id":"","next":{}}'
 
 
-def test_fragments_are_read_as_they_were_written() -> None:
-    piece = Piece("id", (Range(0, 5, 17, 3, "abc"),), ((1, 2, 4),))
+def test_stored_fragments_can_be_read() -> None:
+    piece = TopicPiece("id", (OffsetRange(0, 5, 17, 3, "abc"),), ((1, 2, 4),))
     assert msgspec.json.encode(piece).decode() == PIECE
-    assert msgspec.json.decode(PIECE, type=Piece) == piece
+    assert msgspec.json.decode(PIECE, type=TopicPiece) == piece
 
 
 def test_a_position_that_is_damaged_or_of_another_version_is_never_guessed() -> None:
@@ -32,7 +32,7 @@ def test_a_position_that_is_damaged_or_of_another_version_is_never_guessed() -> 
         read_position(POSITION.replace('"version":1', '"version":2'))
 
 
-def test_a_checksum_tells_offsets_keys_and_values_apart() -> None:
+def test_a_checksum_depends_on_offsets_keys_and_values() -> None:
     base: tuple[list[int], list[bytes | None], list[bytes | None]] = ([1, 2], [b"a", None], [b"b", b"c"])
     others = [
         ([1, 3], [b"a", None], [b"b", b"c"]),
@@ -42,6 +42,6 @@ def test_a_checksum_tells_offsets_keys_and_values_apart() -> None:
         ([1, 2], [b"a", None], [b"b", None]),
         ([1, 2], [b"ab", None], [b"", b"c"]),
     ]
-    sums = {Records(0, (), *columns).checksum() for columns in (base, *others)}  # type: ignore[arg-type]
+    sums = {PartitionRecords(0, (), *columns).checksum() for columns in (base, *others)}  # type: ignore[arg-type]
     assert len(sums) == 1 + len(others)
-    assert Records(0, (), *base).checksum() == "18a850e2d1c02e155b4a949ff4947b61"
+    assert PartitionRecords(0, (), *base).checksum() == "18a850e2d1c02e155b4a949ff4947b61"

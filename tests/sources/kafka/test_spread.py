@@ -19,11 +19,21 @@ from evertide.journal.records import Place
 from evertide.sources.contract import Limit, Offer
 from evertide.sources.executors import Distributed, Executors, SparkExecutors, WorkFailed
 from evertide.sources.kafka import source as kafka_source
-from evertide.sources.kafka.place import Piece, Range
+from evertide.sources.kafka.place import OffsetRange, TopicPiece
 from evertide.sources.kafka.source import KafkaSource
-from evertide.sources.kafka.spread import planned
+from evertide.sources.kafka.spread import plan_ranges
 from tests.servers.kafka import KafkaBroker
-from tests.sources.kafka.kit import first, new_topic, offered, opened, order, positions, produce, rows, table
+from tests.sources.kafka.kit import (
+    first,
+    new_topic,
+    open_source,
+    order,
+    positions,
+    produce,
+    rows,
+    table,
+    wait_for_offer,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -33,34 +43,34 @@ LIMIT = Limit(1000, 1 << 20)
 
 @dataclass(frozen=True)
 class Here:
-    """Does all work at once, and knows how often it was asked."""
+    """Does all work at once, and records the number of tasks of each call."""
 
-    asked: list[int]
+    task_counts: list[int]
     are_remote: bool = True
 
     def map(self, work: Callable[[Any], Any], tasks: Sequence[Any]) -> list[Any]:
-        self.asked.append(len(tasks))
+        self.task_counts.append(len(tasks))
         return [work(task) for task in tasks]
 
 
 @pytest.fixture(autouse=True)
-def few_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+def treat_few_records_as_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kafka_source, "_MANY", 20)
 
 
 def spread_source(broker: KafkaBroker, topic: str, workers: Executors, /, **options: str) -> KafkaSource:
-    source = opened(table(broker, topic, **{"executors": "always", **options}))
+    source = open_source(table(broker, topic, **{"executors": "always", **options}))
     assert isinstance(source, KafkaSource)
     assert isinstance(source, Distributed)
     source.distribute(workers)
     return source
 
 
-def pieces(offer: Offer) -> list[Piece]:
-    return [msgspec.json.decode(one.where, type=Piece) for one in offer.fragments if isinstance(one, Place)]
+def pieces(offer: Offer) -> list[TopicPiece]:
+    return [msgspec.json.decode(one.where, type=TopicPiece) for one in offer.fragments if isinstance(one, Place)]
 
 
-def filled(broker: KafkaBroker, count: int = 300) -> str:
+def fill_topic(broker: KafkaBroker, count: int = 300) -> str:
     topic = new_topic(broker, 3)
     records: list[Any] = [({"id": n}, order(n), n % 3) for n in range(count)]
     records[7] = ({"id": 7}, b"{", 1)
@@ -69,13 +79,13 @@ def filled(broker: KafkaBroker, count: int = 300) -> str:
     return topic
 
 
-def test_j4_whoever_reads_finds_the_same(kafka_broker: KafkaBroker, spark: SparkSession) -> None:
-    """Rows, faults, positions, counts and checksums; and what one bound, the other reads again."""
-    topic = filled(kafka_broker)
+def test_j4_driver_and_executors_read_the_same(kafka_broker: KafkaBroker, spark: SparkSession) -> None:
+    """Rows, faults, positions, counts and checksums. Each reads again what the other bound."""
+    topic = fill_topic(kafka_broker)
     far = spread_source(kafka_broker, topic, SparkExecutors(spark), envelope="upsert")
-    near = opened(table(kafka_broker, topic, envelope="upsert"))
+    near = open_source(table(kafka_broker, topic, envelope="upsert"))
     at = first(near)
-    theirs, ours = far.offer(at, LIMIT), offered(near, at, LIMIT, 300)
+    theirs, ours = far.offer(at, LIMIT), wait_for_offer(near, at, LIMIT, 300)
     assert theirs == ours
     [fragment] = ours.fragments
     expected = list(near.read(fragment))
@@ -83,15 +93,15 @@ def test_j4_whoever_reads_finds_the_same(kafka_broker: KafkaBroker, spark: Spark
     assert sum(len(batch.faults) for batch in expected) == 1
     again = spread_source(kafka_broker, topic, SparkExecutors(spark), envelope="upsert")
     assert list(again.read(fragment)) == expected, "by executors of another process"
-    assert far.offer(ours.after, LIMIT) is None, "and the driver goes on by itself where there is little"
+    assert far.offer(ours.after, LIMIT) is None, "the driver reads few records itself"
     produce(kafka_broker, topic, [({"id": 1}, order(1), 0)])
-    assert [row["id"] for row in rows(far, offered(far, ours.after))] == [1]
+    assert [row["id"] for row in rows(far, wait_for_offer(far, ours.after))] == [1]
     for source in (far, near, again):
         source.close()
 
 
-def _kills_itself(flag: str, work: Callable[[Any], Any], task: Any) -> Any:
-    """The first that comes here is gone in the middle of its task, with its process."""
+def _kill_first_task(flag: str, work: Callable[[Any], Any], task: Any) -> Any:
+    """The first task that calls this is killed with its process."""
     try:
         os.close(os.open(flag, os.O_CREAT | os.O_EXCL))
     except FileExistsError:
@@ -108,33 +118,33 @@ class Killing:
     are_remote: bool = True
 
     def map(self, work: Callable[[Any], Any], tasks: Sequence[Any]) -> list[Any]:
-        return self.inner.map(partial(_kills_itself, str(self.flag), work), tasks)
+        return self.inner.map(partial(_kill_first_task, str(self.flag), work), tasks)
 
 
-def test_an_executor_that_is_lost_in_the_middle_is_replaced(
+def test_an_executor_that_is_lost_during_a_task_is_replaced(
     kafka_broker: KafkaBroker, spark: SparkSession, tmp_path: Path
 ) -> None:
-    topic = filled(kafka_broker)
+    topic = fill_topic(kafka_broker)
     far = spread_source(kafka_broker, topic, Killing(SparkExecutors(spark), tmp_path / "killed"), envelope="upsert")
-    near = opened(table(kafka_broker, topic, envelope="upsert"))
+    near = open_source(table(kafka_broker, topic, envelope="upsert"))
     at = first(near)
-    assert far.offer(at, LIMIT) == offered(near, at, LIMIT, 300)
+    assert far.offer(at, LIMIT) == wait_for_offer(near, at, LIMIT, 300)
     assert (tmp_path / "killed").exists()
     far.close()
     near.close()
 
 
-def test_what_was_bound_and_differs_is_told_alike(kafka_broker: KafkaBroker) -> None:
-    topic = filled(kafka_broker)
-    near, far = opened(table(kafka_broker, topic)), spread_source(kafka_broker, topic, Here([]))
-    [fragment] = offered(near, first(near), LIMIT, 300).fragments
+def test_changed_records_give_the_same_error_on_executors(kafka_broker: KafkaBroker) -> None:
+    topic = fill_topic(kafka_broker)
+    near, far = open_source(table(kafka_broker, topic)), spread_source(kafka_broker, topic, Here([]))
+    [fragment] = wait_for_offer(near, first(near), LIMIT, 300).fragments
     assert isinstance(fragment, Place)
-    piece = msgspec.json.decode(fragment.where, type=Piece)
+    piece = msgspec.json.decode(fragment.where, type=TopicPiece)
     lied = [msgspec.structs.replace(one, checksum="0" * 32) for one in piece.ranges]
     other = Place(msgspec.json.encode(msgspec.structs.replace(piece, ranges=tuple(lied))).decode())
     said = []
-    for source in (far, opened(table(kafka_broker, topic))):
-        with pytest.raises(SourceChanged, match="expected 100 records in the offsets from 0 to 99") as raised:
+    for source in (far, open_source(table(kafka_broker, topic))):
+        with pytest.raises(SourceChanged, match="offsets 0 to 99 had 100 records") as raised:
             list(source.read(other))
         said.append(str(raised.value))
         source.close()
@@ -142,16 +152,16 @@ def test_what_was_bound_and_differs_is_told_alike(kafka_broker: KafkaBroker) -> 
     near.close()
 
 
-def test_errors_keep_their_words(kafka_broker: KafkaBroker, spark: SparkSession) -> None:
-    """A truncation upstream stalls the source, and no task is tried again for it."""
+def test_errors_of_executors_keep_their_texts(kafka_broker: KafkaBroker, spark: SparkSession) -> None:
+    """A truncation upstream stalls the source, and its task is not retried."""
     topic = new_topic(kafka_broker, 2)
     change = {"before": None, "after": order(1), "op": "c"}
     produce(kafka_broker, topic, [({"id": 1}, change, n % 2) for n in range(60)])
     produce(kafka_broker, topic, [({"id": 1}, {"before": None, "after": None, "op": "t"}, 1)])
-    near = opened(table(kafka_broker, topic, envelope="debezium"))
+    near = open_source(table(kafka_broker, topic, envelope="debezium"))
     far = spread_source(kafka_broker, topic, SparkExecutors(spark), envelope="debezium")
     at = first(near)
-    offer = offered(near, at, LIMIT, 61)
+    offer = wait_for_offer(near, at, LIMIT, 61)
     with pytest.raises(SourceFailed, match="truncated upstream") as here:
         rows(near, offer)
     with pytest.raises(SourceFailed, match="truncated upstream") as there:
@@ -168,8 +178,8 @@ class Broken:
         raise WorkFailed("the cluster is away")
 
 
-def test_executors_that_fail_stall_the_source_only(kafka_broker: KafkaBroker, spark: SparkSession) -> None:
-    topic = filled(kafka_broker)
+def test_failing_executors_stall_only_the_source(kafka_broker: KafkaBroker, spark: SparkSession) -> None:
+    topic = fill_topic(kafka_broker)
     source = spread_source(kafka_broker, topic, Broken())
     with pytest.raises(SourceFailed, match=r"read by Spark's executors.*the cluster is away"):
         source.offer(first(source), LIMIT)
@@ -178,12 +188,12 @@ def test_executors_that_fail_stall_the_source_only(kafka_broker: KafkaBroker, sp
         SparkExecutors(spark).map(lambda number: 1 // number, [0])
 
 
-def test_bytes_are_bounded_and_nothing_is_left_out(kafka_broker: KafkaBroker) -> None:
-    asked: list[int] = []
-    topic = filled(kafka_broker)
-    source = spread_source(kafka_broker, topic, Here(asked))
+def test_bytes_are_bounded_and_no_record_is_skipped(kafka_broker: KafkaBroker) -> None:
+    task_counts: list[int] = []
+    topic = fill_topic(kafka_broker)
+    source = spread_source(kafka_broker, topic, Here(task_counts))
     found = positions(source, Limit(90, 3000), first(source))
-    assert len(asked) > 2
+    assert len(task_counts) > 2
     assert all(offer.rows <= 90 for _, offer in found)
     assert max(offer.rows for _, offer in found) < 60, "3000 bytes are about 40 records"
     ranges = [one for _, offer in found for piece in pieces(offer) for one in piece.ranges]
@@ -194,8 +204,8 @@ def test_bytes_are_bounded_and_nothing_is_left_out(kafka_broker: KafkaBroker) ->
     source.close()
 
 
-def test_offsets_without_records_are_passed(kafka_broker: KafkaBroker) -> None:
-    """A transaction that was taken back, longer than what is read at once: it must not hold up what comes after."""
+def test_offsets_without_records_are_skipped(kafka_broker: KafkaBroker) -> None:
+    """An aborted transaction that is longer than one read must not block the records after it."""
     topic = new_topic(kafka_broker)
     producer = Producer({"bootstrap.servers": kafka_broker.brokers, "transactional.id": topic, "log_level": 0})
     producer.init_transactions(30)
@@ -215,25 +225,27 @@ def test_offsets_without_records_are_passed(kafka_broker: KafkaBroker) -> None:
 @pytest.mark.parametrize(
     ("option", "elsewhere", "expected"), [("auto", True, 1), ("auto", False, 0), ("never", True, 0)]
 )
-def test_who_reads_is_an_option(kafka_broker: KafkaBroker, option: str, elsewhere: bool, expected: int) -> None:
-    """`auto` is for executors that do not take the driver's own processors; by default the driver reads."""
-    asked: list[int] = []
-    topic = filled(kafka_broker)
-    source = spread_source(kafka_broker, topic, Here(asked, elsewhere), executors=option)
-    assert opened(table(kafka_broker, topic))._asked.executors == "never"  # type: ignore[attr-defined]
-    offered(source, first(source), LIMIT, 300)
-    assert len(asked) == expected
+def test_the_option_executors_decides_which_process_reads(
+    kafka_broker: KafkaBroker, option: str, elsewhere: bool, expected: int
+) -> None:
+    """`auto` is for executors that do not use the driver's own processors; by default the driver reads."""
+    task_counts: list[int] = []
+    topic = fill_topic(kafka_broker)
+    source = spread_source(kafka_broker, topic, Here(task_counts, elsewhere), executors=option)
+    assert open_source(table(kafka_broker, topic))._options.executors == "never"  # type: ignore[attr-defined]
+    wait_for_offer(source, first(source), LIMIT, 300)
+    assert len(task_counts) == expected
     source.close()
 
 
-def test_sparks_own_threads_are_not_elsewhere(spark: SparkSession) -> None:
+def test_threads_of_a_local_spark_are_not_remote(spark: SparkSession) -> None:
     assert not SparkExecutors(spark).are_remote
 
 
-def test_the_plan_takes_of_all_partitions_alike() -> None:
+def test_the_plan_reads_all_partitions_evenly() -> None:
     following, begin, end = {0: 5, 1: 0, 2: 7, 3: 2}, dict.fromkeys(range(4), 0), {0: 1000, 1: 10, 2: 7, 3: 500}
-    found = planned(following, begin, end, Limit(100, 1))
-    assert found == [Range(0, 5, 50, 0, ""), Range(1, 0, 10, 0, ""), Range(3, 2, 47, 0, "")]
-    assert planned(following, {**begin, 0: 6}, end, Limit(100, 1)) == [], "an offset that expired is told by others"
-    assert planned(following, begin, {**end, 0: 4}, Limit(100, 1)) == []
-    assert planned(following, begin, following, Limit(100, 1)) == []
+    found = plan_ranges(following, begin, end, Limit(100, 1))
+    assert found == [OffsetRange(0, 5, 50, 0, ""), OffsetRange(1, 0, 10, 0, ""), OffsetRange(3, 2, 47, 0, "")]
+    assert plan_ranges(following, {**begin, 0: 6}, end, Limit(100, 1)) == [], "another check reports an expired offset"
+    assert plan_ranges(following, begin, {**end, 0: 4}, Limit(100, 1)) == []
+    assert plan_ranges(following, begin, following, Limit(100, 1)) == []

@@ -1,4 +1,4 @@
-"""JSON as a whole and record by record: the same rows, bit for bit, and the same faults."""
+"""JSON decoded as a whole and record by record: the same rows, bit for bit, and the same faults."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from evertide.brokers import EnvelopeKind
 from evertide.sources.contract import Rows, TableDeclaration
 from evertide.sources.kafka.formats import JsonFormat
-from evertide.sources.kafka.place import Records
+from evertide.sources.kafka.place import PartitionRecords
 from evertide.sources.kafka.rows import Envelope
 from evertide.sources.kafka.whole_json import WholeJson
 
@@ -162,20 +163,20 @@ def cases(draw: st.DrawFn) -> tuple[list[str], list[bytes | None]]:
     return names, values
 
 
-def declared(names: Sequence[str], key: tuple[str, ...] = (), **defaults: str) -> TableDeclaration:
+def declare(names: Sequence[str], key: tuple[str, ...] = (), **defaults: str) -> TableDeclaration:
     schema = pa.schema([pa.field(name, KINDS[name], nullable=name not in key) for name in names])
     return TableDeclaration("orders", schema, key, "kafka", {}, "shop.sql, line 7", defaults)
 
 
-def decoded(declaration: TableDeclaration, values: list[bytes | None], *, is_whole: bool) -> Rows:
-    records = Records(0, [], list(range(10, 10 + len(values))), [None] * len(values), values)
+def decode(declaration: TableDeclaration, values: list[bytes | None], *, is_whole: bool) -> Rows:
+    records = PartitionRecords(0, [], list(range(10, 10 + len(values))), [None] * len(values), values)
     whole = WholeJson(declaration) if is_whole else None
-    envelope = Envelope(declaration, "append", JsonFormat(declaration.schema), None, whole=whole)
+    envelope = Envelope(declaration, EnvelopeKind.APPEND, JsonFormat(declaration.schema), None, whole=whole)
     return envelope.rows(records, "orders-0")
 
 
 def bits(rows: Rows) -> Any:
-    """So that -0.0 is not 0.0, and a buffer with another text under a NULL is the same."""
+    """Distinguishes -0.0 from 0.0, and ignores a buffer's bytes under NULL."""
     sink = pa.BufferOutputStream()
     table = rows.rows.combine_chunks()
     made = pa.table(
@@ -188,34 +189,34 @@ def bits(rows: Rows) -> Any:
 
 @EXAMPLES
 @given(case=cases(), is_keyed=st.booleans())
-def test_both_ways_give_the_same(case: tuple[list[str], list[bytes | None]], is_keyed: bool) -> None:
+def test_both_ways_give_the_same_result(case: tuple[list[str], list[bytes | None]], is_keyed: bool) -> None:
     names, values = case
-    declaration = declared(names, tuple(names[:1]) if is_keyed else ())
-    assert bits(decoded(declaration, values, is_whole=True)) == bits(decoded(declaration, values, is_whole=False))
+    declaration = declare(names, tuple(names[:1]) if is_keyed else ())
+    assert bits(decode(declaration, values, is_whole=True)) == bits(decode(declaration, values, is_whole=False))
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_every_value_by_itself(name: str) -> None:
-    """Each value in a table of its own column, between two good records."""
-    declaration = declared([name])
+    """Each value in a table of its own column, between two valid records."""
+    declaration = declare([name])
     quoted = [f'"{text}"' for text in TEXTS]
     for text in [*NUMBERS, *quoted, *GOOD[name], "true", "[]", "{}", "null"]:
         values: list[bytes | None] = [b"{}", f'{{"{name}": {text}}}'.encode(), b"{}"]
-        assert bits(decoded(declaration, values, is_whole=True)) == bits(
-            decoded(declaration, values, is_whole=False)
-        ), text
+        assert bits(decode(declaration, values, is_whole=True)) == bits(decode(declaration, values, is_whole=False)), (
+            text
+        )
     for broken in BROKEN:
         several = [b"{}", broken, b"{}"]
-        assert bits(decoded(declaration, [*several], is_whole=True)) == bits(
-            decoded(declaration, [*several], is_whole=False)
+        assert bits(decode(declaration, [*several], is_whole=True)) == bits(
+            decode(declaration, [*several], is_whole=False)
         )
 
 
-def test_the_usual_case_is_read_as_a_whole() -> None:
-    """If it were not, nobody would notice but by the time that it takes."""
-    whole = WholeJson(declared(list(KINDS)))
+def test_the_usual_case_is_decoded_as_a_whole() -> None:
+    """Otherwise only the time would show it."""
+    whole = WholeJson(declare(list(KINDS)))
     for at in range(7):
         fields = ", ".join(f'"{name}": {values[at % len(values)]}' for name, values in GOOD.items())
         assert whole.columns([f"{{{fields}}}".encode()] * 3) is not None, fields
-    assert WholeJson(declared(["id"], id="7")).columns([b"{}"]) is None, "a field that is missing is its default"
+    assert WholeJson(declare(["id"], id="7")).columns([b"{}"]) is None, "a missing field is its default"
     assert whole.columns([]) is None

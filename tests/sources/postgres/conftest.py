@@ -25,7 +25,7 @@ def db(logical_server: LogicalServer, runtime: SystemRuntime) -> Iterator[Databa
 
 @pytest.fixture(scope="module")
 def own_server() -> Iterator[LogicalServer]:
-    """One that may be stopped."""
+    """A server that a test may stop."""
     with running_logical(wal_sender_timeout="2s") as server:
         yield server
 

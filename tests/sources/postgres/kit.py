@@ -18,12 +18,12 @@ from evertide.pipeline.status.status import SourceStatus
 from evertide.pipeline.transaction.table_deltas import ERRORS
 from evertide.runtime import SystemRuntime
 from evertide.settings import Settings
-from evertide.sources.postgres.feed import Feed
 from evertide.sources.postgres.messages import parse_lsn
 from evertide.sources.postgres.positions import Position
+from evertide.sources.postgres.receiver import Receiver
 from evertide.sources.postgres.source import PostgresSource
 from evertide.store.open import Storage
-from evertide.testing.small_engine import SmallEngine
+from tests.kit.small_engine import SmallEngine
 from tests.pipeline.kit import SETTINGS, crash, open_pipeline, rows_of, storage
 from tests.processes import Worker, running
 from tests.sources.postgres.server import Database
@@ -46,7 +46,7 @@ def table(
 
 
 class Feeding:
-    """A pipeline that a test moves on by itself."""
+    """A pipeline whose transactions the test makes."""
 
     def __init__(
         self,
@@ -62,9 +62,9 @@ class Feeding:
         self.runtime = SystemRuntime()
         self.settings = settings
         self.base = base
-        self.pipeline: Pipeline = self._opened()
+        self.pipeline: Pipeline = self._open()
 
-    def _opened(self) -> Pipeline:
+    def _open(self) -> Pipeline:
         return open_pipeline(self.store, SmallEngine(self.declared, []), settings=self.settings, base=self.base)
 
     @property
@@ -76,8 +76,8 @@ class Feeding:
         return Position.of(self.pipeline._context.journal.positions()[self.source.name], self.source.name)
 
     @property
-    def told(self) -> SourceStatus:
-        """What the status says of the source."""
+    def source_status(self) -> SourceStatus:
+        """The status of the source."""
         return next(one for one in self.pipeline.status().sources if one.name == self.source.name)
 
     def rows(self, name: str = "orders") -> list[tuple[Any, ...]]:
@@ -88,7 +88,7 @@ class Feeding:
         return [(row[0], row[1], row[5]) for row in rows_of(self.pipeline, ERRORS)]
 
     def until(self, is_so: Callable[[], bool], wait_s: float = WAIT_S) -> None:
-        """Make transactions until something holds; it must be so in time."""
+        """Make transactions until the condition is true; fail after `wait_s`."""
         deadline_s = self.runtime.monotonic_s() + wait_s
         while not is_so():
             assert self.runtime.monotonic_s() < deadline_s, f"{self.pipeline.status()}"
@@ -96,14 +96,14 @@ class Feeding:
                 self.runtime.sleep_s(0.01)
 
     def wait(self, is_so: Callable[[], bool], wait_s: float = WAIT_S) -> None:
-        """Without making transactions."""
+        """Wait for the condition without making transactions."""
         deadline_s = self.runtime.monotonic_s() + wait_s
         while not is_so():
             assert self.runtime.monotonic_s() < deadline_s
             self.runtime.sleep_s(0.01)
 
     def until_streaming(self) -> None:
-        """And the journal says so: until then, a restart makes the slot anew."""
+        """Wait until the journal has a stream position: before that, a restart creates the slot again."""
         query = "SELECT 1 FROM pg_stat_replication r JOIN pg_replication_slots s ON s.active_pid = r.pid"
         slot = self.source.name
         self.until(lambda: bool(self.db.rows(f"{query} WHERE s.slot_name = '{slot}' AND r.state = 'streaming'")))
@@ -113,7 +113,7 @@ class Feeding:
         self.until(lambda: self.rows(name) == sorted(self.db.rows(query), key=repr))
 
     def until_stalled(self, *words: str, state: str = "stalled") -> str:
-        """Until the source stalls, with these words."""
+        """Wait until the source stalls, with these words in the reason."""
         self.until(lambda: self.source.name in self.pipeline._input_reader.stalled)
         self.until(lambda: all(word in self.pipeline.status().why for word in words))
         status = self.pipeline.status()
@@ -121,19 +121,19 @@ class Feeding:
         return status.why
 
     def crash(self) -> None:
-        """The process is gone: its thread and connections, too. Nothing is told to anybody."""
+        """End the process: its thread and its connections, too. It acknowledges nothing."""
         source = self.source
         source._queue.close()
-        source._feed.stop()
+        source._receiver.stop()
         crash(self.pipeline)
         in_use = f"SELECT 1 FROM pg_replication_slots WHERE slot_name = '{source.name}' AND active"
         self.wait(lambda: not self.db.rows(in_use))  # the server notices a little later
 
-    def again(self, *tables: DeclaredTable) -> None:
+    def restart(self, *tables: DeclaredTable) -> None:
         """Crash, and open the same storage."""
         self.crash()
         self.declared = tables or self.declared
-        self.pipeline = self._opened()
+        self.pipeline = self._open()
 
     def __enter__(self) -> Self:
         return self
@@ -147,30 +147,30 @@ def worker(storage: Path, db: Database, tables: str, *moment: str) -> AbstractCo
     return running("tests.sources.postgres.worker", storage, db.dsn, db.slot, tables, *moment)
 
 
-def counted_sessions(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Gets an entry for each stream that is begun, from now on."""
+def count_sessions(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A list that gets an entry for each stream that begins from now on."""
     sessions: list[str] = []
-    follow = Feed._follow
+    follow = Receiver._follow
 
-    def counted(self: Feed) -> None:
+    def counted(self: Receiver) -> None:
         sessions.append(self._options.slot)
         follow(self)
 
-    monkeypatch.setattr(Feed, "_follow", counted)
+    monkeypatch.setattr(Receiver, "_follow", counted)
     return sessions
 
 
 def bound_lsn(journal: Journal, source: str) -> int:
-    """What the journal says is bound; 0 while there is no stream."""
+    """The position that the journal has as bound; 0 while there is no stream."""
     positions = journal.positions()
     return Position.of(positions[source], source).confirmed if source in positions else 0
 
 
 def check_confirmed(db: Database, bound: int) -> int:
-    """The server never knows of more than the journal has (I10). Where it stands."""
+    """Check that the slot's position is not past what the journal has (I10), and return it."""
     slots = db.rows(f"SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = '{db.slot}'")
     if not slots or not bound:
         return 0
     confirmed = parse_lsn(slots[0][0])
-    assert confirmed <= bound, "the slot was told of something that is not bound"
+    assert confirmed <= bound, "the slot was confirmed past the bound position"
     return confirmed

@@ -1,4 +1,4 @@
-"""A PostgreSQL for logical replication that tests may stop and start again, and what they ask of its databases."""
+"""A PostgreSQL for logical replication that tests may stop and restart, and helpers for its databases."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class LogicalServer:
 
 @contextmanager
 def running_logical(version: str = "", **settings: str) -> Iterator[LogicalServer]:
-    """Of the version that most tests use, or another one."""
+    """In the version that most tests use, or another one."""
     directory = Path(tempfile.mkdtemp(prefix="evertide-pg-"))
     try:
         server = LogicalServer(directory, version)
@@ -100,7 +100,7 @@ def running_logical(version: str = "", **settings: str) -> Iterator[LogicalServe
 
 
 class Database:
-    """A database of its own for a test, and the name of a slot."""
+    """A database for one test, and the name of a slot."""
 
     def __init__(self, server: LogicalServer, name: str) -> None:
         self.server = server
@@ -138,7 +138,7 @@ class Database:
         )
 
     def cut_others(self, spared: psycopg.Connection[Any]) -> None:
-        """The same, but for one."""
+        """End all connections of sources but one."""
         self.run(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
             f" WHERE datname = '{self.name}' AND pid NOT IN (pg_backend_pid(), {spared.info.backend_pid})"

@@ -1,4 +1,4 @@
-"""Messages taken many at a time and one by one: the same rows, the same faults, in the same places."""
+"""Messages decoded many at a time and one by one: the same rows, the same faults, in the same places."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from evertide.sources.contract import OP
-from evertide.sources.postgres.batches import HEAD, WORTHWHILE, new_rows
-from evertide.sources.postgres.transactions import Done, Room
+from evertide.sources.postgres.batches import HEAD, WORTHWHILE, extract_new_rows
+from evertide.sources.postgres.transactions import BufferLimits, CompleteTransactions
 from tests.sources.postgres.test_messages import Memory, begin, commit, insert, relation, transactions
 
 XID = struct.pack(">I", 3)
@@ -33,7 +33,7 @@ def tuple_of(*values: bytes | None) -> bytes:
 
 @st.composite
 def changes(draw: st.DrawFn) -> bytes:
-    """One of the table, or of another one; with the subtransaction's id left out."""
+    """A change of the table, or of another one; without the id of the subtransaction."""
     oid = struct.pack(">I", draw(st.sampled_from([5, 5, 5, 6])))
     kind = draw(st.sampled_from("IIIIIUUmsDT"))
     if kind == "T":
@@ -43,14 +43,14 @@ def changes(draw: st.DrawFn) -> bytes:
         return b"D" + oid + b"K" + tuple_of(key or b"1", None)
     if kind == "m":  # an update of the key
         return b"U" + oid + b"K" + tuple_of(draw(TEXTS) or b"1", None) + b"N" + tuple_of(key, note)
-    if kind == "s":  # one that leaves a value alone
+    if kind == "s":  # an update that omits an unchanged value
         return b"U" + oid + b"N" + struct.pack(">h", 2) + value(key) + b"u"
     return kind.encode() + oid + b"N" + tuple_of(key, note)
 
 
 @st.composite
 def streams(draw: st.DrawFn) -> list[bytes]:
-    """Transactions, small and large, some of them streamed, with subtransactions that are taken back."""
+    """Transactions, small and large, some of them streamed, with subtransactions that are rolled back."""
     found = [begin(50), relation("id", "note"), commit(50)]
     for number in range(draw(st.integers(1, 6))):
         inside = draw(st.lists(changes(), max_size=30))
@@ -72,9 +72,9 @@ def outer(content: bytes) -> bytes:
     return b"w" + struct.pack(">QQq", 1, 1, 0) + content
 
 
-def staged(messages: list[bytes], room: Room, batch: int) -> Any:
-    """What comes out, and how it ends. `batch` 1: one by one."""
-    done: list[Done] = []
+def stage(messages: list[bytes], room: BufferLimits, batch: int) -> Any:
+    """The staged rows and the error at the end. `batch` 1: one by one."""
+    done: list[CompleteTransactions] = []
     staging = Memory()
     several = transactions(done, staging, room=room)
     error = ""
@@ -95,15 +95,15 @@ def staged(messages: list[bytes], room: Room, batch: int) -> Any:
 
 @settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(messages=streams(), batch=st.sampled_from([60, 97, 10_000]))
-def test_both_ways_give_the_same(messages: list[bytes], batch: int) -> None:
-    room = Room(rows=10_000)
-    assert staged(messages, room, batch) == staged(messages, room, 1)
+def test_both_ways_give_the_same_result(messages: list[bytes], batch: int) -> None:
+    room = BufferLimits(rows=10_000)
+    assert stage(messages, room, batch) == stage(messages, room, 1)
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(messages=st.lists(changes().map(lambda one: b"x" * HEAD + one), min_size=1, max_size=80), data=st.data())
-def test_what_is_cut_off_is_left_to_the_slow_way(messages: list[bytes], data: st.DataObject) -> None:
-    """A message that ends too early, or too late, is never taken for a row."""
+def test_truncated_messages_are_decoded_one_by_one(messages: list[bytes], data: st.DataObject) -> None:
+    """A message that is too short or too long is never taken for a row."""
     at = data.draw(st.integers(0, len(messages) - 1))
     length = data.draw(st.integers(1, len(messages[at]) - HEAD))
     broken = [*messages]
@@ -112,24 +112,31 @@ def test_what_is_cut_off_is_left_to_the_slow_way(messages: list[bytes], data: st
     longer[at] = messages[at] + b"\0"
     for several in (broken, longer):
         if several[at] != messages[at]:
-            assert at in new_rows(several, is_streamed=False)[1]
+            assert at in extract_new_rows(several, is_streamed=False)[1]
+
+
+def test_a_truncated_last_message_is_no_row() -> None:
+    """No bytes follow the last message: its end must be compared, not limited."""
+    whole = b"x" * HEAD + insert("1", "note")
+    for length in range(HEAD + 6, len(whole)):
+        assert extract_new_rows([whole, whole[:length]], is_streamed=False)[1] == [1], length
 
 
 def test_rows_are_staged_as_soon_as_there_are_enough() -> None:
-    """And none of a batch is forgotten, whatever the room."""
+    """And no row of a batch is lost, for any room."""
     rows = [insert(str(number), "x") for number in range(1000)]
     messages = [begin(100), relation("id", "note"), *rows, commit(100)]
-    tables, _, _, _ = staged(messages, Room(rows=300), 10_000)
+    tables, _, _, _ = stage(messages, BufferLimits(rows=300), 10_000)
     assert [len(table) for table in tables] == [300, 300, 300, 100]
     assert [row["id"] for table in tables for row in table] == list(range(1000))
-    assert [len(table) for table in staged(messages, Room(bytes=20_000), 10_000)[0]] != [1000]
+    assert [len(table) for table in stage(messages, BufferLimits(bytes=20_000), 10_000)[0]] != [1000]
 
 
-def test_few_messages_are_not_worth_it() -> None:
+def test_few_messages_are_decoded_one_by_one() -> None:
     """Both ways are used, and a row keeps its place among those of the other way."""
     many = [insert(str(number), "many") for number in range(WORTHWHILE)]
     messages = [begin(100), relation("id", "note"), insert("-1", "few"), *many, insert("-2", "few"), commit(100)]
-    done: list[Done] = []
+    done: list[CompleteTransactions] = []
     staging = Memory()
     several = transactions(done, staging)
     several.take_all([outer(one) for one in messages[:3]])
@@ -142,16 +149,16 @@ def test_few_messages_are_not_worth_it() -> None:
     assert isinstance(table, pa.Table)
 
 
-def test_columns_that_change_places_in_the_middle_are_followed() -> None:
+def test_a_change_of_the_order_of_columns_is_followed() -> None:
     rows = [[insert(str(number), "x"), insert("x", str(number))] for number in range(60)]
     messages = [begin(100), relation("id", "note"), *(one for one, _ in rows)]
     messages += [relation("note", "id"), *(other for _, other in rows), commit(100)]
-    [table], _, _, _ = staged(messages, Room(), 10_000)
+    [table], _, _, _ = stage(messages, BufferLimits(), 10_000)
     assert [(row["id"], row["note"]) for row in table] == [(number, "x") for number in range(60)] * 2
 
 
-def test_a_transaction_that_is_streamed_in_between_keeps_its_rows_to_itself() -> None:
-    """Rows of the same table, in the same messages, on both sides of those of a transaction that is still open."""
+def test_rows_of_an_interleaved_streamed_transaction_stay_separate() -> None:
+    """Rows of the same table, in the same messages, before and after those of a transaction that is still open."""
     xid = struct.pack(">I", 3)
     few = [
         [insert(str(100 * part + number), "x", xid=xid if part == 1 else b"") for number in range(30)]
@@ -160,6 +167,6 @@ def test_a_transaction_that_is_streamed_in_between_keeps_its_rows_to_itself() ->
     messages = [begin(50), relation("id", "note"), *few[0], commit(50)]
     messages += [b"S" + xid + b"\1", relation("id", "note", xid=xid), *few[1], b"E"]
     messages += [begin(100), *few[2], commit(100), b"c" + struct.pack(">IbQQq", 3, 0, 200, 208, 0)]
-    both = [[row["id"] for row in table] for table in staged(messages, Room(), 10_000)[0]]
+    both = [[row["id"] for row in table] for table in stage(messages, BufferLimits(), 10_000)[0]]
     assert both == [[*range(30), *range(200, 230)], [*range(100, 130)]]
-    assert staged(messages, Room(), 10_000) == staged(messages, Room(), 1)
+    assert stage(messages, BufferLimits(), 10_000) == stage(messages, BufferLimits(), 1)

@@ -1,4 +1,4 @@
-"""pgoutput, byte by byte, and what is made of it without a server: repeats, and errors in the middle."""
+"""pgoutput, byte by byte, and its decoding without a server: repeats, and errors in the middle."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pytest
 
-from evertide.errors import InvalidInput, SourceFailed
+from evertide.errors import SourceFailed, Unexpected
 from evertide.journal.records import Staged
 from evertide.postgres import TableName
 from evertide.sources.contract import DELETE, OP, TRUNCATE, UPSERT, TableDeclaration
-from evertide.sources.postgres.catalog import RemoteColumn, Target
+from evertide.sources.postgres.catalog import RemoteColumn, UpstreamTable
 from evertide.sources.postgres.messages import (
     UNCHANGED,
     Begin,
-    Change,
     Commit,
     Keepalive,
-    Relation,
+    RelationMessage,
+    RowChange,
     StreamAbort,
     StreamCommit,
     Truncate,
     decode,
+    decode_keepalive,
+    decode_new_row,
+    encode_status,
+    format_lsn,
     is_data,
-    keepalive,
-    lsn_of,
-    lsn_text,
-    new_row,
     parse_lsn,
-    status_update,
+    read_lsn,
 )
 from evertide.sources.postgres.server import Address
-from evertide.sources.postgres.transactions import Done, Room, Transactions
+from evertide.sources.postgres.transactions import BufferLimits, CompleteTransactions, TransactionAssembler
 from evertide.sources.postgres.types import PgType
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("note", pa.string())])
@@ -70,43 +70,43 @@ def insert(*values: str | None, xid: bytes = b"") -> bytes:
     return b"I" + xid + struct.pack(">I", 5) + b"N" + row(*values)
 
 
-def test_every_message() -> None:
+def test_every_message_is_decoded() -> None:
     assert decode(begin(9), is_streamed=False) == Begin(9, 946684800.0, 7)
     assert decode(commit(9), is_streamed=False) == Commit(9, 17, 946684801.0)
     found = decode(relation("id", "note"), is_streamed=False)
-    assert isinstance(found, Relation)
+    assert isinstance(found, RelationMessage)
     assert (found.oid, found.name, found.identity) == (5, ("public", "orders"), "d")
     assert [(column.name, column.type_oid, column.is_identity) for column in found.columns] == [
         ("id", 20, True),
         ("note", 25, False),
     ]
     update = b"U" + struct.pack(">I", 5) + b"K" + row("1", None) + b"N" + struct.pack(">h", 2) + text("2") + b"u"
-    assert decode(update, is_streamed=False) == Change(5, [b"1", None], [b"2", UNCHANGED])
+    assert decode(update, is_streamed=False) == RowChange(5, [b"1", None], [b"2", UNCHANGED])
     delete = b"D" + struct.pack(">II", 3, 5) + b"O" + row("1", "x")
-    assert decode(delete, is_streamed=True) == Change(5, [b"1", b"x"], None, is_old_whole=True, xid=3)
+    assert decode(delete, is_streamed=True) == RowChange(5, [b"1", b"x"], None, is_old_whole=True, xid=3)
     assert decode(b"T" + struct.pack(">iBII", 2, 1, 5, 6), is_streamed=False) == Truncate((5, 6))
     assert decode(b"A" + struct.pack(">II", 3, 4), is_streamed=False) == StreamAbort(3, 4)
     streamed = b"c" + struct.pack(">IbQQq", 3, 0, 9, 17, 0)
     assert decode(streamed, is_streamed=False) == StreamCommit(3, 9, 17, 946684800.0)
     for ignored in (b"O" + b"\0" * 9, b"Y\0\0\0\5x\0y\0", b"M\0"):
         assert decode(ignored, is_streamed=False) is None
-    assert new_row(insert("1", None, xid=b"\0\0\0\3"), is_streamed=True) == (3, 5, [b"1", None])
-    assert new_row(update, is_streamed=False) is None
-    with pytest.raises(InvalidInput, match="not known"):
+    assert decode_new_row(insert("1", None, xid=b"\0\0\0\3"), is_streamed=True) == (3, 5, [b"1", None])
+    assert decode_new_row(update, is_streamed=False) is None
+    with pytest.raises(Unexpected, match="unknown kind"):
         decode(b"?", is_streamed=False)
-    with pytest.raises(InvalidInput, match="not known"):
+    with pytest.raises(Unexpected, match="unknown kind"):
         decode(b"I" + struct.pack(">I", 5) + b"N" + struct.pack(">h", 1) + b"b", is_streamed=False)
 
 
 def test_outer_messages_and_positions() -> None:
     data, life = b"w" + struct.pack(">QQq", 5, 6, 0) + b"B", b"k" + struct.pack(">Qqb", 6, 0, 1)
-    assert (is_data(data), lsn_of(data)) == (True, 5)
-    assert (is_data(life), keepalive(life)) == (False, Keepalive(6, wants_reply=True))
-    with pytest.raises(InvalidInput, match="not known"):
-        keepalive(b"z")
+    assert (is_data(data), read_lsn(data)) == (True, 5)
+    assert (is_data(life), decode_keepalive(life)) == (False, Keepalive(6, wants_reply=True))
+    with pytest.raises(Unexpected, match="unknown kind"):
+        decode_keepalive(b"z")
     assert parse_lsn("1/A0") == (1 << 32) | 0xA0
-    assert lsn_text(parse_lsn("16/B374D848")) == "16/B374D848"
-    told = struct.unpack(">cQQQqb", status_update(9, 5, 946684801.0, wants_reply=True))
+    assert format_lsn(parse_lsn("16/B374D848")) == "16/B374D848"
+    told = struct.unpack(">cQQQqb", encode_status(9, 5, 946684801.0, wants_reply=True))
     assert told == (b"r", 9, 5, 5, 1_000_000, 1)
 
 
@@ -131,31 +131,36 @@ class Memory:
             self.dropped.append(fragment.key)
 
 
-def transactions(done: list[Done], staging: Memory, after: int = 0, room: Room = Room()) -> Transactions:  # noqa: B008 - frozen
+def transactions(
+    done: list[CompleteTransactions],
+    staging: Memory,
+    after: int = 0,
+    room: BufferLimits = BufferLimits(),  # noqa: B008 - frozen
+) -> TransactionAssembler:
     declaration = TableDeclaration("orders", SCHEMA, ("id",), "postgres", {}, "shop.sql:1")
     columns = (
         RemoteColumn("id", "id", pa.int64(), PgType("int8", "bigint"), "20:-1", is_key=True, is_nullable=False),
         RemoteColumn("note", "note", pa.string(), PgType("text", "text"), "25:-1", is_key=False, is_nullable=True),
     )
-    target = Target(declaration, TableName("public", "orders"), columns, is_partitioned=False)
+    upstream = UpstreamTable(declaration, TableName("public", "orders"), columns, is_partitioned=False)
     address = Address("", str, "evertide", "here")
     known = {"public.orders": {"id": "20:-1", "note": "25:-1"}}
-    return Transactions(address, [target], staging, done.append, after=after, columns=known, room=room)
+    return TransactionAssembler(address, [upstream], staging, done.append, after=after, columns=known, room=room)
 
 
-def staged(done: list[Done], staging: Memory) -> list[tuple[int, int | None]]:
+def staged(done: list[CompleteTransactions], staging: Memory) -> list[tuple[int, int | None]]:
     tables = [staging.kept[fragment.key] for each in done for fragment in each.fragments]
     return [(each[OP], each["id"]) for one in tables for each in one.to_pylist()]
 
 
-def take(several: Transactions, *messages: bytes) -> None:
+def take(several: TransactionAssembler, *messages: bytes) -> None:
     for message in messages:
         several.take(message)
 
 
-def test_j10_what_was_bound_is_dropped() -> None:
-    """Both transactions come again; the position is the end of the first. Without it, rows would be bound twice."""
-    done: list[Done] = []
+def test_j10_bound_transactions_are_dropped() -> None:
+    """Both transactions are sent again; the position is the end of the first. Without it, rows would be bound twice."""
+    done: list[CompleteTransactions] = []
     staging = Memory()
     several = transactions(done, staging, after=108)
     take(several, begin(100), relation("id", "note"), insert("1", "a"), commit(100))
@@ -166,9 +171,11 @@ def test_j10_what_was_bound_is_dropped() -> None:
     assert several.after == 116
 
 
-def test_what_came_before_a_transaction_that_cannot_be_taken_is_kept() -> None:
-    """The relation changes in the middle of the second one: its first row must not come, that of the first one must."""
-    done: list[Done] = []
+def test_transactions_before_an_unreadable_one_are_kept() -> None:
+    """The relation changes in the middle of the second transaction: its first row must be dropped, that of the first
+    kept.
+    """
+    done: list[CompleteTransactions] = []
     staging = Memory()
     several = transactions(done, staging)
     take(several, begin(100), relation("id", "note"), insert("1", "a"), commit(100), begin(200), insert("2", "b"))
@@ -179,8 +186,8 @@ def test_what_came_before_a_transaction_that_cannot_be_taken_is_kept() -> None:
     assert staged(done, staging) == [(UPSERT, 1)]
 
 
-def test_a_relation_that_changes_in_a_streamed_transaction_counts_at_its_commit() -> None:
-    done: list[Done] = []
+def test_a_relation_that_changes_in_a_streamed_transaction_applies_at_its_commit() -> None:
+    done: list[CompleteTransactions] = []
     staging = Memory()
     xid = struct.pack(">I", 3)
     start, stop = b"S" + xid + b"\1", b"E"
@@ -194,12 +201,12 @@ def test_a_relation_that_changes_in_a_streamed_transaction_counts_at_its_commit(
         take(several, b"c" + struct.pack(">IbQQq", 3, 0, 200, 208, 0))
 
 
-def test_t7_what_was_staged_of_an_aborted_transaction_is_dropped_at_once() -> None:
+def test_t7_staged_rows_of_an_aborted_transaction_are_dropped_at_once() -> None:
     """It may be large, and the process may live for long."""
-    done: list[Done] = []
+    done: list[CompleteTransactions] = []
     staging = Memory()
     xid = struct.pack(">I", 3)
-    several = transactions(done, staging, room=Room(rows=2))
+    several = transactions(done, staging, room=BufferLimits(rows=2))
     take(several, b"S" + xid + b"\1", relation("id", "note", xid=xid))
     take(several, *(insert(str(number), "x", xid=xid) for number in range(5)), b"E")
     assert len(staging.kept) == 2
@@ -208,10 +215,10 @@ def test_t7_what_was_staged_of_an_aborted_transaction_is_dropped_at_once() -> No
     assert several._streamed == {}
 
 
-def test_all_streamed_transactions_together_have_only_so_much_room() -> None:
-    done: list[Done] = []
+def test_all_streamed_transactions_together_are_bounded() -> None:
+    done: list[CompleteTransactions] = []
     staging = Memory()
-    several = transactions(done, staging, room=Room(open_bytes=3000))
+    several = transactions(done, staging, room=BufferLimits(open_bytes=3000))
     for number in range(50):
         xid = struct.pack(">I", number + 1)
         take(
@@ -224,7 +231,7 @@ def test_all_streamed_transactions_together_have_only_so_much_room() -> None:
 
 
 def test_a_key_that_moves_and_a_truncate_are_rows_in_order() -> None:
-    done: list[Done] = []
+    done: list[CompleteTransactions] = []
     staging = Memory()
     several = transactions(done, staging)
     moved = b"U" + struct.pack(">I", 5) + b"K" + row("1", None) + b"N" + row("2", "b")

@@ -1,4 +1,4 @@
-"""The network fails, the server restarts, the pipeline is slow: nothing is lost, and the status says what is wrong."""
+"""The network fails, the server restarts, the pipeline is slow: no data is lost, and the status reports the problem."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import psycopg
 import pytest
 
 from tests.pipeline.kit import storage
-from tests.sources.postgres.kit import ORDERS_SQL, Feeding, bound_lsn, check_confirmed, counted_sessions, table
+from tests.sources.postgres.kit import ORDERS_SQL, Feeding, bound_lsn, check_confirmed, count_sessions, table
 from tests.sources.postgres.server import Database, LogicalServer
 
 
-def test_connections_that_are_cut_again_and_again(db: Database) -> None:
+def test_repeatedly_cut_connections_lose_nothing(db: Database) -> None:
     db.run(ORDERS_SQL)
     with Feeding(db, table(db, fragment_rows="100")) as f:
         for number in range(8):
@@ -28,8 +28,10 @@ def test_connections_that_are_cut_again_and_again(db: Database) -> None:
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGQUIT])
-def test_a_server_that_restarts(own: Database, how: signal.Signals) -> None:
-    """In order, or not. A server that ends in order waits for us to confirm all that it sent: so we do, soon."""
+def test_a_server_restart_loses_nothing(own: Database, how: signal.Signals) -> None:
+    """A regular stop or a crash. A server that stops regularly waits until the client has confirmed all that it sent,
+    so the client must confirm soon.
+    """
     own.run(ORDERS_SQL, "INSERT INTO orders VALUES (1, 'a', 1)")
     with Feeding(own, table(own, idle_interval="60")) as f:
         f.until_equal()
@@ -40,7 +42,7 @@ def test_a_server_that_restarts(own: Database, how: signal.Signals) -> None:
         own.connection.close()
         stopping = _stopping(own.server, how)
         f.until(lambda: not stopping.is_alive(), 15)
-        f.until_stalled("does not go on", state="reconnecting")
+        f.until_stalled("PostgreSQL", state="reconnecting")
         assert f.source.problems
         own.server.start(wal_sender_timeout="2s")
         own.reconnect()
@@ -56,7 +58,7 @@ def _stopping(server: LogicalServer, how: signal.Signals) -> threading.Thread:
     return thread
 
 
-def test_a_server_that_is_away_at_the_start_stalls_only_this_source(own: Database) -> None:
+def test_a_server_that_is_unreachable_at_the_start_stalls_only_this_source(own: Database) -> None:
     own.run(ORDERS_SQL, "INSERT INTO orders VALUES (1, 'a', 1)")
     own.connection.close()
     own.server.stop()
@@ -68,11 +70,12 @@ def test_a_server_that_is_away_at_the_start_stalls_only_this_source(own: Databas
 
 
 def test_a_pipeline_that_is_slow_does_not_lose_its_connection(own: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server ends connections that are silent for five seconds; for longer than that nothing is read here.
+    """The server ends connections that are silent for five seconds, and the pipeline reads nothing for longer than
+    that.
 
-    Without status updates while the queue is full, the stream would be begun again and again.
+    Without status updates while the queue is full, the stream would be restarted again and again.
     """
-    sessions = counted_sessions(monkeypatch)
+    sessions = count_sessions(monkeypatch)
     own.run(ORDERS_SQL, f'ALTER DATABASE "{own.name}" SET wal_sender_timeout = 5000')
     with Feeding(own, table(own, fragment_rows="100")) as f:
         f.until(lambda: f.position.at == "stream")
@@ -82,36 +85,38 @@ def test_a_pipeline_that_is_slow_does_not_lose_its_connection(own: Database, mon
             own.run(f"INSERT INTO orders SELECT i, repeat('x', 500), 1 FROM generate_series({first}, {first + 1999}) i")
         f.runtime.sleep_s(7)
         waiting = sum(entry.rows for entry in f.source._queue._entries)
-        assert waiting <= 8000, "the queue is not bounded"  # some transactions may come in one batch
+        assert waiting <= 8000, "the queue is not bounded"  # several transactions may arrive in one batch
         f.until(lambda: len(f.rows()) == 30_000)
         assert len(sessions) == 1
 
 
-def test_a_slot_that_cannot_be_made_yet_is_told_and_does_not_hold_up_the_end(
+def test_a_slot_that_waits_for_open_transactions_is_reported_and_does_not_delay_close(
     db: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The server waits for a transaction that somebody left open. In silence, nobody would know."""
-    monkeypatch.setattr("evertide.sources.postgres.feed._MAKING_S", 0.2)
+    """The server waits for a transaction that another client left open. Without the report the reason would be
+    unknown.
+    """
+    monkeypatch.setattr("evertide.sources.postgres.receiver._MAKING_S", 0.2)
     db.run(ORDERS_SQL, "INSERT INTO orders VALUES (1, 'a', 1)")
     with psycopg.connect(db.dsn) as other:
         other.execute("INSERT INTO orders VALUES (2, 'b', 2)")
         with Feeding(db) as f:
-            f.until_stalled("waits for transactions that are open")
+            f.until_stalled("when all transactions that are open")
             began_s = f.runtime.monotonic_s()
         assert f.runtime.monotonic_s() - began_s < 5
         with Feeding(db, store=storage()) as f:
-            f.until_stalled("waits for transactions that are open")
+            f.until_stalled("when all transactions that are open")
             other.commit()
             f.until_equal()
 
 
-def test_a_table_that_leaves_the_publication_is_noticed(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The stream says nothing of it: without a look at the catalog, its changes would be missing in silence."""
-    monkeypatch.setattr("evertide.sources.postgres.follower._CHECK_S", 0.2)
+def test_a_table_removed_from_the_publication_is_detected(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stream does not report it: without reading the catalog, its changes would be missing silently."""
+    monkeypatch.setattr("evertide.sources.postgres.session._CHECK_S", 0.2)
     db.run(ORDERS_SQL, "CREATE TABLE lines (id bigint PRIMARY KEY, customer text, amount bigint)")
     with Feeding(db, table(db), table(db, name="lines")) as f:
         f.until_streaming()
         db.run(f"ALTER PUBLICATION {db.slot} DROP TABLE lines")
-        f.until_stalled("does not have public.lines")
+        f.until_stalled("lacks public.lines")
         db.run(f"ALTER PUBLICATION {db.slot} ADD TABLE lines", "INSERT INTO lines VALUES (1, 'a', 1)")
         f.until_equal("SELECT id, customer, amount FROM lines", "lines")

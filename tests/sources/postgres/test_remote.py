@@ -1,4 +1,4 @@
-"""A server that is reached over the network: TCP, a password, TLS with a certificate that is verified."""
+"""A server that is reached over the network: TCP, a password, TLS with a verified certificate."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def far(far_server: LogicalServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
     made = make_certificate(tmp_path_factory.mktemp("tls"), "localhost")
     if made is None:
-        pytest.skip("there is no openssl, which makes the certificate")
+        pytest.skip("there is no openssl, which creates the certificate")
     return made
 
 
@@ -58,7 +58,7 @@ def orders(port: int, **options: str) -> DeclaredTable:
 
 
 def check_flows(far: Database, declared: DeclaredTable) -> None:
-    """First content, changes, and a connection that is cut."""
+    """Initial content, changes, and a cut connection."""
     with Feeding(far, declared) as f:
         f.until_equal()
         far.run("INSERT INTO orders VALUES (2, 'b', 2)", "DELETE FROM orders WHERE id = 1")
@@ -66,7 +66,7 @@ def check_flows(far: Database, declared: DeclaredTable) -> None:
         far.cut()
         far.run("INSERT INTO orders VALUES (3, 'c', 3)")
         f.until_equal()
-        f.until(lambda: f.told.lag is not None and f.told.lag.bytes == 0)
+        f.until(lambda: f.source_status.lag is not None and f.source_status.lag.bytes == 0)
         assert PASSWORD not in repr(f.pipeline.status())
 
 
@@ -79,11 +79,11 @@ def check_refused(far: Database, declared: DeclaredTable, *words: str) -> None:
     assert far.rows("SELECT 1 FROM pg_replication_slots WHERE slot_name = 'far'") == []
 
 
-def test_tcp_with_a_password(far: Database) -> None:
+def test_the_source_reads_over_tcp_with_a_password(far: Database) -> None:
     check_flows(far, orders(far.server.port))
 
 
-def test_a_wrong_password_is_refused_before_anything_starts_and_not_told(
+def test_a_wrong_password_is_refused_before_the_start_and_not_shown(
     far: Database, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -98,16 +98,16 @@ def test_a_wrong_password_is_refused_before_anything_starts_and_not_told(
     assert "wrong-" not in caplog.text
 
 
-def test_tls_with_a_certificate_that_is_verified(far: Database, certificate: Certificate) -> None:
+def test_the_source_reads_over_tls_with_a_verified_certificate(far: Database, certificate: Certificate) -> None:
     with tls_front(far.server.port, certificate) as port:
         check_flows(far, orders(port, sslmode="verify-full", sslrootcert=str(certificate.certificate)))
 
 
 @pytest.mark.parametrize("host", ["localhost", "elsewhere.example"])
-def test_a_certificate_of_somebody_else_is_refused(
+def test_a_certificate_of_another_server_is_refused(
     far: Database, certificate: Certificate, tmp_path: Path, host: str
 ) -> None:
-    """Not trusted, or of another name: no server is away here, and waiting would not help."""
+    """Not trusted, or of another name: the server is reachable, and waiting would not help."""
     other = make_certificate(tmp_path, host)
     assert other is not None
     trusted = certificate if host == "localhost" else other
@@ -116,5 +116,5 @@ def test_a_certificate_of_somebody_else_is_refused(
         check_refused(far, orders(port, **options), "certificate")
 
 
-def test_a_server_without_tls_is_refused_if_it_is_asked_for(far: Database) -> None:
+def test_a_server_without_tls_is_refused_if_tls_is_required(far: Database) -> None:
     check_refused(far, orders(far.server.port, sslmode="require"), "does not support SSL")

@@ -1,6 +1,6 @@
-"""What a source of PostgreSQL says of itself: how far behind it is, that it connects again, that its slot is at risk.
+"""The status of a PostgreSQL source: its lag, reconnections, and a slot at risk.
 
-The pipeline is often left waiting here: then nothing is offered, and only the source knows.
+The pipeline often waits here: then nothing is offered, and only the source knows its state.
 """
 
 from __future__ import annotations
@@ -19,36 +19,36 @@ from evertide.runtime import SystemRuntime
 from evertide.shard.shard import Shards
 from evertide.sources.contract import Lag, Monitored
 from evertide.sources.postgres.gauge import Gauge
-from evertide.testing import ManualRuntime
 from tests.cli.kit import document, evertide
-from tests.sources.postgres.kit import ORDERS_SQL, Feeding, counted_sessions, table, worker
+from tests.kit.runtime import ManualRuntime
+from tests.sources.postgres.kit import ORDERS_SQL, Feeding, count_sessions, table, worker
 from tests.sources.postgres.server import Database, running_logical
 
 
 @pytest.fixture(autouse=True)
-def often(monkeypatch: pytest.MonkeyPatch) -> None:
+def poll_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("evertide.sources.postgres.gauge._LOOK_S", 0.05)
 
 
-def from_elsewhere(f: Feeding) -> SourceStatus:
-    """What another process says, that has the storage only."""
+def read_status_elsewhere(f: Feeding) -> SourceStatus:
+    """The status that another process reads from the storage."""
     shards = Shards(f.store.blob, f.store.meta, runtime=f.runtime, settings=f.settings)
     status = read_status(f.store, shards, f.pipeline._context.journal, f.pipeline._context.checkpoints)
     return next(one for one in status.sources if one.name == f.source.name)
 
 
-def telling(f: Feeding) -> SourceReporter:
+def reporter_of(f: Feeding) -> SourceReporter:
     return f.pipeline._leader_tasks._reporter
 
 
 def is_caught_up(f: Feeding) -> bool:
-    return f.told.lag == Lag(bytes=0, seconds=0.0)
+    return f.source_status.lag == Lag(bytes=0, seconds=0.0)
 
 
-def test_lag_grows_with_what_is_not_bound_and_goes_back_to_nothing(db: Database) -> None:
+def test_lag_grows_with_unbound_input_and_returns_to_zero(db: Database) -> None:
     db.run(ORDERS_SQL, "INSERT INTO orders VALUES (1, 'a', 1)")
     with Feeding(db) as f:
-        assert f.told.lag == Lag(), "nothing is known before there is a stream"
+        assert f.source_status.lag == Lag(), "the lag is unknown before there is a stream"
         f.until_equal()
         f.until(lambda: is_caught_up(f))
         db.run("INSERT INTO orders SELECT i, repeat('x', 100), 1 FROM generate_series(2, 1001) i")
@@ -57,13 +57,13 @@ def test_lag_grows_with_what_is_not_bound_and_goes_back_to_nothing(db: Database)
         before = f.source.lag.bytes or 0
         db.run("INSERT INTO orders SELECT i, repeat('x', 100), 1 FROM generate_series(1002, 2001) i")
         f.wait(lambda: (f.source.lag.bytes or 0) > before + 100_000)
-        assert (f.told.state, f.told.problems) == ("running", ())
+        assert (f.source_status.state, f.source_status.problems) == ("running", ())
         f.until_equal()
         f.until(lambda: is_caught_up(f))
 
 
-def test_lag_counts_what_the_server_has_and_has_not_sent(db: Database) -> None:
-    """A queue that is full takes nothing: by what arrived alone, the lag would stay as it is."""
+def test_lag_counts_input_that_the_server_has_not_sent(db: Database) -> None:
+    """A full queue accepts nothing: by the received data alone, the lag would not grow."""
     db.run(ORDERS_SQL)
     with Feeding(db, table(db, fragment_rows="100")) as f:
         f.until_streaming()
@@ -74,63 +74,65 @@ def test_lag_counts_what_the_server_has_and_has_not_sent(db: Database) -> None:
             first = number * 1000
             db.run(f"INSERT INTO orders SELECT i, repeat('x', 100), 1 FROM generate_series({first}, {first + 999}) i")
         f.wait(lambda: (f.source.lag.bytes or 0) > 1_000_000)
-        assert f.source._feed.sent - f.source._queue.bound.confirmed < 1_000_000
+        assert f.source._receiver.sent - f.source._queue.bound.confirmed < 1_000_000
         f.source._queue._rows_max = 100_000
         f.until_equal()
 
 
-def test_a_connection_that_is_cut_is_made_again_and_told_of(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also while the pipeline waits, and by another process. Before: as long as nothing was offered, nobody knew."""
+def test_a_lost_connection_is_reported_and_reopened(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also while the pipeline waits, and for another process. Without this the problem showed only with the
+    next offer.
+    """
     db.run(ORDERS_SQL, "INSERT INTO orders VALUES (1, 'a', 1)")
     with Feeding(db) as f:
         f.until_equal()
         f.until(lambda: is_caught_up(f))
         assert isinstance(f.source, Monitored)
-        telling(f).once()
-        assert (from_elsewhere(f).state, from_elsewhere(f).tables) == ("running", ("orders",))
+        reporter_of(f).write_if_changed()
+        assert (read_status_elsewhere(f).state, read_status_elsewhere(f).tables) == ("running", ("orders",))
         f.pipeline.pause()
-        monkeypatch.setattr("evertide.sources.postgres.feed._BACKOFF_S", (2.0, 2.0))
+        monkeypatch.setattr("evertide.sources.postgres.receiver._BACKOFF_S", (2.0, 2.0))
         before_s = f.runtime.wall_s()
         db.cut()
-        f.wait(lambda: f.told.state == "reconnecting")
-        [problem] = f.told.problems
+        f.wait(lambda: f.source_status.state == "reconnecting")
+        [problem] = f.source_status.problems
         assert (problem.state, problem.error_code) == ("reconnecting", "source_away")
-        assert "does not go on" in problem.why
+        assert problem.error_code == "source_away"
         assert "Evertide reconnects" in problem.remedy
         assert before_s <= problem.since_s <= f.runtime.wall_s()
         assert problem.wait_s is not None
         assert 1.0 <= problem.wait_s <= 2.0
-        assert f.told.lag == Lag(), "without a connection, nobody knows"
-        telling(f).once()
-        there = from_elsewhere(f)
+        assert f.source_status.lag == Lag(), "the lag is unknown without a connection"
+        reporter_of(f).write_if_changed()
+        there = read_status_elsewhere(f)
         assert there.state == "reconnecting"
         assert (there.problems[0].why, there.problems[0].wait_s) == (problem.why, None)
         assert there.told_at_s is not None
         db.run("INSERT INTO orders VALUES (2, 'b', 2)")
-        f.wait(lambda: f.told.state == "running")
+        f.wait(lambda: f.source_status.state == "running")
         f.wait(lambda: (f.source.lag.bytes or 0) > 0)
-        telling(f).once()
-        assert from_elsewhere(f).state == "running"
+        reporter_of(f).write_if_changed()
+        assert read_status_elsewhere(f).state == "running"
         f.pipeline.resume()
         f.until_equal()
         f.until(lambda: is_caught_up(f))
         assert f.pipeline.status().state == "running"
 
 
-def test_evertide_status_beside_a_process_whose_server_goes_and_comes_back(
+def test_status_of_another_process_shows_a_server_that_stops_and_restarts(
     own: Database, tmp_path: Path, runtime: SystemRuntime
 ) -> None:
-    """Two processes, and the command itself: what it says is a few seconds old at most."""
+    """Two processes, and the command itself: its output is at most a few seconds old."""
     own.run("CREATE TABLE notes (text text)", "ALTER TABLE notes REPLICA IDENTITY FULL")
     storage = tmp_path / "s"
 
-    def told() -> dict[str, Any]:
+    def read_status_by_command() -> dict[str, Any]:
         found: dict[str, Any] = document(evertide("status", "--storage", storage, "--json"))
         return next(one for one in found["sources"] if one["name"] == own.slot)
 
     def until(is_so: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
         deadline_s = runtime.monotonic_s() + 40
-        while not is_so(found := told()):
+        while not is_so(found := read_status_by_command()):
             assert runtime.monotonic_s() < deadline_s, found
             runtime.sleep_s(0.1)
         return found
@@ -147,11 +149,11 @@ def test_evertide_status_beside_a_process_whose_server_goes_and_comes_back(
         own.reconnect()
         own.run("INSERT INTO notes VALUES ('a')")
         until(lambda found: found["state"] == "running" and not found["problems"])
-    until(lambda found: found["state"] == "stopped" and found["tables"] == ["notes"])  # it was killed
+    until(lambda found: found["state"] == "stopped" and found["tables"] == ["notes"])  # the process was killed
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGQUIT])
-def test_a_server_that_restarts_while_the_pipeline_waits(own: Database, how: signal.Signals) -> None:
+def test_a_server_restart_while_the_pipeline_waits_is_reported(own: Database, how: signal.Signals) -> None:
     own.run(ORDERS_SQL, "INSERT INTO orders VALUES (1, 'a', 1)")
     with Feeding(own) as f:
         f.until_equal()
@@ -159,23 +161,23 @@ def test_a_server_that_restarts_while_the_pipeline_waits(own: Database, how: sig
         f.pipeline.pause()
         own.connection.close()
         own.server.stop(how)
-        f.wait(lambda: f.told.state == "reconnecting")
-        since_s, tries = f.told.problems[0].since_s, f.source._feed._failures
-        f.wait(lambda: f.source._feed._failures > tries + 1)
-        assert f.told.problems[0].since_s == since_s, "it is the same outage"
+        f.wait(lambda: f.source_status.state == "reconnecting")
+        since_s, tries = f.source_status.problems[0].since_s, f.source._receiver._failures
+        f.wait(lambda: f.source._receiver._failures > tries + 1)
+        assert f.source_status.problems[0].since_s == since_s, "it is the same outage"
         own.server.start(wal_sender_timeout="2s")
         own.reconnect()
         own.run("INSERT INTO orders VALUES (2, 'b', 2)")
-        f.wait(lambda: f.told.state == "running")
+        f.wait(lambda: f.source_status.state == "running")
         f.wait(lambda: (f.source.lag.seconds or 0) > 0)
-        assert f.told.problems == ()
+        assert f.source_status.problems == ()
         f.pipeline.resume()
         f.until_equal()
         f.until(lambda: is_caught_up(f))
 
 
-def test_a_server_that_refuses_is_no_server_that_is_away(db: Database) -> None:
-    """Waiting does not end it: an operator has to act, and the state says so."""
+def test_a_server_that_refuses_is_not_reported_as_unreachable(db: Database) -> None:
+    """It does not end by waiting: an operator has to act, and the state says so."""
     db.run(ORDERS_SQL)
     user = f"u_{db.name}"
     db.run(f"CREATE USER {user} SUPERUSER")
@@ -184,29 +186,29 @@ def test_a_server_that_refuses_is_no_server_that_is_away(db: Database) -> None:
             f.until_streaming()
             db.run(f"ALTER USER {user} NOLOGIN")
             db.cut()
-            f.wait(lambda: f.told.state == "stalled")
-            [problem] = f.told.problems
+            f.wait(lambda: f.source_status.state == "stalled")
+            [problem] = f.source_status.problems
             assert "not permitted to log in" in problem.why
             assert problem.error_code == "source_failed"
             db.run(f"ALTER USER {user} LOGIN")
-            f.wait(lambda: f.told.state == "running")
+            f.wait(lambda: f.source_status.state == "running")
     finally:
         db.run(f"DROP OWNED BY {user}", f"DROP USER {user}")
 
 
 def test_a_table_that_was_dropped_is_named(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("evertide.sources.postgres.follower._CHECK_S", 0.1)
+    monkeypatch.setattr("evertide.sources.postgres.session._CHECK_S", 0.1)
     db.run(ORDERS_SQL, "CREATE TABLE lines (id bigint PRIMARY KEY, customer text, amount bigint)")
     with Feeding(db, table(db), table(db, name="lines")) as f:
         f.until_streaming()
-        assert f.told.tables == ("orders", "lines")
+        assert f.source_status.tables == ("orders", "lines")
         f.pipeline.pause()
         db.run("DROP TABLE lines")
-        f.wait(lambda: f.told.state == "stalled")
-        assert "public.lines" in f.told.problems[0].why
+        f.wait(lambda: f.source_status.state == "stalled")
+        assert "public.lines" in f.source_status.problems[0].why
 
 
-def test_a_slot_that_is_about_to_be_lost_is_told_while_there_is_time() -> None:
+def test_a_slot_at_risk_is_a_warning() -> None:
     with running_logical(max_slot_wal_keep_size="160MB", min_wal_size="32MB", max_wal_size="32MB") as server:
         db = Database(server, "risk")
         try:
@@ -214,50 +216,48 @@ def test_a_slot_that_is_about_to_be_lost_is_told_while_there_is_time() -> None:
             with Feeding(db) as f:
                 f.until_streaming()
                 f.until(lambda: is_caught_up(f))
-                assert not f.told.problems
-                db.run("INSERT INTO orders VALUES (1, 'a', 1)")  # not bound, so the slot stays where it is
+                assert not f.source_status.problems
+                db.run("INSERT INTO orders VALUES (1, 'a', 1)")  # not bound, so the slot does not advance
                 for _ in range(4):
                     db.run("INSERT INTO orders SELECT max(id) + 1, 'b', 2 FROM orders", "SELECT pg_switch_wal()")
-                f.wait(lambda: bool(f.told.problems))
-                problem = f.told.problems[0]
+                f.wait(lambda: bool(f.source_status.problems))
+                problem = f.source_status.problems[0]
                 assert (problem.state, problem.error_code) == ("warning", "slot_at_risk")
-                assert "the replication slot 'risk' is " in problem.why
+                assert "replication slot 'risk' is " in problem.why
                 assert "max_slot_wal_keep_size" in problem.remedy
-                assert f.told.state == "running", "it goes on, for now"
+                assert f.source_status.state == "running", "the source continues, for now"
                 f.until_equal()
                 db.run("SELECT pg_switch_wal()", "CHECKPOINT")
-                f.until(lambda: f.told.problems == ())
+                f.until(lambda: f.source_status.problems == ())
         finally:
             db.close()
 
 
-def test_what_measures_may_lose_its_connection_and_the_stream_goes_on(
-    db: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sessions = counted_sessions(monkeypatch)
+def test_the_stream_continues_if_the_gauge_loses_its_connection(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    sessions = count_sessions(monkeypatch)
     db.run(ORDERS_SQL)
     with Feeding(db) as f:
         f.until_streaming()
         f.until(lambda: is_caught_up(f))
-        f.until(lambda: f.source._feed.gauge.reached > 0)
-        measuring = f.source._feed.gauge._connection
+        f.until(lambda: f.source._receiver.gauge.reached > 0)
+        measuring = f.source._receiver.gauge._connection
         assert measuring is not None
         db.run(f"SELECT pg_terminate_backend({measuring.info.backend_pid})")
-        f.until(lambda: f.source._feed.gauge._connection not in (None, measuring))
+        f.until(lambda: f.source._receiver.gauge._connection not in (None, measuring))
         f.until(lambda: is_caught_up(f))
         assert len(sessions) == 1
 
 
-def test_what_was_written_and_is_not_sent_for_long_counts_as_behind(db: Database) -> None:
-    """While the server decodes, no commit is seen whose age could be told."""
+def test_input_that_stays_unsent_counts_as_lag(db: Database) -> None:
+    """While the server decodes, the source sees no commit whose age it could report."""
     db.run("SELECT pg_create_logical_replication_slot('" + db.slot + "', 'pgoutput')", ORDERS_SQL)
     with Feeding(db, table(db, snapshot="none")) as f:
         runtime = ManualRuntime()
-        gauge = Gauge(f.source._feed._server, db.slot, runtime)
+        gauge = Gauge(f.source._receiver._server, db.slot, runtime)
         try:
             gauge.look(0)
             assert gauge.reached > 0
-            assert gauge.behind_s(0) == 0, "it may be on its way"
+            assert gauge.behind_s(0) == 0, "it may be in flight"
             runtime.advance_s(10)
             gauge.look(0)
             assert gauge.behind_s(0) == pytest.approx(10)
@@ -267,7 +267,7 @@ def test_what_was_written_and_is_not_sent_for_long_counts_as_behind(db: Database
         assert gauge.reached == 0
 
 
-def test_no_connection_is_left(db: Database) -> None:
+def test_close_leaves_no_connection(db: Database) -> None:
     db.run(ORDERS_SQL)
     with Feeding(db) as f:
         f.until_streaming()

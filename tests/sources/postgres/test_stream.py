@@ -1,4 +1,4 @@
-"""What happens to rows upstream happens to the table: inserts, updates, deletes, truncates; in whole transactions."""
+"""Changes upstream are applied to the table: inserts, updates, deletes, truncates; in whole transactions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BODY = pa.schema([ID, ("body", pa.string()), ("note", pa.string())])
 LARGE = "string_agg(md5(i::text), '') FROM generate_series(1, 400) i"
 
 
-def test_first_content_then_changes(db: Database) -> None:
+def test_the_snapshot_is_followed_by_changes(db: Database) -> None:
     db.run(ORDERS_SQL, "INSERT INTO orders VALUES (1, 'ann', 10), (2, NULL, 20), (3, '', 30)")
     with Feeding(db) as f:
         f.until_equal()
@@ -26,7 +26,7 @@ def test_first_content_then_changes(db: Database) -> None:
 
 
 def test_u5_the_last_change_of_a_key_wins(db: Database) -> None:
-    """In one upstream transaction. Without the order, a row that was deleted would be there, or two of one key."""
+    """In one upstream transaction. Without the order, a deleted row would stay, or a key occur twice."""
     db.run(ORDERS_SQL)
     with Feeding(db) as f, db.connection.transaction():
         db.run("INSERT INTO orders VALUES (1, 'a', 1)", "UPDATE orders SET amount = 2", "DELETE FROM orders")
@@ -56,8 +56,8 @@ def test_truncate_empties_the_table_in_the_middle_of_a_transaction(db: Database)
         f.until(lambda: f.rows() == [])
 
 
-def test_large_values_that_an_update_leaves_alone(db: Database) -> None:
-    """The stream does not repeat them. Without looking them up, each such update would make them NULL."""
+def test_large_values_that_an_update_does_not_change_are_kept(db: Database) -> None:
+    """The stream does not repeat them. Without a lookup, each such update would make them NULL."""
     db.run("CREATE TABLE orders (id bigint PRIMARY KEY, body text, note text)")
     db.run("ALTER TABLE orders ALTER body SET STORAGE EXTERNAL")
     db.run(*(f"INSERT INTO orders SELECT {key}, {LARGE}" for key in (1, 2, 3)))
@@ -75,7 +75,7 @@ def test_large_values_that_an_update_leaves_alone(db: Database) -> None:
         assert all(len(row[1]) == 400 * 32 for row in f.rows())
 
 
-def test_large_values_with_the_whole_old_row(db: Database) -> None:
+def test_large_values_are_taken_from_the_whole_old_row(db: Database) -> None:
     db.run("CREATE TABLE orders (id bigint PRIMARY KEY, body text, note text)")
     db.run("ALTER TABLE orders ALTER body SET STORAGE EXTERNAL", "ALTER TABLE orders REPLICA IDENTITY FULL")
     db.run(f"INSERT INTO orders SELECT 1, {LARGE}")
@@ -85,7 +85,7 @@ def test_large_values_with_the_whole_old_row(db: Database) -> None:
         f.until_equal("SELECT id, body, note FROM orders")
 
 
-def test_a_table_without_a_key(db: Database) -> None:
+def test_a_table_without_a_key_follows_changes(db: Database) -> None:
     db.run("CREATE TABLE notes (text text)", "ALTER TABLE notes REPLICA IDENTITY FULL")
     db.run("INSERT INTO notes VALUES ('a'), ('a'), ('b'), (NULL)")
     notes = table(db, pa.schema([("text", pa.string())]), "notes", key=())
@@ -113,7 +113,7 @@ def test_tables_of_one_slot_are_one_source_and_see_whole_transactions(db: Databa
         f.until(lambda: len(f.rows("lines")) == 20)
 
 
-def test_partitions_and_a_subset_of_columns_whatever_their_case(db: Database) -> None:
+def test_partitions_and_a_subset_of_columns_in_any_case(db: Database) -> None:
     db.run('CREATE TABLE orders (id bigint, "Customer" text, hidden int, PRIMARY KEY (id)) PARTITION BY RANGE (id)')
     db.run(
         "CREATE TABLE low PARTITION OF orders FOR VALUES FROM (0) TO (10)",
@@ -126,9 +126,11 @@ def test_partitions_and_a_subset_of_columns_whatever_their_case(db: Database) ->
         f.until_equal('SELECT id, "Customer" FROM orders')
 
 
-def test_x19_what_happens_to_one_partition_by_itself_is_told(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The stream says nothing of it. A TRUNCATE warns, a partition that is gone stalls, also after a restart."""
-    monkeypatch.setattr("evertide.sources.postgres.follower._CHECK_S", 0.1)
+def test_x19_changes_of_a_single_partition_are_reported(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stream does not report it. A TRUNCATE is a warning, a missing partition stalls the source, also after a
+    restart.
+    """
+    monkeypatch.setattr("evertide.sources.postgres.session._CHECK_S", 0.1)
     db.run("CREATE TABLE orders (id bigint PRIMARY KEY, customer text, amount bigint) PARTITION BY RANGE (id)")
     for number in range(3):
         db.run(f"CREATE TABLE part_{number} PARTITION OF orders FOR VALUES {bounds(number)}")
@@ -142,30 +144,30 @@ def test_x19_what_happens_to_one_partition_by_itself_is_told(db: Database, monke
             "INSERT INTO orders VALUES (1, 'y', 1), (11, 'y', 1)",
         )
         f.until_equal()
-        f.until(lambda: "part_3" in f.source._feed._partition_names.values())
-        f.until(lambda: not f.told.problems)  # the catalog may have the TRUNCATE before the stream
+        f.until(lambda: "part_3" in f.source._receiver._partition_names.values())
+        f.until(lambda: not f.source_status.problems)  # the catalog may have the TRUNCATE before the stream
         db.run("TRUNCATE part_1")
-        f.until(lambda: bool(f.told.problems))
-        [problem] = f.told.problems
+        f.until(lambda: bool(f.source_status.problems))
+        [problem] = f.source_status.problems
         assert (problem.state, problem.error_code) == ("warning", "partition_rewritten")
         assert "part_1 of public.orders was truncated or rewritten" in problem.why
         db.run("INSERT INTO orders VALUES (2, 'z', 2)")
         f.until(lambda: (2, "z", 2) in f.rows())
-        f.again()
-        f.until(lambda: bool(f.told.problems))
+        f.restart()
+        f.until(lambda: bool(f.source_status.problems))
         f.crash()
         db.run("ALTER TABLE orders DETACH PARTITION part_2")
-        f.pipeline = f._opened()
+        f.pipeline = f._open()
         f.until_stalled("was detached or dropped upstream", "with the oid", "partitions 'keep'")
-        f.again(table(db, partitions="keep"))
+        f.restart(table(db, partitions="keep"))
         db.run("INSERT INTO orders VALUES (3, 'z', 3)")
         f.until(lambda: (3, "z", 3) in f.rows())
-        assert not f.told.problems
-        f.again(table(db))
+        assert not f.source_status.problems
+        f.restart(table(db))
         f.until_streaming()
-        assert not f.told.problems
+        assert not f.source_status.problems
         db.run("DROP TABLE part_3")
-        f.until_stalled("its partition part_3 was detached or dropped")
+        f.until_stalled("partition part_3 was detached or dropped")
 
 
 def partitioned(db: Database, *parts: int) -> None:
@@ -178,16 +180,16 @@ def bounds(number: int) -> str:
     return f"FROM ({number * 10}) TO ({number * 10 + 10})"
 
 
-def warned(f: Feeding) -> list[str]:
-    return [problem.error_code for problem in f.told.problems]
+def warnings_of(f: Feeding) -> list[str]:
+    return [problem.error_code for problem in f.source_status.problems]
 
 
 @pytest.mark.parametrize("parts", [1, 2])
-def test_x19_partitions_that_are_all_truncated_one_by_one(
+def test_x19_truncates_of_all_partitions_one_by_one_are_reported(
     db: Database, monkeypatch: pytest.MonkeyPatch, parts: int
 ) -> None:
     """A TRUNCATE of the table changes all files as well, and is in the stream."""
-    monkeypatch.setattr("evertide.sources.postgres.follower._CHECK_S", 0.1)
+    monkeypatch.setattr("evertide.sources.postgres.session._CHECK_S", 0.1)
     partitioned(db, *range(parts))
     db.run("INSERT INTO orders VALUES (1, 'x', 1)")
     with Feeding(db) as f:
@@ -195,25 +197,27 @@ def test_x19_partitions_that_are_all_truncated_one_by_one(
         f.until_streaming()
         db.run("TRUNCATE orders", "INSERT INTO orders VALUES (2, 'y', 2)")
         f.until_equal()
-        f.until(lambda: bool(f.source._feed._partitions) and not warned(f))
+        f.until(lambda: bool(f.source._receiver._partitions) and not warnings_of(f))
         db.run("INSERT INTO orders VALUES (3, 'z', 3)")
         f.until_equal()
         assert f.position.partitions
-        f.again()
+        f.restart()
         f.until_streaming()
-        assert not warned(f)
+        assert not warnings_of(f)
         db.run(*(f"TRUNCATE part_{number}" for number in range(parts)))
-        f.until(lambda: warned(f) == ["partition_rewritten"])
+        f.until(lambda: warnings_of(f) == ["partition_rewritten"])
         assert f.rows() == [(2, "y", 2), (3, "z", 3)]
-        f.again()
-        f.until(lambda: warned(f) == ["partition_rewritten"])
+        f.restart()
+        f.until(lambda: warnings_of(f) == ["partition_rewritten"])
         db.run("TRUNCATE orders")
-        f.until(lambda: not f.rows() and not warned(f))
+        f.until(lambda: not f.rows() and not warnings_of(f))
 
 
-def test_x19_a_partition_that_is_attached_with_rows(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody sends these. Rows that come by way of the table are sent, also in the transaction that makes it."""
-    monkeypatch.setattr("evertide.sources.postgres.follower._CHECK_S", 0.1)
+def test_x19_a_partition_attached_with_rows_is_reported(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server does not send these rows. Rows that are written through the table are sent, also in the transaction
+    that creates it.
+    """
+    monkeypatch.setattr("evertide.sources.postgres.session._CHECK_S", 0.1)
     partitioned(db, 0)
     new = "CREATE TABLE {} (LIKE orders INCLUDING ALL)"
     attach = "ALTER TABLE orders ATTACH PARTITION {} FOR VALUES {}"
@@ -224,48 +228,48 @@ def test_x19_a_partition_that_is_attached_with_rows(db: Database, monkeypatch: p
             db.run("INSERT INTO orders VALUES (1, 'a', 1), (10, 'b', 2)")
         db.run(new.format("part_2"), attach.format("part_2", bounds(2)), "INSERT INTO orders VALUES (20, 'c', 3)")
         f.until_equal()
-        f.until(lambda: {"part_1", "part_2"} <= {*f.source._feed._partition_names.values()})
-        assert not warned(f)
+        f.until(lambda: {"part_1", "part_2"} <= {*f.source._receiver._partition_names.values()})
+        assert not warnings_of(f)
         db.run(new.format("old"), "INSERT INTO old VALUES (30, 'd', 4)", attach.format("old", bounds(3)))
-        f.until(lambda: warned(f) == ["partition_attached"])
-        assert "old of public.orders was attached upstream with rows" in f.told.problems[0].why
-        f.again()
-        f.until(lambda: warned(f) == ["partition_attached"])
+        f.until(lambda: warnings_of(f) == ["partition_attached"])
+        assert "old of public.orders was attached upstream with rows" in f.source_status.problems[0].why
+        f.restart()
+        f.until(lambda: warnings_of(f) == ["partition_attached"])
         db.run("DELETE FROM orders WHERE id = 30")
-        f.until(lambda: not warned(f))
+        f.until(lambda: not warnings_of(f))
         with db.connection.transaction():
             db.run(new.format("bulk"), "INSERT INTO bulk VALUES (40, 'e', 5)", attach.format("bulk", bounds(4)))
-        f.until(lambda: warned(f) == ["partition_attached"])
-        f.again(table(db, partitions="keep"))
+        f.until(lambda: warnings_of(f) == ["partition_attached"])
+        f.restart(table(db, partitions="keep"))
         db.run("INSERT INTO orders VALUES (2, 'f', 6)")
         f.until(lambda: (2, "f", 6) in f.rows())
-        f.again(table(db))
+        f.restart(table(db))
         f.until_streaming()
-        assert not warned(f)
+        assert not warnings_of(f)
         db.run("ALTER TABLE orders DETACH PARTITION part_1")
-        f.until_stalled("its partition part_1 was detached")
+        f.until_stalled("partition part_1 was detached")
         db.run("UPDATE part_1 SET amount = 7", attach.format("part_1", bounds(1)))
-        f.until(lambda: warned(f) == ["partition_attached"])
+        f.until(lambda: warnings_of(f) == ["partition_attached"])
 
 
-def test_x11_a_table_whose_slot_was_away_goes_on(db: Database) -> None:
-    """The slot kept what happened meanwhile; without its position, the source would be refused."""
+def test_x11_a_table_continues_when_its_slot_is_declared_again(db: Database) -> None:
+    """The slot kept the changes of the meantime; without its position, the source would be refused."""
     db.run(ORDERS_SQL, "INSERT INTO orders VALUES (1, 'a', 1), (2, 'b', 2)")
     with Feeding(db) as f:
         f.until_equal()
         declared = f.declared
-        f.again(DeclaredTable("notes", pa.schema([("text", pa.string())])))
+        f.restart(DeclaredTable("notes", pa.schema([("text", pa.string())])))
         f.pipeline.push("notes", [{"text": "x"}])
         f.pipeline.commit()
         db.run("DELETE FROM orders WHERE id = 1", "INSERT INTO orders VALUES (3, 'c', 3)")
         f.pipeline.close()
         f.declared, f.pipeline = declared, None  # type: ignore[assignment]
-        f.pipeline = f._opened()
+        f.pipeline = f._open()
         f.until_equal()
 
 
-def test_t5_an_idle_slot_advances_but_never_past_what_is_bound(db: Database) -> None:
-    """Upstream writes elsewhere. Without the offers of the server's position, the slot would keep all of its log."""
+def test_t5_an_idle_slot_advances_but_never_past_the_bound_position(db: Database) -> None:
+    """Upstream writes to other tables. Without offers of the server's position, the slot would keep the whole log."""
     db.run(ORDERS_SQL, "CREATE TABLE elsewhere (id int)")
     with Feeding(db) as f:
         f.until(lambda: f.position.at == "stream")
@@ -279,7 +283,7 @@ def test_t5_an_idle_slot_advances_but_never_past_what_is_bound(db: Database) -> 
         db.run("INSERT INTO orders VALUES (1, 'a', 1)")
         f.wait(lambda: not f.source._queue.is_empty)
         db.run("INSERT INTO elsewhere SELECT generate_series(1, 1000)")
-        f.runtime.sleep_s(1.5)  # received, and not bound: nothing makes transactions
+        f.runtime.sleep_s(1.5)  # received, but not bound: the pipeline makes no transactions
         assert f.rows() == []
         assert db.value(f"SELECT '{db.confirmed()}'::pg_lsn <= '{before}'::pg_lsn")
         assert (f.source.lag.bytes or 0) > 0
@@ -288,27 +292,25 @@ def test_t5_an_idle_slot_advances_but_never_past_what_is_bound(db: Database) -> 
         f.until(lambda: f.source.lag.seconds == 0)
 
 
-def test_j10_a_transaction_that_was_bound_is_dropped_when_it_comes_again(
-    db: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The crash came between bind and acknowledgement, and the server begins again where it was told last.
+def test_j10_a_bound_transaction_that_is_sent_again_is_dropped(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The crash came between bind and acknowledgement, and the server continues at the last confirmed position.
 
-    Without the comparison with the bound position the unkeyed rows would be there twice.
+    Without the comparison with the bound position the rows, which have no key, would be doubled.
     """
     db.run("CREATE TABLE notes (text text)", "ALTER TABLE notes REPLICA IDENTITY FULL")
     notes = table(db, pa.schema([("text", pa.string())]), "notes", key=(), idle_interval="100")
     with Feeding(db, notes) as f:
         f.until(lambda: f.position.at == "stream")
         f.until_streaming()
-        monkeypatch.setattr("evertide.sources.postgres.stream.Replication.tell", lambda *_, **__: None)
+        monkeypatch.setattr("evertide.sources.postgres.stream.Replication.send_status", lambda *_, **__: None)
         told = db.confirmed()
         for number in range(5):
             db.run(f"INSERT INTO notes VALUES ('{number}')")
         f.until_equal("SELECT text FROM notes", "notes")
         assert db.confirmed() == told
         monkeypatch.undo()
-        started = "evertide.sources.postgres.feed.Replication"
+        started = "evertide.sources.postgres.receiver.Replication"
         monkeypatch.setattr(started, lambda server, slot, publication, _: Replication(server, slot, publication, 0))
-        f.again()
+        f.restart()
         db.run("INSERT INTO notes VALUES ('new')")
         f.until_equal("SELECT text FROM notes", "notes")

@@ -1,6 +1,7 @@
-"""T7: big transactions, streamed while they are open, in between others; what is taken back never arrives.
+"""T7: large transactions, streamed while they are open, interleaved with others; rolled back rows never arrive.
 
-The server streams beyond 64 kB here, and fragments are small, so that everything that happens at gigabytes happens.
+The server streams transactions above 64 kB here, and fragments are small, so that the tests cover all that happens with
+gigabytes.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from evertide.sources.postgres.transactions import Transactions
+from evertide.sources.postgres.transactions import TransactionAssembler
 from tests.sources.postgres.kit import ORDERS_SQL, Feeding, table
 from tests.sources.postgres.server import Database
 
@@ -24,23 +25,25 @@ def big(first: int, mark: int, rows: int = 3000) -> str:
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
-    """How many pieces of streams there were, how many of them were taken back, and the most that was in memory."""
+    """The number of stream pieces, the number of aborts, and the most rows in memory."""
     counts: dict[str, int] = {"pieces": 0, "aborts": 0, "bytes": 0}
-    take = Transactions.take
+    take = TransactionAssembler.take
 
-    def counted(self: Transactions, content: bytes) -> None:
+    def counted(self: TransactionAssembler, content: bytes) -> None:
         counts["pieces"] += content[:1] == b"S"
         counts["aborts"] += content[:1] == b"A"
         take(self, content)
         several = [self._batch, *(one.rows for one in self._streamed.values())]
         counts["bytes"] = max(counts["bytes"], sum(one.bytes for one in several))
 
-    monkeypatch.setattr(Transactions, "take", counted)
+    monkeypatch.setattr(TransactionAssembler, "take", counted)
     return counts
 
 
 def test_t7_interleaved_streamed_transactions_and_late_aborts(db: Database, seen: dict[str, int]) -> None:
-    """Without the drop at the abort, or with rows published before their commit, rows would come that never were."""
+    """Without the drop at the abort, or with rows published before their commit, rows would appear that never
+    existed.
+    """
     db.run(ORDERS_SQL)
     with Feeding(db, table(db, fragment_rows="500")) as f:
         f.until(lambda: f.position.at == "stream")
@@ -58,11 +61,11 @@ def test_t7_interleaved_streamed_transactions_and_late_aborts(db: Database, seen
         assert len(f.rows()) == 3 + 2 * 9000
         assert seen["pieces"] > 20
         assert seen["aborts"] >= 1
-        assert seen["bytes"] < 500_000, "it was in memory, and not in fragments"
+        assert seen["bytes"] < 500_000, "the transaction was in memory, and not in fragments"
 
 
-def test_t7_subtransactions_that_are_rolled_back(db: Database, seen: dict[str, int]) -> None:
-    """Fragments hold rows of several subtransactions; those of one that was taken back are written out of them."""
+def test_t7_rolled_back_subtransactions_are_dropped(db: Database, seen: dict[str, int]) -> None:
+    """Fragments have rows of several subtransactions; those of a rolled back one are removed from them."""
     db.run(ORDERS_SQL, "INSERT INTO orders SELECT i, 'old', 0 FROM generate_series(1, 100) i")
     with Feeding(db, table(db, fragment_rows="700")) as f:
         f.until_equal()
@@ -89,8 +92,8 @@ def test_t7_subtransactions_that_are_rolled_back(db: Database, seen: dict[str, i
         assert seen["aborts"] >= 2
 
 
-def test_t7_a_transaction_far_beyond_the_buffers(db: Database, seen: dict[str, int]) -> None:
-    """40,000 rows of a kilobyte, and at no time more than a fragment of them in memory."""
+def test_t7_a_transaction_far_larger_than_the_buffers_needs_little_memory(db: Database, seen: dict[str, int]) -> None:
+    """40,000 rows of a kilobyte, and never more than a fragment of them in memory."""
     db.run(ORDERS_SQL)
     with Feeding(db, table(db, fragment_rows="500", idle_interval="100")) as f:
         f.until(lambda: f.position.at == "stream")
@@ -116,8 +119,8 @@ def test_a_prepared_transaction_arrives_when_it_is_committed(db: Database) -> No
         f.until_equal()
 
 
-def test_t7_a_crash_while_a_transaction_is_streamed(db: Database) -> None:
-    """What was staged of it is nobody's; the server streams it again. Nothing is missing, nothing is there twice."""
+def test_t7_a_crash_during_a_streamed_transaction_loses_and_doubles_nothing(db: Database) -> None:
+    """Its staged fragments are unbound; the server streams it again. No row is missing or doubled."""
     db.run(ORDERS_SQL)
     with Feeding(db, table(db, fragment_rows="500")) as f:
         f.until(lambda: f.position.at == "stream")
@@ -125,7 +128,7 @@ def test_t7_a_crash_while_a_transaction_is_streamed(db: Database) -> None:
             other.execute(big(1, 1))
             db.run("INSERT INTO orders VALUES (-1, 'x', 0)")
             f.until(lambda: len(f.rows()) == 1)
-            f.again()
+            f.restart()
             other.execute(big(10_000, 2))
             db.run("INSERT INTO orders VALUES (-2, 'x', 0)")
             f.until(lambda: len(f.rows()) == 2)
@@ -135,8 +138,8 @@ def test_t7_a_crash_while_a_transaction_is_streamed(db: Database) -> None:
         assert len(f.rows()) == 2 + 9000
 
 
-def test_many_writers_at_once(db: Database) -> None:
-    """Random transactions, some of them rolled back, on the same keys: in the end both sides are the same."""
+def test_concurrent_writers_give_the_same_content(db: Database) -> None:
+    """Random transactions, some of them rolled back, on the same keys: at the end both sides are equal."""
     db.run(ORDERS_SQL)
     errors: list[Any] = []
 

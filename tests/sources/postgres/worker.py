@@ -1,10 +1,10 @@
-"""A process that runs a pipeline fed from PostgreSQL, until somebody kills it, or it kills itself at a given moment.
+"""A process that runs a pipeline fed from PostgreSQL, until it is killed, or kills itself at a given moment.
 
-    python -m tests.sources.postgres.worker STORAGE DSN SLOT TABLES [MOMENT NUMBER]
+python -m tests.sources.postgres.worker STORAGE DSN SLOT TABLES [MOMENT NUMBER]
 
-TABLES is `notes` (without a key, so that nothing can be there twice unnoticed) or `bench` (those of pgbench). MOMENT is
-one of MOMENTS: at the NUMBER-th time that it comes, the process is gone, as by kill -9. It prints a line for each
-transaction that it committed.
+TABLES is `notes` (without a key, so that no row can be doubled unnoticed) or `bench` (those of pgbench). MOMENT is one
+of MOMENTS: at its NUMBER-th occurrence, the process ends, as by kill -9. It prints a line for each transaction that it
+committed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from evertide.runtime import SystemRuntime
 from evertide.settings import Settings
 from evertide.sources.postgres.positions import Position
 from evertide.store.open import open_storage
-from evertide.testing.small_engine import SmallEngine
+from tests.kit.small_engine import SmallEngine
 
 SETTINGS = Settings(checkpoint_interval_s=0.5, inline_bytes_max=512, rollup_every_diffs=8, transaction_rows_max=2000)
 MOMENTS = ("staged", "bound", "acknowledged", "committed", "next")
@@ -57,7 +57,7 @@ class _Death:
         self._left = number
 
     def comes(self, moment: str) -> bool:
-        """Whether it is now."""
+        """Whether the process must end now."""
         if moment == self._moment:
             self._left -= 1
         return moment == self._moment and self._left == 0
@@ -68,32 +68,32 @@ class _Death:
 
 
 def _arm(death: _Death, dsn: str, slot: str) -> None:
-    """The moments, in their order in a transaction."""
+    """Install the moments, in their order in a transaction."""
     bind, complete, acknowledge = Runner.bind, Runner.complete, InputReader.acknowledge
 
-    def bound(self: Runner, inputs: dict[str, object]) -> Bound:
+    def bind_and_die(self: Runner, inputs: dict[str, object]) -> Bound:
         has_rows = any(given.fragments for given in inputs.values())  # type: ignore[attr-defined]
         if has_rows and death.comes("staged"):
-            SystemRuntime().sleep_s(0.5)  # whoever confirms too much has the time to
+            SystemRuntime().sleep_s(0.5)  # gives a source that confirms too early the time to do so
             os.kill(os.getpid(), signal.SIGKILL)
         made = bind(self, inputs)  # type: ignore[arg-type]
         if has_rows:
             death.at("bound")
         return made
 
-    def acknowledged(self: InputReader, made: Bound, *, is_staged: bool) -> None:
+    def acknowledge_and_die(self: InputReader, made: Bound, *, is_staged: bool) -> None:
         acknowledge(self, made, is_staged=is_staged)
         if is_staged and made.inputs[slot].fragments and death.comes("acknowledged"):
             _await_confirmed(dsn, slot, Position.of(made.inputs[slot].after, slot).lsn)
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def completed(self: Runner, made: Bound, read: object = None) -> None:
+    def complete_and_die(self: Runner, made: Bound, read: object = None) -> None:
         complete(self, made, read)  # type: ignore[arg-type]
         if made.inputs[slot].fragments:
             death.at("committed")
 
-    Runner.bind, Runner.complete = bound, completed  # type: ignore[method-assign,assignment]
-    InputReader.acknowledge = acknowledged  # type: ignore[method-assign,assignment]
+    Runner.bind, Runner.complete = bind_and_die, complete_and_die  # type: ignore[method-assign,assignment]
+    InputReader.acknowledge = acknowledge_and_die  # type: ignore[method-assign,assignment]
 
 
 def _await_confirmed(dsn: str, slot: str, lsn: str) -> None:

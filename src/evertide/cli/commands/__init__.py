@@ -1,6 +1,6 @@
 """The commands, one module per group.
 
-run      `run`, `push`, `checkpoint`, `pause`, `resume`
+run      `run`, `push`, `checkpoint`, `retry`, `pause`, `resume`
 demo     `demo`
 promote  `promote`
 query    `explain`, `query`, `subscribe`

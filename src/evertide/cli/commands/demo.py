@@ -17,12 +17,12 @@ from evertide.cli.commands.query import rows_table
 from evertide.cli.commands.status import collections_table
 from evertide.cli.options import AllowHost, Insecure, Json, Master, TlsCert, TlsClientCa, TlsKey, Tokens
 from evertide.cli.output.live import Watch
-from evertide.cli.output.output import Bars, Output, bytes_text, guarded, table_of
-from evertide.cli.recompute import Compared, recomputed
-from evertide.cli.running.listen_options import listen_options_of
-from evertide.cli.running.observers import observing
-from evertide.cli.running.open_pipeline import opened, stopped_by_signals
-from evertide.cli.running.serve import address_of, served
+from evertide.cli.output.output import Bars, Output, bytes_text, make_table, report_errors
+from evertide.cli.recompute import Comparison, recompute_views
+from evertide.cli.running.listen_options import make_listen_options
+from evertide.cli.running.observers import open_observers
+from evertide.cli.running.open_pipeline import open_for_command, stop_by_signals
+from evertide.cli.running.serve import open_server, serve_pipeline
 from evertide.errors import Diverged
 from evertide.settings import Settings
 
@@ -36,21 +36,24 @@ _SHOWN = "category_prices"
 _STATE_EVERY = 5
 
 
-@guarded
+@report_errors
 def demo(
     *,
-    storage: Annotated[str, typer.Option("--storage", metavar="DIR", help="Where it goes on the next time.")] = (
-        "demo.evertide"
-    ),
+    storage: Annotated[
+        str,
+        typer.Option(
+            "--storage", metavar="DIR", help="The next start with this storage continues where this one ends."
+        ),
+    ] = ("demo.evertide"),
     transactions: Annotated[
         int | None,
-        typer.Option("--transactions", metavar="N", min=1, help="End after so many more, and check all views."),
+        typer.Option("--transactions", metavar="N", min=1, help="End after N more transactions, and check all views."),
     ] = None,
     rate: Annotated[
-        float, typer.Option("--rate", metavar="EVENTS", min=0, help="Events a second; 0: as many as can be.")
+        float, typer.Option("--rate", metavar="EVENTS", min=0, help="Events per second; 0 is as many as possible.")
     ] = 2000,
     listen: Annotated[
-        str, typer.Option("--listen", metavar="HOST:PORT", help="Where its console is; port 0 is any free one.")
+        str, typer.Option("--listen", metavar="HOST:PORT", help="Address of the console; port 0 is any free port.")
     ] = ":0",
     tokens: Tokens = None,
     tls_cert: TlsCert = None,
@@ -61,22 +64,22 @@ def demo(
     master: Master = None,
     is_json: Json = False,
 ) -> None:
-    """Nexmark, live: people, auctions and bids into views of every kind.
+    """Run a live demo: people, auctions and bids (Nexmark), and nine views of them.
 
-    It says where its console is: open that in a browser. Ctrl-C ends it with a checkpoint. End it with `kill -9`, and
-    start it again: it goes on where it was. With --transactions, every view is compared in the end with what Spark
-    computes for it from scratch.
+    Open the console, whose address the command prints, in a browser. Ctrl-C ends the demo with a checkpoint. After any
+    end, even `kill -9`, a new start continues where the last one stopped. With --transactions, every view is compared
+    at the end with what Spark computes from scratch.
 
     Example: evertide demo --rate 5000
     """
     output = Output(is_json=is_json)
     settings = Settings(checkpoint_interval_s=20)
     tls = (tls_cert, tls_key, tls_client_ca)
-    listening = listen_options_of(tokens=tokens, tls=tls, hosts=allow_host, insecure=insecure, settings=settings)
+    listening = make_listen_options(tokens=tokens, tls=tls, hosts=allow_host, insecure=insecure, settings=settings)
     with (
-        address_of(listen, listening) as server,
-        observing(storage, listens=True, traces=False) as watched,
-        opened(
+        open_server(listen, listening) as server,
+        open_observers(storage, listens=True, traces=False) as watched,
+        open_for_command(
             demo_script(rate), storage, output, master=master, settings=settings, observer=watched.observer
         ) as pipeline,
     ):
@@ -84,18 +87,18 @@ def demo(
         if is_json:
             output.line({"event": "opened", "time": before, "views": list(pipeline.definition.views)})
         else:
-            said = f"goes on after transaction {before}" if before > 0 else "a new auction house"
-            output.say(Text(f"{said}; storage {pipeline.storage.root}"))
+            start = f"continuing after transaction {before}" if before > 0 else "a new auction house"
+            output.say(Text(f"{start}; storage {pipeline.storage.root}"))
         watch = _DemoWatch(pipeline, output)
-        serving = served(server, pipeline, output, listening, watched, is_quiet=False)
-        with stopped_by_signals(pipeline, output), serving, watch.drawn():
-            pipeline.run(transactions=transactions, on_transaction=watch.told)
+        serving = serve_pipeline(server, pipeline, output, listening, watched, is_quiet=False)
+        with stop_by_signals(pipeline, output), serving, watch.draw():
+            pipeline.run(transactions=transactions, on_transaction=watch.record)
         if transactions is not None and watch.transactions >= transactions:
             _check(pipeline, output, watch)
         elif is_json:
             output.line({"event": "stopped", "time": pipeline.time, "transactions": watch.transactions})
         else:
-            output.say(Text(f"stopped at time {pipeline.time}; start it again, and it goes on from there"))
+            output.say(Text(f"stopped at time {pipeline.time}; a new start continues from there"))
 
 
 def demo_script(rate: float) -> str:
@@ -111,8 +114,8 @@ class _DemoWatch(Watch):
         self._state = ""
         self._count_state()
 
-    def told(self, time: int, took_s: float) -> None:
-        super().told(time, took_s)
+    def record(self, time: int, took_s: float) -> None:
+        super().record(time, took_s)
         if self.transactions % _STATE_EVERY == 0:
             self._count_state()
 
@@ -128,17 +131,17 @@ class _DemoWatch(Watch):
         yield collections_table(self.status().collections)
         yield ""
         yield rows_table(_SHOWN, self.pipeline.view(_SHOWN).to_arrow().sort_by("category"))
-        yield Text("Ctrl-C ends it; or try kill -9, and start it again", "dim")
+        yield Text("Ctrl-C ends the demo; or try kill -9, and start it again", "dim")
 
 
 def _check(pipeline: Pipeline, output: Output, watch: Watch) -> None:
     time = pipeline.time
     with Bars(output) as bars:
         found = []
-        queries = _queries(pipeline)
-        for one in recomputed(pipeline, queries, time):
+        queries = _list_queries(pipeline)
+        for one in recompute_views(pipeline, queries, time):
             found.append(one)
-            bars.told("check", len(found), len(queries))
+            bars.show("check", len(found), len(queries))
     if output.is_json:
         views = [{"view": one.view, "rows": one.rows, "is_same": one.is_same} for one in found]
         counts = {"transactions": watch.transactions, "rows": watch.rows}
@@ -147,22 +150,23 @@ def _check(pipeline: Pipeline, output: Output, watch: Watch) -> None:
         _show(output, found, watch)
     for one in found:
         if not one.is_same:
-            expected = f"{len(one.missing)} rows that are not there, as {one.missing[:1]}"
-            surplus = f"{len(one.surplus)} rows that should not be there, as {one.surplus[:1]}"
-            raise Diverged(where=f"view {one.view!r}", time=time, expected=expected, found=surplus)
+            surplus = f"{len(one.surplus)} too many, such as {one.surplus[:1]}"
+            missing = f"{len(one.missing)} missing, such as {one.missing[:1]}"
+            difference = f"other rows than Spark computes from scratch: {surplus}; {missing}"
+            raise Diverged(where=f"view {one.view!r}", time=time, expected="", found=difference)
 
 
-def _show(output: Output, found: list[Compared], watch: Watch) -> None:
+def _show(output: Output, found: list[Comparison], watch: Watch) -> None:
     output.say(watch.line())
     rows = [
         (one.view, f"{one.rows:,}", Text("the same", "green") if one.is_same else Text("not the same", "red"))
         for one in found
     ]
     output.say()
-    output.say(table_of("Against Spark from scratch", ("view", "rows", "content"), rows, right=("rows",)))
+    output.say(make_table("Compared with Spark from scratch", ("view", "rows", "content"), rows, right=("rows",)))
 
 
-def _queries(pipeline: Pipeline) -> dict[str, str]:
+def _list_queries(pipeline: Pipeline) -> dict[str, str]:
     """The queries of the materialized views, by name."""
     from evertide.pipeline.spark_engine import SparkEngine  # noqa: PLC0415 - pyspark
     from evertide.plan.program.statements import ViewStatement  # noqa: PLC0415 - pyspark

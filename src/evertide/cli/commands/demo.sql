@@ -35,7 +35,7 @@ SELECT auction, bidder, CAST(price AS DECIMAL(20, 2)) * 0.908 AS euros, upper(ch
 FROM bid
 WHERE price > 50000000;
 
--- Inner join: who sells in a category, in three states.
+-- Inner join: sellers in a category, in three states.
 CREATE MATERIALIZED VIEW local_sellers AS
 SELECT p.name, p.city, p.state, a.id AS auction
 FROM auction a JOIN person p ON a.seller = p.id
@@ -83,7 +83,7 @@ SELECT
 FROM bid
 GROUP BY 1;
 
--- Anti join: auctions that nobody bids for.
+-- Anti join: auctions without bids.
 CREATE MATERIALIZED VIEW unwanted AS
 SELECT a.id, a.itemName, a.seller
 FROM auction a

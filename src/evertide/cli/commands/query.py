@@ -11,89 +11,89 @@ import typer
 from rich.text import Text
 
 from evertide.cli.options import Json, Master, Meta, StorageOrUrl
-from evertide.cli.output.output import Output, guarded, table_of, value_text
+from evertide.cli.output.output import Output, make_table, report_errors, value_text
 from evertide.cli.target.target import StorageOptions, open_target
-from evertide.json_values import python_rows
 from evertide.pipeline.reading.query import Chosen, Question
 from evertide.rows.changes import DIFF, TIME
-from evertide.server.endpoints.formats import csv_text, unique_names
+from evertide.rows.python_rows import python_rows
+from evertide.server.endpoints.formats import make_names_unique, write_csv
 from evertide.sinks.json_rows import json_rows
 
-__all__ = ["Explained", "Rows", "explain", "query", "rows_table", "subscribe"]
+__all__ = ["ExplainFormat", "RowFormat", "explain", "query", "rows_table", "subscribe"]
 
 
-class Explained(StrEnum):
+class ExplainFormat(StrEnum):
     text = "text"
     json = "json"
     mermaid = "mermaid"
     dot = "dot"
 
 
-class Rows(StrEnum):
+class RowFormat(StrEnum):
     table = "table"
     csv = "csv"
     json = "json"
 
 
-@guarded
+@report_errors
 def explain(
     context: typer.Context,
     *,
     script: Annotated[
         Path | None,
-        typer.Argument(metavar="[SCRIPT]", help="SQL file that declares tables and views; nothing with --url."),
+        typer.Argument(metavar="[SCRIPT]", help="SQL file that declares tables and views; not with --url."),
     ] = None,
-    view: Annotated[str | None, typer.Option("--view", metavar="VIEW", help="Only this one.")] = None,
+    view: Annotated[str | None, typer.Option("--view", metavar="VIEW", help="Only this view.")] = None,
     form: Annotated[
-        Explained, typer.Option("--format", help="Mermaid and DOT are for others to draw.")
-    ] = Explained.text,
+        ExplainFormat, typer.Option("--format", help="Mermaid and DOT are texts that other tools draw.")
+    ] = ExplainFormat.text,
     master: Master = None,
     is_json: Json = False,
 ) -> None:
-    """How each operator of each view is maintained, and what a small transaction costs it.
+    """Show how each operator of each view is maintained, and what a small transaction costs.
 
     Example: evertide explain shop.sql --view revenue
     """
-    output = Output(is_json=is_json or form is Explained.json)
+    output = Output(is_json=is_json or form is ExplainFormat.json)
     with open_target(context, output, StorageOptions(script=script, master=master), needs_storage=False) as place:
         found = place.explain(view, "json" if output.is_json else form.value)
     if output.is_json:
-        output.document(found)
+        output.write_document(found)
     else:
-        output.raw(found)
+        output.write_text(found)
 
 
-@guarded
+@report_errors
 def query(
     context: typer.Context,
     *,
     text: Annotated[str, typer.Argument(metavar="SELECT", help="Any query of Spark SQL over tables and views.")],
     storage: StorageOrUrl = None,
     as_of: Annotated[
-        int | None, typer.Option("--as-of", metavar="T", help="At this time; the last by default.")
+        int | None, typer.Option("--as-of", metavar="T", help="Read at this time; by default the last.")
     ] = None,
     engine: Annotated[
-        Chosen, typer.Option("--engine", help="Who answers; by default DuckDB if it is small, else Spark.")
+        Chosen, typer.Option("--engine", help="By default DuckDB for small collections, otherwise Spark.")
     ] = Chosen.auto,
-    limit: Annotated[int | None, typer.Option("--limit", metavar="N", min=0, help="At most so many rows.")] = None,
-    form: Annotated[Rows, typer.Option("--format", help="How rows are told.")] = Rows.table,
+    limit: Annotated[int | None, typer.Option("--limit", metavar="N", min=0, help="Print at most N rows.")] = None,
+    form: Annotated[RowFormat, typer.Option("--format", help="Format of the rows.")] = RowFormat.table,
     meta: Meta = None,
     master: Master = None,
     is_json: Json = False,
 ) -> None:
-    """Ask the collections of a storage, all at one time, also while its pipeline runs.
+    """Query the collections of a storage, all at one time. The pipeline can run meanwhile.
 
     Example: evertide query "SELECT * FROM revenue WHERE total > 100" --storage shop.evertide
     """
-    output = Output(is_json=is_json or form is Rows.json)
+    output = Output(is_json=is_json or form is RowFormat.json)
     with open_target(context, output, StorageOptions(storage, meta, master=master)) as place:
         answer = place.query(Question(text, as_of, engine, limit))
-    rows = unique_names(answer.rows)
+    rows = make_names_unique(answer.rows)
     if output.is_json:
-        told = {"time": answer.time, "engine": answer.engine, "is_truncated": answer.is_truncated}
-        output.document({**told, "columns": rows.schema.names, "rows": list(json_rows(rows))})
-    elif form is Rows.csv:
-        output.raw(csv_text(rows))
+        facts = {"time": answer.time, "engine": answer.engine, "is_truncated": answer.is_truncated}
+        output.write_document({**facts, "columns": rows.schema.names, "rows": list(json_rows(rows))})
+    elif form is RowFormat.csv:
+        output.write_text(write_csv(rows))
     else:
         output.out.print(rows_table("", rows))
     if not output.is_json:
@@ -106,26 +106,27 @@ def rows_table(title: str, rows: pa.Table) -> Any:
     right = [name for name, kind in kinds.items() if pa.types.is_integer(kind) or pa.types.is_decimal(kind)]
     right += [name for name, kind in kinds.items() if pa.types.is_floating(kind)]
     cells = [[value_text(value) for value in row.values()] for row in python_rows(rows)]
-    return table_of(title, rows.schema.names, cells, right=right)
+    return make_table(title, rows.schema.names, cells, right=right)
 
 
-@guarded
+@report_errors
 def subscribe(
     context: typer.Context,
     *,
     name: Annotated[str, typer.Argument(metavar="VIEW", help="A view or a table.")],
     storage: StorageOrUrl = None,
     since: Annotated[
-        int | None, typer.Option("--since", metavar="T", help="Only what changed after this time; else all rows first.")
+        int | None,
+        typer.Option("--since", metavar="T", help="Print only changes after this time; by default all rows first."),
     ] = None,
-    follow: Annotated[bool, typer.Option(help="Go on as transactions come, until Ctrl-C.")] = True,
+    follow: Annotated[bool, typer.Option(help="Continue with new transactions, until Ctrl-C.")] = True,
     meta: Meta = None,
     is_json: Json = False,
 ) -> None:
-    """What changes in a collection, transaction by transaction, also while its pipeline runs.
+    """Print the changes of a collection by transaction. The pipeline can run meanwhile.
 
     With --json, each change is a line with `time`, `diff` and `row`; a line `{"complete": T}` follows when all changes
-    up to T were told.
+    up to T were printed.
 
     Example: evertide subscribe revenue --storage shop.evertide --since 100
     """
@@ -133,16 +134,16 @@ def subscribe(
     try:
         with open_target(context, output, StorageOptions(storage, meta)) as place:
             for frontier, changes in place.subscribe(name, since, follow=follow):
-                _tell(output, frontier, changes)
+                _print_changes(output, frontier, changes)
     except KeyboardInterrupt:
         return  # the normal end
 
 
-def _tell(output: Output, frontier: int, changes: pa.Table) -> None:
+def _print_changes(output: Output, frontier: int, changes: pa.Table) -> None:
     rows = python_rows(changes.drop_columns([TIME, DIFF]))
-    told = zip(changes.column(TIME).to_pylist(), changes.column(DIFF).to_pylist(), rows, strict=True)
+    changed = zip(changes.column(TIME).to_pylist(), changes.column(DIFF).to_pylist(), rows, strict=True)
     before = None
-    for time, diff, row in told:
+    for time, diff, row in changed:
         if output.is_json:
             output.line({"time": time, "diff": diff, "row": row})
             continue

@@ -1,4 +1,8 @@
-"""`run` runs a pipeline; `push` and `checkpoint` open it alone or call a server; `pause`, `resume` call one."""
+"""`run`, `push`, `checkpoint`, `retry`, `pause`, `resume`: run a pipeline, or act on one.
+
+`push`, `checkpoint` and `retry` open the pipeline as its only process, or call the server that runs it (`--url`).
+`pause` and `resume` always call a server.
+"""
 
 from __future__ import annotations
 
@@ -32,26 +36,27 @@ from evertide.cli.options import (
 )
 from evertide.cli.output.live import Watch
 from evertide.cli.output.logs import LogFormat, LogOptions
-from evertide.cli.output.output import Output, guarded
-from evertide.cli.running.listen_options import listen_options_of
-from evertide.cli.running.observers import observing
-from evertide.cli.running.open_pipeline import opened, stopped_by_signals
-from evertide.cli.running.serve import address_of, served
-from evertide.cli.settings import Assignments, settings_of
+from evertide.cli.output.output import Output, report_errors
+from evertide.cli.running.listen_options import make_listen_options
+from evertide.cli.running.observers import open_observers
+from evertide.cli.running.open_pipeline import open_for_command, stop_by_signals
+from evertide.cli.running.serve import open_server, serve_pipeline
+from evertide.cli.settings import Assignments, make_settings
 from evertide.cli.target.target import StorageOptions, open_target
 from evertide.errors import InvalidInput, SinkFailed, SourceFailed
-from evertide.pipeline.input.pushed_files import Format
-from evertide.pipeline.replicas.ownership import Role
+from evertide.pipeline.input.pushed_files import PushFormat
+from evertide.pipeline.replicas.ownership import ProcessRole
+from evertide.problem import ComponentState
 from evertide.settings import Settings
 
 if TYPE_CHECKING:
     from evertide.checkpoint.records import CatalogEntry
     from evertide.pipeline.pipeline import Pipeline
 
-__all__ = ["checkpoint", "pause", "push", "resume", "run"]
+__all__ = ["checkpoint", "pause", "push", "resume", "retry", "run"]
 
 
-@guarded
+@report_errors
 def run(
     *,
     script: Script,
@@ -59,14 +64,16 @@ def run(
     meta: Meta = None,
     master: Master = None,
     transactions: Annotated[
-        int | None, typer.Option("--transactions", metavar="N", min=1, help="End after so many more.")
+        int | None, typer.Option("--transactions", metavar="N", min=1, help="End after N more transactions.")
     ] = None,
-    until_idle: Annotated[bool, typer.Option("--until-idle", help="End when sources have nothing more.")] = False,
+    until_idle: Annotated[bool, typer.Option("--until-idle", help="End when the sources have no more input.")] = False,
     checkpoint_every: Annotated[
-        float, typer.Option("--checkpoint-every", metavar="SECONDS", help="If anything changed.")
+        float,
+        typer.Option("--checkpoint-every", metavar="SECONDS", help="Interval of checkpoints."),
     ] = Settings().checkpoint_interval_s,
     listen: Annotated[
-        str | None, typer.Option("--listen", metavar="HOST:PORT", help="Take requests by HTTP; port 0 is any free one.")
+        str | None,
+        typer.Option("--listen", metavar="HOST:PORT", help="Serve HTTP here; port 0 is any free port."),
     ] = None,
     tokens: Tokens = None,
     secret: ShapesSecret = "",
@@ -77,35 +84,35 @@ def run(
     insecure: Insecure = False,
     deletion: AllowDeletion = False,
     read_only: Annotated[
-        bool, typer.Option("--read-only", help="Follow those that run it, and write nothing until promoted.")
+        bool, typer.Option("--read-only", help="Follow the leader, and write nothing until promoted.")
     ] = False,
     assignments: Assignments = None,
     log_format: LogAs = LogFormat.TEXT,
     log_level: LogFrom = None,
     traces: Traced = False,
-    is_quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but what is wrong.")] = False,
+    is_quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only errors and warnings.")] = False,
     is_json: Json = False,
 ) -> None:
-    """Run the pipeline of a script at a storage, which is made if it is not there.
+    """Run the pipeline of a script. Creates the storage if it does not exist.
 
-    It goes on where it was, whatever ended it. Several may run it: one leads, and another takes over if that one dies.
-    Ctrl-C and SIGTERM end it after the transaction under way, with a checkpoint.
+    A new start continues where the last one stopped. Several processes can run one pipeline: one leads, and another
+    takes over if the leader dies. Ctrl-C and SIGTERM end the process after the current transaction, with a checkpoint.
 
     Example: evertide run shop.sql --storage shop.evertide
     """
     output = Output(is_json=is_json, logs=LogOptions(log_format, log_level, storage))
-    settings = settings_of(assignments, checkpoint_interval_s=checkpoint_every)
-    role = Role.READ_ONLY if read_only else Role.REPLICA
+    settings = make_settings(assignments, checkpoint_interval_s=checkpoint_every)
+    role = ProcessRole.READ_ONLY if read_only else ProcessRole.REPLICA
     listening = None
     if listen is not None:
         tls = (tls_cert, tls_key, tls_client_ca)
-        listening = listen_options_of(
+        listening = make_listen_options(
             tokens=tokens, secret=secret, tls=tls, hosts=allow_host, insecure=insecure, settings=settings
         )
     with (
-        address_of(listen, listening) if listen and listening else nullcontext() as server,
-        observing(storage, listens=listen is not None, traces=traces) as watched,
-        opened(
+        open_server(listen, listening) if listen and listening else nullcontext() as server,
+        open_observers(storage, listens=listen is not None, traces=traces) as watched,
+        open_for_command(
             script,
             storage,
             output,
@@ -116,17 +123,19 @@ def run(
             observer=watched.observer,
         ) as pipeline,
     ):
-        _opened(output, pipeline, is_quiet=is_quiet)
+        _report_start(output, pipeline, is_quiet=is_quiet)
         watch = Watch(pipeline, output, is_quiet=is_quiet)
-        kept = nullcontext() if read_only else _kept(pipeline)
+        kept = nullcontext() if read_only else _enforce_shape_limits(pipeline)
         if server and listening:
-            kept = served(server, pipeline, output, listening, watched, is_quiet=is_quiet, deletion=deletion)
-        with stopped_by_signals(pipeline, output), kept, watch.drawn():
-            pipeline.run(transactions=transactions, until_idle=until_idle, on_transaction=watch.told)
-        stalled = [source for source in pipeline.status().sources if source.state != "running"]
-        behind = [sink for sink in pipeline.status().sinks if sink.state in ("stalled", "failed")]
+            kept = serve_pipeline(server, pipeline, output, listening, watched, is_quiet=is_quiet, deletion=deletion)
+        with stop_by_signals(pipeline, output), kept, watch.draw():
+            pipeline.run(transactions=transactions, until_idle=until_idle, on_transaction=watch.record)
+        stalled = [source for source in pipeline.status().sources if source.state != ComponentState.RUNNING]
+        behind = [
+            sink for sink in pipeline.status().sinks if sink.state in (ComponentState.STALLED, ComponentState.FAILED)
+        ]
         entry = pipeline.checkpoint() if pipeline.leads else None
-        _ended(output, watch, entry, is_quiet=is_quiet)
+        _report_end(output, watch, entry, is_quiet=is_quiet)
     if until_idle and stalled:
         raise SourceFailed(source=stalled[0].name, where="--until-idle", why=stalled[0].problems[0].why)
     if until_idle and behind and behind[0].problem is not None:
@@ -134,7 +143,7 @@ def run(
 
 
 @contextmanager
-def _kept(pipeline: Pipeline) -> Iterator[None]:
+def _enforce_shape_limits(pipeline: Pipeline) -> Iterator[None]:
     """Enforce the limits of shapes that other processes serve, even while none of those processes runs."""
     from evertide.shapes.log.follower import LimitEnforcer  # noqa: PLC0415
     from evertide.shapes.log.registry import Shapes  # noqa: PLC0415
@@ -144,7 +153,7 @@ def _kept(pipeline: Pipeline) -> Iterator[None]:
         yield
 
 
-def _opened(output: Output, pipeline: Pipeline, *, is_quiet: bool) -> None:
+def _report_start(output: Output, pipeline: Pipeline, *, is_quiet: bool) -> None:
     definition = pipeline.definition
     if is_quiet:
         return
@@ -155,11 +164,11 @@ def _opened(output: Output, pipeline: Pipeline, *, is_quiet: bool) -> None:
         )
     else:
         count = f"{len(definition.tables)} tables, {len(definition.views)} views"
-        follows = "" if pipeline.leads else "; another process leads, and this one follows"
+        follows = "" if pipeline.leads else "; this process follows another one, which leads"
         output.say(Text(f"open at time {pipeline.time}: {count}, storage {pipeline.storage.root}{follows}"))
 
 
-def _ended(output: Output, watch: Watch, entry: CatalogEntry | None, *, is_quiet: bool) -> None:
+def _report_end(output: Output, watch: Watch, entry: CatalogEntry | None, *, is_quiet: bool) -> None:
     if is_quiet:
         return
     if output.is_json:
@@ -170,11 +179,15 @@ def _ended(output: Output, watch: Watch, entry: CatalogEntry | None, *, is_quiet
         output.say(watch.line())
         for problem in watch.problems():
             output.say(problem)
-        made = f"with checkpoint {entry.number} at time {entry.time}" if entry is not None else "as another one leads"
-        output.say(Text(f"stopped, {made}"))
+        ending = (
+            f"with checkpoint {entry.number} at time {entry.time}"
+            if entry is not None
+            else "without a checkpoint: another process leads"
+        )
+        output.say(Text(f"stopped {ending}"))
 
 
-@guarded
+@report_errors
 def push(
     context: typer.Context,
     *,
@@ -185,37 +198,37 @@ def push(
     storage: StorageOrUrl = None,
     script: ScriptOrUrl = None,
     form: Annotated[
-        Format | None, typer.Option("--format", help="What the file holds, if its name does not say it.")
+        PushFormat | None, typer.Option("--format", help="Format of the file, if its name does not show it.")
     ] = None,
-    deletes: Annotated[bool, typer.Option("--delete", help="The file holds keys, or rows, to delete.")] = False,
+    deletes: Annotated[bool, typer.Option("--delete", help="Delete the keys or rows in the file.")] = False,
     producer: Annotated[
-        str, typer.Option("--producer", metavar="NAME", help="Who pushes, if it may be repeated; with --sequence.")
+        str,
+        typer.Option("--producer", metavar="NAME", help="Producer of a push that can be repeated."),
     ] = "",
     sequence: Annotated[
-        int | None, typer.Option("--sequence", metavar="N", min=0, help="The number of this push, which goes up.")
+        int | None, typer.Option("--sequence", metavar="N", min=0, help="Number of this push; must increase.")
     ] = None,
     meta: Meta = None,
     master: Master = None,
     is_json: Json = False,
 ) -> None:
-    """Push the rows of a file into a table, as one transaction; all of them, or none.
+    """Push all rows of a file into a table, in one transaction.
 
-    If the outcome is unknown (exit code 7), run it again with the same --producer and --sequence: it is taken once.
+    If the outcome is unknown (exit code 7), repeat the command with the same --producer and --sequence: the rows are
+    applied once.
 
     Example: evertide push orders orders.csv --storage shop.evertide --script shop.sql
     """
     output = Output(is_json=is_json)
     if bool(producer) != (sequence is not None):
-        raise InvalidInput(where="--producer, --sequence", why="they go together: give both, or neither")
+        raise InvalidInput(where="--producer, --sequence", why="set both options, or neither")
     with open_target(context, output, StorageOptions(storage, meta, script, master)) as place:
         rows, time = place.push(table, file, form, is_delete=deletes, producer=producer, sequence=sequence)
-    if is_json:
-        output.document({"table": table, "rows": rows, "time": time})
-    else:
-        output.say(Text(f"{rows:,} rows {'deleted from' if deletes else 'pushed into'} {table}, at time {time}"))
+    text = f"{rows:,} rows {'deleted from' if deletes else 'pushed into'} {table}, at time {time}"
+    output.report({"table": table, "rows": rows, "time": time}, text)
 
 
-@guarded
+@report_errors
 def checkpoint(
     context: typer.Context,
     *,
@@ -225,42 +238,59 @@ def checkpoint(
     master: Master = None,
     is_json: Json = False,
 ) -> None:
-    """Make a checkpoint, if anything happened since the last one. A running pipeline does this by itself.
+    """Make a checkpoint, if anything changed since the last one. A running pipeline makes checkpoints by itself.
 
     Example: evertide checkpoint --storage shop.evertide --script shop.sql
     """
     output = Output(is_json=is_json)
     with open_target(context, output, StorageOptions(storage, meta, script, master)) as place:
         made = place.checkpoint()
-    if is_json:
-        output.document(made)
-    else:
-        output.say(Text(f"checkpoint {made.number} at time {made.time}"))
+    output.report(made, f"checkpoint {made.number} at time {made.time}")
 
 
-@guarded
+@report_errors
+def retry(
+    context: typer.Context,
+    *,
+    views: Annotated[list[str], typer.Argument(metavar="VIEW...", help="Views that have failed.")],
+    storage: StorageOrUrl = None,
+    script: ScriptOrUrl = None,
+    meta: Meta = None,
+    master: Master = None,
+    is_json: Json = False,
+) -> None:
+    """Recompute failed views now, after the cause is gone. Evertide does so itself when their tables change.
+
+    If a view fails again, the command says why and ends with exit code 12.
+
+    Example: evertide --url http://127.0.0.1:8080 retry revenue
+    """
+    output = Output(is_json=is_json)
+    with open_target(context, output, StorageOptions(storage, meta, script, master)) as place:
+        place.retry(views)
+    output.report({"views": views}, f"computed: {', '.join(views)}")
+
+
+@report_errors
 def pause(context: typer.Context, *, is_json: Json = False) -> None:
-    """Let a running pipeline take no new transaction until it is resumed. One that is under way is completed.
+    """Pause a running pipeline after its current transaction, until `evertide resume`.
 
     Example: evertide --url http://127.0.0.1:8080 pause
     """
-    _going(context, "pause", is_json=is_json)
+    _set_paused(context, "pause", is_json=is_json)
 
 
-@guarded
+@report_errors
 def resume(context: typer.Context, *, is_json: Json = False) -> None:
-    """Let a paused pipeline go on.
+    """Resume a paused pipeline.
 
     Example: evertide --url http://127.0.0.1:8080 resume
     """
-    _going(context, "resume", is_json=is_json)
+    _set_paused(context, "resume", is_json=is_json)
 
 
-def _going(context: typer.Context, what: str, *, is_json: bool) -> None:
+def _set_paused(context: typer.Context, what: str, *, is_json: bool) -> None:
     output = Output(is_json=is_json)
     with open_target(context, output, StorageOptions(), needs_storage=False) as place:
         state = place.pause() if what == "pause" else place.resume()
-    if is_json:
-        output.document({"state": state})
-    else:
-        output.say(state)
+    output.report({"state": state}, state)

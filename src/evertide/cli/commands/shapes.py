@@ -26,10 +26,10 @@ from evertide.cli.options import (
     Traced,
 )
 from evertide.cli.output.logs import LogFormat, LogOptions
-from evertide.cli.output.output import Output, guarded
-from evertide.cli.running.listen_options import listen_options_of
-from evertide.cli.running.observers import observing
-from evertide.cli.running.serve import address_of
+from evertide.cli.output.output import Output, report_errors
+from evertide.cli.running.listen_options import make_listen_options
+from evertide.cli.running.observers import open_observers
+from evertide.cli.running.serve import open_server
 from evertide.pipeline.reading.reader import Reader
 
 if TYPE_CHECKING:
@@ -40,12 +40,12 @@ __all__ = ["shapes"]
 LISTEN = "127.0.0.1:3000"
 
 
-@guarded
+@report_errors
 def shapes(
     *,
     storage: Storage,
     listen: Annotated[
-        str, typer.Option("--listen", metavar="HOST:PORT", help="Where to take requests; port 0 is any free one.")
+        str, typer.Option("--listen", metavar="HOST:PORT", help="Serve HTTP at this address; port 0 is any free port.")
     ] = LISTEN,
     tokens: Tokens = None,
     secret: ShapesSecret = "",
@@ -56,7 +56,10 @@ def shapes(
     insecure: Insecure = False,
     deletion: AllowDeletion = False,
     shapes_max: Annotated[
-        int, typer.Option("--shapes-max", metavar="N", min=1, help="Beyond it, shapes that nobody asks for end.")
+        int,
+        typer.Option(
+            "--shapes-max", metavar="N", min=1, help="Keep at most N shapes; the least recently used end first."
+        ),
     ] = 10_000,
     meta: Meta = None,
     log_format: LogAs = LogFormat.TEXT,
@@ -66,7 +69,7 @@ def shapes(
 ) -> None:
     """Serve every table and view of a storage to Electric's clients, beside the process that runs its pipeline.
 
-    There may be several of them. Ctrl-C and SIGTERM end it.
+    Several such processes can run. Ctrl-C and SIGTERM end the process.
 
     Example: evertide shapes --storage shop.evertide --listen 127.0.0.1:3000
     """
@@ -78,10 +81,10 @@ def shapes(
     output = Output(is_json=is_json, logs=LogOptions(log_format, log_level, storage))
     options = ShapeOptions(deletion=deletion, shapes_max=shapes_max)
     tls = (tls_cert, tls_key, tls_client_ca)
-    listening = listen_options_of(tokens=tokens, secret=secret, tls=tls, hosts=allow_host, insecure=insecure)
+    listening = make_listen_options(tokens=tokens, secret=secret, tls=tls, hosts=allow_host, insecure=insecure)
     with (
-        address_of(listen, listening) as server,
-        observing(storage, listens=True, traces=traces) as watched,
+        open_server(listen, listening) as server,
+        open_observers(storage, listens=True, traces=traces) as watched,
         Reader.open(storage, meta, observer=watched.observer) as reader,
         ShapeService(reader.collections, options) as service,
     ):
@@ -90,7 +93,7 @@ def shapes(
         tune_garbage_collection()
         server.start(make_shapes_app(reader, service, listening.access, metrics=metrics, observer=observer))
         try:
-            _told(output, server, reader)
+            _report_start(output, server, reader)
             with suppress(KeyboardInterrupt):
                 threading.Event().wait()
         finally:
@@ -98,7 +101,7 @@ def shapes(
             server.stop()
 
 
-def _told(output: Output, server: Server, reader: Reader) -> None:
+def _report_start(output: Output, server: Server, reader: Reader) -> None:
     if output.is_json:
         output.line({"event": "listening", "time": reader.collections.time(), "address": server.address})
     else:

@@ -13,24 +13,25 @@ from evertide.cli.output.output import (
     STATE_COLOURS,
     Output,
     bytes_text,
-    guarded,
     lag_text,
+    make_table,
     position_text,
+    report_errors,
     seconds_text,
-    table_of,
     time_text,
     to_json_value,
 )
 from evertide.cli.target.target import StorageOptions, open_target
+from evertide.pipeline.replicas.ownership import ReplicaRole
 from evertide.pipeline.replicas.replica_record import ReplicaStatus
 from evertide.pipeline.status.status import CollectionStatus, Problem, SinkStatus, SourceStatus, Status
 
 __all__ = ["checkpoints", "collections_table", "journal", "problem_lines", "state_text", "status"]
 
 
-@guarded
+@report_errors
 def status(context: typer.Context, *, storage: StorageOrUrl = None, meta: Meta = None, is_json: Json = False) -> None:
-    """What the pipeline of a storage is doing, and what is wrong with it. Asks the storage only, or the server.
+    """Show the state of a pipeline and its problems, as its storage or its server reports them.
 
     Example: evertide status --storage shop.evertide
     """
@@ -38,18 +39,18 @@ def status(context: typer.Context, *, storage: StorageOrUrl = None, meta: Meta =
     with open_target(context, output, StorageOptions(storage, meta)) as place:
         found = place.status()
     if is_json:
-        output.document({**to_json_value(found), "checkpoints": _numbered(found)})
+        output.write_document({**to_json_value(found), "checkpoints": _list_checkpoints(found)})
     else:
         _show(output, found)
 
 
-def _numbered(found: Status) -> list[dict[str, int]]:
+def _list_checkpoints(found: Status) -> list[dict[str, int]]:
     return [{"number": number, "time": time} for number, time in found.checkpoints]
 
 
 def _show(output: Output, found: Status) -> None:
     output.say(Text.assemble(state_text(found.state), f" since {time_text(found.since_s)}"))
-    for line in (found.why, found.remedy, _age(found)):
+    for line in (found.why, found.remedy, _describe_age(found)):
         if line:
             output.say(Text(f"  {line}"))
     if found.holder:
@@ -76,23 +77,23 @@ def _show(output: Output, found: Status) -> None:
         output.say(Text.assemble(("Checkpoints", "bold"), f" {numbered}"))
 
 
-def _age(found: Status) -> str:
+def _describe_age(found: Status) -> str:
     if found.stored_at_s is None:
         return ""
-    return f"storage does not answer; what follows is as of {time_text(found.stored_at_s)}"
+    return f"the storage does not answer; this status is from {time_text(found.stored_at_s)}"
 
 
 def _show_replicas(output: Output, replicas: tuple[ReplicaStatus, ...]) -> None:
     """Nothing if the leader, which the first lines name, is the only one."""
-    if all(one.role == "leads" for one in replicas):
+    if all(one.role == ReplicaRole.LEADS for one in replicas):
         return
     rows = [
         (one.role, one.state, one.time, one.behind, str(one.work or ""), f"{one.host} {one.pid}", one.writer)
         for one in replicas
     ]
-    columns = ("role", "state", "time", "behind", "under way", "process", "writer")
+    columns = ("role", "state", "time", "behind", "work", "process", "writer")
     output.say()
-    output.say(table_of("Replicas", columns, rows, right=("time", "behind")))
+    output.say(make_table("Replicas", columns, rows, right=("time", "behind")))
 
 
 def _show_sources(output: Output, sources: tuple[SourceStatus, ...]) -> None:
@@ -108,7 +109,7 @@ def _show_sources(output: Output, sources: tuple[SourceStatus, ...]) -> None:
         )
         for source in sources
     ]
-    output.say(table_of(title, ("source", "state", "tables", "lag", "position"), rows))
+    output.say(make_table(title, ("source", "state", "tables", "lag", "position"), rows))
     for source in sources:
         for line in problem_lines(source.name, source.problems):
             output.say(line)
@@ -119,8 +120,8 @@ def _show_sinks(output: Output, sinks: tuple[SinkStatus, ...]) -> None:
         (one.name, state_text(one.state or "unknown"), one.collection, one.connector, one.last, one.behind)
         for one in sinks
     ]
-    columns = ("sink", "state", "of", "connector", "last", "behind")
-    output.say(table_of("Sinks", columns, rows, right=("last", "behind")))
+    columns = ("sink", "state", "collection", "connector", "last", "behind")
+    output.say(make_table("Sinks", columns, rows, right=("last", "behind")))
     for one in sinks:
         for line in problem_lines(one.name, () if one.problem is None else (one.problem,)):
             output.say(line)
@@ -131,7 +132,7 @@ def problem_lines(name: str, problems: Iterable[Problem]) -> Iterator[Text]:
     for problem in problems:
         colour = STATE_COLOURS.get(problem.state, "red")
         since = f"{problem.state} since {time_text(problem.since_s)}"
-        again = "" if problem.wait_s is None else f" (again in {seconds_text(problem.wait_s)})"
+        again = "" if problem.wait_s is None else f" (retry in {seconds_text(problem.wait_s)})"
         yield Text(f"  {name}: {since}: {problem.why}{again}", colour)
         if problem.remedy not in problem.why:
             yield Text(f"    {problem.remedy}")
@@ -141,19 +142,20 @@ def state_text(state: str) -> Text:
     return Text(state, STATE_COLOURS.get(state, "red"))
 
 
-def _known(one: CollectionStatus) -> tuple[str, str, Any]:
+def _describe_collection(one: CollectionStatus) -> tuple[str, str, Any]:
     return one.name, one.kind, state_text(one.state)
 
 
 def collections_table(collections: tuple[CollectionStatus, ...]) -> Any:
     rows = [
-        (*_known(one), one.upper, one.since, f"{one.rows:,}", bytes_text(one.bytes), one.shapes) for one in collections
+        (*_describe_collection(one), one.upper, one.since, f"{one.rows:,}", bytes_text(one.bytes), one.shapes)
+        for one in collections
     ]
     numbers = ("upper", "since", "changes", "size", "shapes")
-    return table_of("Collections", ("collection", "kind", "state", *numbers), rows, right=numbers)
+    return make_table("Collections", ("collection", "kind", "state", *numbers), rows, right=numbers)
 
 
-@guarded
+@report_errors
 def journal(
     context: typer.Context,
     *,
@@ -163,7 +165,7 @@ def journal(
     meta: Meta = None,
     is_json: Json = False,
 ) -> None:
-    """Which input each transaction holds. Transactions that no checkpoint needs any more are not kept.
+    """Show the input of each transaction, from the oldest checkpoint on. Evertide deletes older records.
 
     Example: evertide journal --storage shop.evertide --from 100 --to 120
     """
@@ -187,14 +189,14 @@ def journal(
         for line in lines
     ]
     numbers = ("time", "generation", "rows")
-    output.say(table_of("", ("time", "generation", "", "rows", "staged", "input", "bound"), rows, right=numbers))
+    output.say(make_table("", ("time", "generation", "", "rows", "staged", "input", "bound"), rows, right=numbers))
 
 
-@guarded
+@report_errors
 def checkpoints(
     context: typer.Context, *, storage: StorageOrUrl = None, meta: Meta = None, is_json: Json = False
 ) -> None:
-    """The checkpoints of a storage, the newest first.
+    """List the checkpoints of a storage, the newest first.
 
     Example: evertide checkpoints --storage shop.evertide
     """
@@ -202,11 +204,11 @@ def checkpoints(
     with open_target(context, output, StorageOptions(storage, meta)) as place:
         found = place.checkpoints()
     if is_json:
-        output.document(found)
+        output.write_document(found)
         return
     rows = [(one.number, one.time, one.files, bytes_text(one.bytes), time_text(one.made_at_s)) for one in found]
     output.say(
-        table_of("", ("number", "time", "files", "size", "made"), rows, right=("number", "time", "files", "size"))
+        make_table("", ("number", "time", "files", "size", "made"), rows, right=("number", "time", "files", "size"))
     )
     for one in found:
         if one.problem:

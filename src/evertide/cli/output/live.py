@@ -16,6 +16,7 @@ from evertide.cli.commands.status import problem_lines, state_text
 from evertide.cli.output.output import Output, lag_text
 from evertide.errors import EvertideError, TimeCompacted
 from evertide.journal.journal import Journal
+from evertide.problem import ComponentState
 from evertide.runtime import SystemRuntime
 
 if TYPE_CHECKING:
@@ -39,11 +40,11 @@ class FinishedTransaction:
 
 
 class Watch:
-    """The thread that runs the pipeline calls `told`; the thread that draws calls `shown`."""
+    """The thread that runs the pipeline calls `record`; the thread that draws calls `render`."""
 
     def __init__(self, pipeline: Pipeline, output: Output, *, is_quiet: bool = False) -> None:
         self.pipeline = pipeline
-        self.made: deque[FinishedTransaction] = deque(maxlen=1000)
+        self.finished: deque[FinishedTransaction] = deque(maxlen=1000)
         self.transactions = 0
         self.rows = 0
         self._output = output
@@ -53,36 +54,36 @@ class Watch:
         self._journal = Journal(storage.blob, storage.meta, runtime=self._runtime, settings=pipeline.settings)
         self._began_s = self._runtime.monotonic_s()
         self._status: tuple[float, Status] | None = None
-        self._told_s = self._began_s
+        self._printed_s = self._began_s
 
-    def told(self, time: int, took_s: float) -> None:
+    def record(self, time: int, took_s: float) -> None:
         """The callback of `Pipeline.run` after each transaction."""
         try:
-            committed = self._journal.committed(time)
+            committed = self._journal.read_outcome(time)
         except TimeCompacted:  # a follower that fell behind continued from a checkpoint after this time
             return
         rows = sum(content.rows for content in committed.sources.values()) if committed else 0
         one = FinishedTransaction(time, rows, took_s, self._runtime.monotonic_s())
-        self.made.append(one)
+        self.finished.append(one)
         self.transactions += 1
         self.rows += rows
         if self._output.is_json and not self._is_quiet:
             self._output.line({"event": "transaction", "time": time, "rows": rows, "took_s": round(took_s, 6)})
-        elif not self._output.is_live and not self._is_quiet and one.at_s - self._told_s >= _LINE_EVERY_S:
-            self._told_s = one.at_s
+        elif not self._output.is_live and not self._is_quiet and one.at_s - self._printed_s >= _LINE_EVERY_S:
+            self._printed_s = one.at_s
             self._output.say(self.line())
 
     @property
     def rows_per_s(self) -> float:
         """Input rows per second over the last `_WINDOW_S`."""
         now_s = self._runtime.monotonic_s()
-        lately = [one for one in list(self.made) if one.at_s > now_s - _WINDOW_S]
+        lately = [one for one in list(self.finished) if one.at_s > now_s - _WINDOW_S]
         return sum(one.rows for one in lately) / min(_WINDOW_S, max(now_s - self._began_s, 0.001))
 
     @property
     def took_s(self) -> float:
         """The median duration of the last 20 transactions."""
-        took = sorted(one.took_s for one in list(self.made)[-20:])
+        took = sorted(one.took_s for one in list(self.finished)[-20:])
         return took[len(took) // 2] if took else 0.0
 
     def status(self) -> Status:
@@ -108,14 +109,14 @@ class Watch:
             warnings = tuple(each for each in source.problems if each.why not in {one.why for one in status.problems})
             yield from problem_lines(source.name, warnings)
         for one in status.collections:
-            if one.state == "failed":
+            if one.state == ComponentState.FAILED:
                 yield Text(f"view {one.name} failed: {one.why}", "red")
 
     def behind(self) -> Iterator[Text]:
         lags = {source.name: source.lag for source in self.status().sources if source.lag is not None}
-        told = [f"{name} {lag_text(lag)}" for name, lag in lags.items() if any(astuple(lag))]
-        if told:
-            yield Text(f"  behind: {'; '.join(told)}", "yellow")
+        texts = [f"{name} {lag_text(lag)}" for name, lag in lags.items() if any(astuple(lag))]
+        if texts:
+            yield Text(f"  behind: {'; '.join(texts)}", "yellow")
 
     def panels(self) -> Iterator[Any]:
         """The lines of the display, from top to bottom."""
@@ -123,7 +124,7 @@ class Watch:
         yield from self.behind()
         yield from self.problems()
 
-    def shown(self) -> Any:
+    def render(self) -> Any:
         """The content that `Live` draws; an error is shown, and does not end the drawing."""
         try:
             return Group(*self.panels())
@@ -131,9 +132,9 @@ class Watch:
             return Text(str(error), "red")
 
     @contextmanager
-    def drawn(self) -> Iterator[None]:
+    def draw(self) -> Iterator[None]:
         if not self._output.is_live or self._is_quiet:
             yield
             return
-        with Live(get_renderable=self.shown, console=self._output.out, refresh_per_second=4):
+        with Live(get_renderable=self.render, console=self._output.out, refresh_per_second=4):
             yield

@@ -36,12 +36,13 @@ __all__ = [
     "Bars",
     "Output",
     "bytes_text",
-    "error_plain",
-    "guarded",
+    "error_to_dict",
     "lag_text",
+    "make_table",
     "position_text",
+    "report_error",
+    "report_errors",
     "seconds_text",
-    "table_of",
     "time_text",
     "to_json_value",
     "value_text",
@@ -81,15 +82,22 @@ class Output:
         """Whether the output is a terminal, which can be redrawn."""
         return self.out.is_terminal and not self.is_json
 
-    def document(self, value: Any) -> None:
+    def write_document(self, value: Any) -> None:
         """Print the only JSON document of a command."""
         self._write(json.dumps(to_json_value(value), indent=2, ensure_ascii=False))
+
+    def report(self, value: Any, text: str) -> None:
+        """Print the result of a command: `value` with `--json`, otherwise `text`."""
+        if self.is_json:
+            self.write_document(value)
+        else:
+            self.say(Text(text))
 
     def line(self, value: Any) -> None:
         """Print one of several JSON lines."""
         self._write(json.dumps(to_json_value(value), ensure_ascii=False))
 
-    def raw(self, text: str) -> None:
+    def write_text(self, text: str) -> None:
         """Print the text without interpreting markup."""
         self._write(text.rstrip("\n"))
 
@@ -103,7 +111,7 @@ class Output:
         sys.stdout.flush()  # so that the reader of a stream gets each line at once
 
 
-def guarded(command: Callable[P, T]) -> Callable[P, T]:
+def report_errors(command: Callable[P, T]) -> Callable[P, T]:
     """Wrap a command so that it reports errors by the rules above."""
 
     @functools.wraps(command)
@@ -112,7 +120,7 @@ def guarded(command: Callable[P, T]) -> Callable[P, T]:
         try:
             return command(*args, **kwargs)
         except EvertideError as error:
-            _tell(error, is_json=is_json)
+            report_error(error, is_json=is_json)
             raise typer.Exit(error.exit_code) from None
         except KeyboardInterrupt:
             sys.stderr.write("evertide: interrupted\n")
@@ -125,12 +133,12 @@ def guarded(command: Callable[P, T]) -> Callable[P, T]:
     return run
 
 
-def _tell(error: EvertideError, *, is_json: bool) -> None:
-    text = json.dumps(error_plain(error), ensure_ascii=False) if is_json else f"evertide: {one_line(str(error))}"
+def report_error(error: EvertideError, *, is_json: bool) -> None:
+    text = json.dumps(error_to_dict(error), ensure_ascii=False) if is_json else f"evertide: {one_line(str(error))}"
     sys.stderr.write(f"{text}\n")
 
 
-def error_plain(error: EvertideError) -> dict[str, Any]:
+def error_to_dict(error: EvertideError) -> dict[str, Any]:
     return {**error_to_json(error), "exit_code": error.exit_code}
 
 
@@ -155,11 +163,11 @@ class Bars:
     def __exit__(self, *_: object) -> None:
         self._progress.stop()
 
-    def told(self, what: str, done: int, total: int) -> None:
+    def show(self, what: str, done: int, total: int) -> None:
         """The `progress` callback of `Pipeline.open`."""
         self._show(what, done, total, f"{done:,} of {total:,}")
 
-    def told_bytes(self, what: str, done: int, total: int) -> None:
+    def show_bytes(self, what: str, done: int, total: int) -> None:
         self._show(what, done, total, f"{bytes_text(done)} of {bytes_text(total)}")
 
     def _show(self, what: str, done: int, total: int, count: str) -> None:
@@ -168,7 +176,7 @@ class Bars:
         self._progress.update(self._tasks[what], completed=done, total=total, count=count)
 
     @contextmanager
-    def working(self, what: str) -> Iterator[None]:
+    def show_work(self, what: str) -> Iterator[None]:
         """Show a bar for work of unknown size."""
         task = self._progress.add_task(what, total=None, count="")
         try:
@@ -177,16 +185,18 @@ class Bars:
             self._progress.remove_task(task)
 
 
-def table_of(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], *, right: Sequence[str] = ()) -> Table:
+def make_table(
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], *, right: Sequence[str] = ()
+) -> Table:
     """Columns in `right` are aligned to the right."""
-    made = Table(
+    table = Table(
         title=title or None, title_justify="left", title_style="bold", header_style="bold", box=None, pad_edge=False
     )
     for column in columns:
-        made.add_column(column, justify="right" if column in right else "left", overflow="fold")
+        table.add_column(column, justify="right" if column in right else "left", overflow="fold")
     for row in rows:
-        made.add_row(*(cell if isinstance(cell, Text) else Text(str(cell)) for cell in row))
-    return made
+        table.add_row(*(cell if isinstance(cell, Text) else Text(str(cell)) for cell in row))
+    return table
 
 
 def value_text(value: Any) -> str:
@@ -225,13 +235,13 @@ def lag_text(lag: Lag | None) -> str:
     """The lag of a source; `-` if it is not known."""
     if lag is None:
         return "-"
-    told = [
+    parts = [
         "" if lag.bytes is None else bytes_text(lag.bytes),
         "" if lag.rows is None else f"{lag.rows:,} rows",
         "" if lag.files is None else f"{lag.files:,} files",
         "" if lag.seconds is None else seconds_text(lag.seconds),
     ]
-    return ", ".join(filter(None, told)) or "-"
+    return ", ".join(filter(None, parts)) or "-"
 
 
 def time_text(seconds: float) -> str:

@@ -12,10 +12,10 @@ from evertide.settings import Settings
 if TYPE_CHECKING:
     from evertide.server.access import ListenOptions
 
-__all__ = ["listen_options_of"]
+__all__ = ["make_listen_options"]
 
 
-def listen_options_of(
+def make_listen_options(
     *,
     tokens: Path | None = None,
     secret: str = "",

@@ -1,4 +1,4 @@
-"""`observing`: the metrics, the last log lines and the traces of a long-running command."""
+"""`open_observers`: the metrics, the last log lines and the traces of a long-running command."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from evertide.pipeline.reading.reader import Reader
     from evertide.shapes.service import ShapeService
 
-__all__ = ["Observing", "observing"]
+__all__ = ["Observers", "open_observers"]
 
 
 @dataclass(frozen=True, slots=True)
-class Observing:
+class Observers:
     observer: Observer
     metrics: Metrics | None = None
     """None if the command does not listen."""
@@ -41,7 +41,7 @@ class Observing:
 
 
 @contextmanager
-def observing(storage: str, *, listens: bool, traces: bool) -> Iterator[Observing]:
+def open_observers(storage: str, *, listens: bool, traces: bool) -> Iterator[Observers]:
     """Without `listens` and `traces`, the observer does nothing and costs nothing."""
     with ExitStack() as stack:
         found: list[Observer] = []
@@ -56,4 +56,4 @@ def observing(storage: str, *, listens: bool, traces: bool) -> Iterator[Observin
 
             found.append(made := open_traces(SystemRuntime()))
             stack.callback(made.close)
-        yield Observing(ObserverGroup(found) if len(found) > 1 else next(iter(found), NO_OBSERVER), metrics, logs)
+        yield Observers(ObserverGroup(found) if len(found) > 1 else next(iter(found), NO_OBSERVER), metrics, logs)

@@ -1,4 +1,4 @@
-"""`opened`: a pipeline for one command. Invalid input is refused before Spark starts."""
+"""`open_for_command`: a pipeline for one command. Invalid input is refused before Spark starts."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from evertide.cli.output.output import Bars, Output
+from evertide.cli.running.silence import ended_if_silent
 from evertide.cli.running.spark import spark_session
 from evertide.errors import InvalidInput
 from evertide.observer import NO_OBSERVER, Observer
 from evertide.pipeline.reading.reader import Reader, check_is_there
 from evertide.pipeline.replicas.liveness import watch_for_hang
-from evertide.pipeline.replicas.ownership import Role
+from evertide.pipeline.replicas.ownership import ProcessRole
 from evertide.pipeline.script import read_script
 from evertide.runtime import SystemRuntime
 from evertide.settings import Settings
@@ -24,13 +25,13 @@ from evertide.settings import Settings
 if TYPE_CHECKING:
     from evertide.pipeline.pipeline import Pipeline
 
-__all__ = ["opened", "stopped_by_signals"]
+__all__ = ["open_for_command", "stop_by_signals"]
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 @contextmanager
-def opened(
+def open_for_command(
     script: Path | str,
     storage: str,
     output: Output,
@@ -39,32 +40,34 @@ def opened(
     master: str | None = None,
     settings: Settings | None = None,
     must_exist: bool = False,
-    role: Role = Role.ALONE,
+    role: ProcessRole = ProcessRole.ALONE,
     observer: Observer = NO_OBSERVER,
 ) -> Iterator[Pipeline]:
     """Close the pipeline with a checkpoint at the end, unless the block fails."""
     settings = settings or Settings()
     read_script(script)  # reports errors in the script before Spark starts
-    if role is Role.ALONE:
-        with watch_for_hang("looking at the storage", SystemRuntime(), settings):
+    if role is ProcessRole.ALONE:
+        with watch_for_hang("reading the storage", SystemRuntime(), settings):
             _check_free(storage, meta, settings, must_exist=must_exist)
     with ExitStack() as stack:
         with Bars(output) as bars:
-            with bars.working("Spark"), watch_for_hang("starting Spark", SystemRuntime(), settings):
+            with bars.show_work("Spark"), watch_for_hang("starting Spark", SystemRuntime(), settings):
                 session = stack.enter_context(spark_session(master))
             from evertide.pipeline.pipeline import Pipeline  # noqa: PLC0415 - pyspark
 
-            with bars.working("open"):
+            with bars.show_work("open"):
                 pipeline = Pipeline.open(
                     script,
                     storage,
                     meta=meta,
                     spark=session.spark,
                     settings=settings,
-                    progress=bars.told,
+                    progress=bars.show,
                     role=role,
-                    observer=observer,
+                    # `ended_if_silent` needs an observed storage, even if nothing else observes it
+                    observer=Observer() if observer is NO_OBSERVER else observer,
                 )
+                stack.enter_context(ended_if_silent(pipeline, is_json=output.is_json))
                 stack.enter_context(pipeline)
         yield pipeline
 
@@ -81,7 +84,7 @@ def _check_free(storage: str, meta: str | None, settings: Settings, *, must_exis
 
 
 @contextmanager
-def stopped_by_signals(pipeline: Pipeline, output: Output) -> Iterator[None]:
+def stop_by_signals(pipeline: Pipeline, output: Output) -> Iterator[None]:
     """The first Ctrl-C or SIGTERM stops after the current transaction; the second at once, without a checkpoint."""
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -94,7 +97,9 @@ def stopped_by_signals(pipeline: Pipeline, output: Output) -> Iterator[None]:
         asked.append(number)
         pipeline.stop()
         if not output.is_json:
-            output.err.print("evertide: stopping after this transaction, with a checkpoint; once more ends at once")
+            output.err.print(
+                "evertide: stopping after this transaction, with a checkpoint; a second Ctrl-C ends at once"
+            )
 
     before = {number: signal.signal(number, stop) for number in _SIGNALS}
     try:

@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from evertide.cli.output.output import Output
-from evertide.cli.running.observers import Observing
+from evertide.cli.running.observers import Observers
 
 if TYPE_CHECKING:
     from evertide.pipeline.pipeline import Pipeline
     from evertide.server.access import ListenOptions
     from evertide.server.http.server import Server
 
-__all__ = ["address_of", "served"]
+__all__ = ["open_server", "serve_pipeline"]
 
 
 @contextmanager
-def address_of(listen: str, listening: ListenOptions) -> Iterator[Server]:
-    """Bind before Spark starts, so that errors show at once. Until `served`, clients get 503 with Retry-After."""
+def open_server(listen: str, listening: ListenOptions) -> Iterator[Server]:
+    """Bind before Spark starts, so that errors show at once. Until the app starts, clients get 503 with Retry-After."""
     from evertide.server.http.server import Server  # noqa: PLC0415 - slow to import
 
     with Server(listen, listening) as server:
@@ -29,12 +29,12 @@ def address_of(listen: str, listening: ListenOptions) -> Iterator[Server]:
 
 
 @contextmanager
-def served(
+def serve_pipeline(
     server: Server,
     pipeline: Pipeline,
     output: Output,
     listening: ListenOptions,
-    watched: Observing,
+    watched: Observers,
     *,
     is_quiet: bool,
     deletion: bool = False,

@@ -27,13 +27,13 @@ def spark_session(master: str | None) -> Iterator[Session]:
 
     with using_scratch():
         kept = tempfile.TemporaryFile()  # noqa: SIM115 - closed below
-    with kept as said:
+    with kept as printed:
         try:
-            with _elsewhere(said.fileno()):
+            with _redirect_stderr(printed.fileno()):
                 session = open_session(None, master)
         except InvalidInput as error:
-            said.seek(0)
-            lines = [line.strip() for line in said.read().decode(errors="replace").splitlines() if line.strip()]
+            printed.seek(0)
+            lines = [line.strip() for line in printed.read().decode(errors="replace").splitlines() if line.strip()]
             raise InvalidInput(where=error.where, why=" / ".join([error.why, *lines[-_LINES_MAX:]])) from error
     try:
         yield session
@@ -42,7 +42,7 @@ def spark_session(master: str | None) -> Iterator[Session]:
 
 
 @contextmanager
-def _elsewhere(to: int) -> Iterator[None]:
+def _redirect_stderr(to: int) -> Iterator[None]:
     """Redirect standard error, which the JVM inherits at its start and prints to."""
     kept = os.dup(_STDERR)
     try:

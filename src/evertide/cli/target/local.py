@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -14,14 +14,14 @@ import pyarrow as pa
 
 from evertide.checkpoint.summary import CheckpointSummary, summarize_checkpoints
 from evertide.cli.changes import complete_changes
-from evertide.cli.files import format_of, read_path
+from evertide.cli.files import choose_format, read_path
 from evertide.cli.output.output import Bars, Output
-from evertide.cli.running.open_pipeline import opened
+from evertide.cli.running.open_pipeline import open_for_command
 from evertide.cli.running.spark import spark_session
 from evertide.cli.target.target import NewCheckpoint, StorageOptions
 from evertide.errors import InvalidInput
 from evertide.journal.journal import TransactionSummary
-from evertide.pipeline.input.pushed_files import Format, rows_of_file
+from evertide.pipeline.input.pushed_files import PushFormat, read_pushed_file
 from evertide.pipeline.reading.query import Answer, Question
 from evertide.pipeline.reading.reader import Reader
 from evertide.pipeline.script import read_script
@@ -29,6 +29,7 @@ from evertide.pipeline.status.status import Status
 
 if TYPE_CHECKING:
     from evertide.flow.explanation.explanation import Explanation
+    from evertide.pipeline.pipeline import Pipeline
     from evertide.plan.catalyst.session import SparkSession
 
 __all__ = ["StorageTarget"]
@@ -48,17 +49,17 @@ class StorageTarget:
     @property
     def _storage(self) -> str:
         if self.given.storage is None:
-            raise InvalidInput(where="--storage", why="name a storage with --storage")
+            raise InvalidInput(where="--storage", why="set --storage to a directory or s3://bucket/prefix")
         return self.given.storage
 
     @property
     def _script(self) -> Path:
         if self.given.script is None:
-            raise InvalidInput(where="--script", why="say which script the pipeline of the storage runs")
+            raise InvalidInput(where="--script", why="set --script to the script of the pipeline")
         return self.given.script
 
     def _spark(self) -> SparkSession:
-        with self.bars.working("Spark"):
+        with self.bars.show_work("Spark"):
             return self.stack.enter_context(spark_session(self.given.master)).spark
 
     def status(self) -> Status:
@@ -80,19 +81,19 @@ class StorageTarget:
         with Workers(
             reader.storage.address, results.copy, settings=reader.settings, runtime=reader.runtime, master=master
         ) as workers:
-            answer = workers.by_duckdb(question)
+            answer = workers.ask_duckdb(question)
             if answer is not None:
                 return answer
-            with self.bars.working("Spark"):
-                return workers.by_spark(question)
+            with self.bars.show_work("Spark"):
+                return workers.ask_spark(question)
 
     def subscribe(self, name: str, since: int | None, *, follow: bool) -> Iterator[tuple[int, pa.Table]]:
         collections = self._reader.collections
         view = collections.view(name)
-        shard = collections.members().collection(view.name)
+        shard = collections.members().open_collection(view.name)
         last = view.time
         if since is not None and since > last:
-            raise InvalidInput(where=f"--since {since}", why=f"that time is not there yet; the last is {last}")
+            raise InvalidInput(where=f"--since {since}", why=f"the time is in the future; the last time is {last}")
         source = shard.subscribe(last) if since is None else shard.listen(since)
         if not follow and since == last:
             return
@@ -106,54 +107,66 @@ class StorageTarget:
         text, path, _ = read_script(self._script)
         spark = self._spark()
         from evertide.flow import Circuit  # noqa: PLC0415 - pyspark
-        from evertide.flow import explain as explained  # noqa: PLC0415 - pyspark
-        from evertide.flow.explanation.diagrams import dot, mermaid  # noqa: PLC0415 - pyspark
+        from evertide.flow import explain as explain_circuit  # noqa: PLC0415 - pyspark
+        from evertide.flow.explanation.diagrams import render_dot, render_mermaid  # noqa: PLC0415 - pyspark
 
-        found = explained(Circuit(spark, text, path=path))
-        chosen = found if view is None else _only(found, view)
+        found = explain_circuit(Circuit(spark, text, path=path))
+        chosen = found if view is None else _select_view(found, view)
         if form == "json":
             return chosen.to_dict()
         if form == "text":
             return chosen.text(has_state=False)
-        return mermaid(chosen) if form == "mermaid" else dot(chosen)
+        return render_mermaid(chosen) if form == "mermaid" else render_dot(chosen)
 
     def push(
-        self, table: str, file: Path, form: Format | None, *, is_delete: bool, producer: str, sequence: int | None
+        self, table: str, file: Path, form: PushFormat | None, *, is_delete: bool, producer: str, sequence: int | None
     ) -> tuple[int, int]:
-        kind, rows = format_of(file, form), 0
+        kind, rows = choose_format(file, form), 0
         given = self.given
         with (
             read_path(file) as path,
-            opened(self._script, self._storage, self.output, meta=given.meta, master=given.master) as pipeline,
+            open_for_command(
+                self._script, self._storage, self.output, meta=given.meta, master=given.master
+            ) as pipeline,
         ):
             with pipeline.transaction(producer, sequence or 0) as pushed:
-                for batch in rows_of_file(pipeline.engine.tables, table, path, kind, str(file), is_delete=is_delete):
+                for batch in read_pushed_file(
+                    pipeline.engine.tables, table, path, kind, str(file), is_delete=is_delete
+                ):
                     pushed.push(table, () if is_delete else batch, deletes=batch if is_delete else ())
                     rows += batch.num_rows
             return rows, pipeline.take(pushed)
 
     def checkpoint(self) -> NewCheckpoint:
-        given = self.given
-        with opened(
-            self._script, self._storage, self.output, meta=given.meta, master=given.master, must_exist=True
-        ) as pipeline:
+        with self._existing() as pipeline:
             entry = pipeline.checkpoint()
             return NewCheckpoint(entry.number, entry.time, entry.made_at_s)
 
+    def retry(self, views: Sequence[str]) -> None:
+        with self._existing() as pipeline:
+            for view in views:
+                pipeline.retry(view)
+
+    def _existing(self) -> AbstractContextManager[Pipeline]:
+        given = self.given
+        return open_for_command(
+            self._script, self._storage, self.output, meta=given.meta, master=given.master, must_exist=True
+        )
+
     def pause(self) -> str:
-        raise _only_running("pause")
+        raise _make_remote_only_error("pause")
 
     def resume(self) -> str:
-        raise _only_running("resume")
+        raise _make_remote_only_error("resume")
 
 
-def _only_running(what: str) -> InvalidInput:
-    return InvalidInput(where=what, why=f"only the process that runs the pipeline can: `evertide --url URL {what}`")
+def _make_remote_only_error(what: str) -> InvalidInput:
+    return InvalidInput(where=what, why=f"only a running pipeline can do this; use `evertide --url URL {what}`")
 
 
-def _only(found: Explanation, view: str) -> Explanation:
+def _select_view(found: Explanation, view: str) -> Explanation:
     own = next((name for name in found.names if name.lower() == view.lower()), None)
     if own is None:
-        why = f"the script has no such materialized view; it has {[*found.names]}"
+        why = f"the script has no such materialized view; it has {', '.join(found.names)}"
         raise InvalidInput(where=f"view {view!r}", why=why)
-    return found.only(own)
+    return found.select_view(own)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +14,12 @@ import msgspec
 import pyarrow as pa
 
 from evertide.checkpoint.summary import CheckpointSummary
-from evertide.cli.files import format_of, read_path
+from evertide.cli.files import choose_format, read_path
 from evertide.cli.target.target import NewCheckpoint, Remote
 from evertide.client import Client
 from evertide.errors import InvalidInput
 from evertide.journal.journal import TransactionSummary
-from evertide.pipeline.input.pushed_files import Format
+from evertide.pipeline.input.pushed_files import PushFormat
 from evertide.pipeline.reading.query import Answer, Question
 from evertide.pipeline.status.status import Status
 
@@ -37,13 +37,13 @@ class ServerTarget:
     @classmethod
     @contextmanager
     def open(cls, remote: Remote) -> Iterator[Self]:
-        with Client(remote.url or "", _token(remote), tls=remote.authority) as client:
+        with Client(remote.url or "", _read_token(remote), tls=remote.authority) as client:
             yield cls(client)
 
     def status(self) -> Status:
-        told = self.client.status()
-        numbered = [(one["number"], one["time"]) for one in told["checkpoints"]]
-        return msgspec.convert({**told, "checkpoints": numbered}, Status)
+        status = self.client.status()
+        numbered = [(one["number"], one["time"]) for one in status["checkpoints"]]
+        return msgspec.convert({**status, "checkpoints": numbered}, Status)
 
     def journal(self, first: int, last: int | None) -> list[TransactionSummary]:
         before = None if last is None else last + 1
@@ -81,17 +81,17 @@ class ServerTarget:
         return {"views": [view for one in found for view in one["views"]], "arrangements": [*arranged.values()]}
 
     def push(
-        self, table: str, file: Path, form: Format | None, *, is_delete: bool, producer: str, sequence: int | None
+        self, table: str, file: Path, form: PushFormat | None, *, is_delete: bool, producer: str, sequence: int | None
     ) -> tuple[int, int]:
-        kind = format_of(file, form)
+        kind = choose_format(file, form)
         with read_path(file) as path:
             try:
                 content = path.read_bytes()
             except OSError as error:
-                raise InvalidInput(where=str(file), why=f"it cannot be read: {error.strerror}") from error
+                raise InvalidInput(where=str(file), why=f"cannot read the file: {error.strerror}") from error
         taken = self.client.push_body(table, content, kind, deletes=is_delete, producer=producer, sequence=sequence)
         if taken.get("problem"):
-            logger.warning("the rows are durable, and show once the pipeline continues: %s", taken["problem"])
+            logger.warning("the rows are durable, and become visible when the pipeline continues: %s", taken["problem"])
         return taken["rows"], taken["time"]
 
     def checkpoint(self) -> NewCheckpoint:
@@ -103,14 +103,18 @@ class ServerTarget:
     def resume(self) -> str:
         return str(self.client.resume()["state"])
 
+    def retry(self, views: Sequence[str]) -> None:
+        for view in views:
+            self.client.retry(view)
 
-def _token(remote: Remote) -> str | None:
+
+def _read_token(remote: Remote) -> str | None:
     if remote.token_file is None:
         return remote.token
     try:
         return remote.token_file.read_text("utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        why = error.strerror if isinstance(error, OSError) else "not UTF-8"
         raise InvalidInput(
-            where=f"--token-file {os.fspath(remote.token_file)}", why=f"it cannot be read: {why}"
+            where=f"--token-file {os.fspath(remote.token_file)}", why=f"cannot read the file: {why}"
         ) from error

@@ -5,7 +5,7 @@ All targets return the same values, so that a command need not know which one it
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from evertide.checkpoint.summary import CheckpointSummary
     from evertide.journal.journal import TransactionSummary
-    from evertide.pipeline.input.pushed_files import Format
+    from evertide.pipeline.input.pushed_files import PushFormat
     from evertide.pipeline.status.status import Status
 
 __all__ = ["NewCheckpoint", "Remote", "StorageOptions", "Target", "open_target"]
@@ -55,7 +55,7 @@ class Target(Protocol):
         ...
 
     def push(
-        self, table: str, file: Path, form: Format | None, *, is_delete: bool, producer: str, sequence: int | None
+        self, table: str, file: Path, form: PushFormat | None, *, is_delete: bool, producer: str, sequence: int | None
     ) -> tuple[int, int]:
         """The number of rows, and the time of their transaction."""
         ...
@@ -67,6 +67,10 @@ class Target(Protocol):
         ...
 
     def resume(self) -> str: ...
+
+    def retry(self, views: Sequence[str]) -> None:
+        """Recompute failed views, one after the other."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +106,7 @@ def open_target(
             yield stack.enter_context(ServerTarget.open(remote))
             return
         if given.storage is None and needs_storage:
-            why = "name a storage with --storage, or a server with `evertide --url URL COMMAND`"
+            why = "set --storage, or use a server: `evertide --url URL COMMAND`"
             raise InvalidInput(where="--storage", why=why)
         from evertide.cli.target.local import StorageTarget  # noqa: PLC0415
 
@@ -112,4 +116,4 @@ def open_target(
 def _check_one(given: StorageOptions) -> None:
     for name, value in (("--storage", given.storage), ("--script", given.script), ("--master", given.master)):
         if value is not None:
-            raise InvalidInput(where=name, why="this option cannot be combined with --url: the server has its own")
+            raise InvalidInput(where=name, why="this option cannot be combined with --url; the server has its own")

@@ -1,9 +1,9 @@
 // Requests to the server that the page came from, and what went wrong with them.
 //
 // 1. Addresses are relative to the page: it also works below a path of a proxy.
-// 2. A token is sent if somebody entered one. It stays in this tab (sessionStorage), and is never in an address.
-// 3. Whatever fails is a `Refused` (the server said no, and why) or an `Away` (nobody answered).
-// 4. 401 asks for a token once, whoever met it; those who wait go on with it.
+// 2. A token is sent once the user has entered one. It stays in this tab (sessionStorage), and is never in an address.
+// 3. Every failure is a `Refused` (the server's error) or an `Away` (the server did not answer).
+// 4. After a 401 the user is asked for a token once; all requests that failed wait for it, and are repeated.
 
 const TOKEN = "evertide.token"
 const LIMIT_MS = 20_000
@@ -25,20 +25,20 @@ export class Refused extends Error {
 export class Away extends Error {
   constructor(why) {
     super(`The server does not answer: ${why}`)
-    this.remedy = "It may be stopped, or starting. The page goes on by itself once it answers."
+    this.remedy = "The server may be stopped or starting. The page continues when the server answers."
   }
 }
 
 const listeners = new Set()
 
-// Called with true if a token is wanted, and with false once one was taken.
+// Called with true if a token is needed, and with false once one was entered.
 export function onTokenWanted(listener) {
   listeners.add(listener)
 }
 
 let waiting = null
 
-function tokenWanted() {
+function waitForToken() {
   if (!waiting) {
     waiting = {}
     waiting.promise = new Promise((done) => (waiting.done = done))
@@ -72,7 +72,7 @@ function keep(text) {
     if (text) sessionStorage.setItem(TOKEN, text)
     else sessionStorage.removeItem(TOKEN)
   } catch {
-    // A browser that keeps nothing asks again.
+    // A browser without storage asks again.
   }
 }
 
@@ -102,7 +102,7 @@ export async function ask(path, { method = "GET", query, body, headers = {}, sig
     }
     noteClock(answer.headers.get("date"))
     if (answer.status !== 401) return answer
-    if (token() === used) await tokenWanted()
+    if (token() === used) await waitForToken()
     if (signal?.aborted) throw signal.reason
   }
 }
@@ -122,25 +122,25 @@ export async function remove(path) {
 async function read(answer) {
   let body = null
   try {
-    body = answer.status === 204 ? null : JSON.parse(await answer.text(), exact)
+    body = answer.status === 204 ? null : JSON.parse(await answer.text(), keepLargeIntegers)
   } catch {
-    if (answer.ok) throw new Refused(answer.status, { message: "The answer is no JSON: is this an Evertide server?" })
+    if (answer.ok) throw new Refused(answer.status, { message: "The answer is not JSON. Is this an Evertide server?" })
   }
   if (!answer.ok) throw new Refused(answer.status, body)
   return body
 }
 
-// A whole number that JavaScript would round stays the text that it was written as.
-function exact(_, value, context) {
+// An integer that JavaScript would round stays a text.
+function keepLargeIntegers(_, value, context) {
   return typeof value === "number" && Number.isInteger(value) && !Number.isSafeInteger(value) && context?.source ? context.source : value
 }
 
 let skew_s = 0
 
-// Ages are told by the server's clock: that of this machine may be off.
+// Ages are computed with the server's clock, because the clock of this machine may be wrong.
 function noteClock(date) {
-  const told_s = date ? Date.parse(date) / 1000 : NaN
-  if (!Number.isNaN(told_s)) skew_s = Math.abs(told_s - Date.now() / 1000) > 3 ? told_s - Date.now() / 1000 : 0
+  const server_s = date ? Date.parse(date) / 1000 : NaN
+  if (!Number.isNaN(server_s)) skew_s = Math.abs(server_s - Date.now() / 1000) > 3 ? server_s - Date.now() / 1000 : 0
 }
 
 export function now_s() {

@@ -1,4 +1,4 @@
-// The page: its frame, which screen is shown, and what holds for all of them.
+// The page: its frame, the current screen, and everything that all screens share.
 
 import { enterToken, hasToken, onTokenWanted } from "./api.js"
 import { onCursor } from "./charts.js"
@@ -23,10 +23,10 @@ import shapes from "./screens/shapes.js"
 // A screen: {title, needs, open(pieces of the address, redraw) -> {view(world), close?()}}
 const SCREENS = { overview, flow, collections, collection, query, checkpoints, journal, shapes, errors, logs, api: reference }
 const MENU = [
-  ["Watch", [["overview", "Overview", "overview"], ["flow", "Flow", "flow"], ["collections", "Collections", "collections"]]],
-  ["Ask", [["query", "SQL", "query"], ["api", "API", "reference"]]],
+  ["Monitor", [["overview", "Overview", "overview"], ["flow", "Flow", "flow"], ["collections", "Collections", "collections"]]],
+  ["Query", [["query", "SQL", "query"], ["api", "API", "reference"]]],
   ["Storage", [["checkpoints", "Checkpoints", "checkpoints"], ["journal", "Journal", "journal"], ["shapes", "Shapes", "shapes"]]],
-  ["Trouble", [["errors", "Errors", "errors"], ["logs", "Logs", "logs"]]],
+  ["Problems", [["errors", "Errors", "errors"], ["logs", "Logs", "logs"]]],
 ]
 const OLD_S = 15
 const root = document.getElementById("app")
@@ -51,7 +51,7 @@ function go() {
   if (address === shown.address) return
   shown.screen?.close?.()
   const before = shown.name
-  const [name, ...pieces] = address.slice(1).split("/").map(decoded)
+  const [name, ...pieces] = address.slice(1).split("/").map(decodePiece)
   const known = SCREENS[name] ?? overview
   shown = { address, name: SCREENS[name] ? name : "overview", title: known.title, screen: known.open(pieces, redraw) }
   isMenuOpen = false
@@ -63,7 +63,7 @@ function go() {
   scrollTo(0, 0)
 }
 
-function decoded(piece) {
+function decodePiece(piece) {
   try {
     return decodeURIComponent(piece)
   } catch {
@@ -126,7 +126,7 @@ function themeChooser() {
     try {
       localStorage.setItem("evertide.theme", to)
     } catch {
-      // It then holds until the page is closed.
+      // The choice then holds until the page is closed.
     }
     redraw()
   }
@@ -144,24 +144,24 @@ function head() {
     h("div", { class: "head-facts" },
       status && h("span", { class: "fact" }, "time ", h("b", { class: "number", "data-time": status.time }, count(status.time))),
       status && badge(connection.mode === "away" ? "" : status.state, connection.mode === "away" ? `was ${status.state}` : status.state),
-      h("span", { class: `connection ${connection.mode}`, role: "status" }, h("span", { class: "dot-mark", "aria-hidden": "true" }), connectionWords(connection)),
+      h("span", { class: `connection ${connection.mode}`, role: "status" }, h("span", { class: "dot-mark", "aria-hidden": "true" }), describeConnection(connection)),
     ),
   )
 }
 
-function connectionWords({ mode }) {
-  return { live: "live", polling: "asking every 2 s", away: "server away", starting: "connecting" }[mode]
+function describeConnection({ mode }) {
+  return { live: "live", polling: "polling every 2 s", away: "server does not answer", starting: "connecting" }[mode]
 }
 
 function banner() {
   const { connection, now_s: now, errors: wrong } = world
   const age_s = connection.seen_s ? now - connection.seen_s : 0
   if (connection.mode === "away") {
-    const old = connection.seen_s ? `What you see is from ${moment(connection.seen_s)}, ${seconds(age_s)} ago.` : "Nothing was heard from it yet."
-    return h("div", { class: "banner bad", role: "alert" }, h("strong", null, "The server is away. "), `${old} The page goes on by itself once it answers.`)
+    const old = connection.seen_s ? `This page shows the state of ${moment(connection.seen_s)}, ${seconds(age_s)} ago.` : "The server has not answered yet."
+    return h("div", { class: "banner bad", role: "alert" }, h("strong", null, "The server does not answer. "), `${old} The page continues when the server answers.`)
   }
   if (connection.seen_s && age_s > OLD_S) {
-    return h("div", { class: "banner waiting", role: "status" }, h("strong", null, "This is old. "), `The last answer came ${seconds(age_s)} ago.`)
+    return h("div", { class: "banner waiting", role: "status" }, h("strong", null, "These values are old. "), `The last answer came ${seconds(age_s)} ago.`)
   }
   return wrong.status ? h("div", { class: "banner-problem" }, trouble(wrong.status, "the status")) : null
 }
@@ -183,11 +183,11 @@ function tokenPrompt() {
     h(
       "form",
       { class: "card token", role: "dialog", "aria-modal": "true", "aria-labelledby": "token-title", onsubmit: submit },
-      h("h2", { id: "token-title" }, "A token, please"),
-      h("p", null, hadToken ? "The server does not know that token, or it may not do this." : "This server wants to know who asks. Tokens are made by whoever runs it."),
+      h("h2", { id: "token-title" }, "Enter an access token"),
+      h("p", null, hadToken ? "The server does not know this token, or the token does not allow this request." : "This server needs an access token. Ask the operator of the server for one."),
       h("label", null, "Token", h("input", { name: "token", type: "password", autocomplete: "off", spellcheck: "false", required: true, once: (node) => requestAnimationFrame(() => node.focus()) })),
-      h("p", { class: "quiet" }, "It is kept in this tab only, and forgotten when the tab is closed."),
-      h("button", { type: "submit", class: "primary" }, "Go on"),
+      h("p", { class: "quiet" }, "The token is kept in this tab only, until the tab is closed."),
+      h("button", { type: "submit", class: "primary" }, "Continue"),
     ),
   )
 }

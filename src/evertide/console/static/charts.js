@@ -1,4 +1,4 @@
-// Charts in SVG. Each says in words what it shows, and its values can be gone through with the arrow keys.
+// Charts in SVG. Each has a description in words, and the arrow keys step through its values.
 
 import { h } from "./dom.js"
 import { brief } from "./format.js"
@@ -16,7 +16,7 @@ export function onCursor(listener) {
 export function spark(samples, label, { width = 110, height = 26 } = {}) {
   const kept = samples.filter(([, value]) => value != null)
   const known = kept.map(([, value]) => value)
-  if (known.length < 2) return h("span", { class: "spark-none", title: "Drawn once there is something to compare" }, "·")
+  if (known.length < 2) return h("span", { class: "spark-none", title: "Drawn once there are two values" }, "·")
   const [low, high] = [Math.min(...known), Math.max(...known)]
   const y = (value) => (high === low ? height / 2 : height - 3 - ((value - low) / (high - low)) * (height - 6))
   const [first, last] = [kept[0][0], kept.at(-1)[0]]
@@ -32,7 +32,7 @@ export function spark(samples, label, { width = 110, height = 26 } = {}) {
   )
 }
 
-// points: [{x, y, words}]; `x` a number, or a text with kind "bars". `words` is what the cursor says of a point.
+// points: [{x, y, words}]; `x` is a number, or a text with kind "bars"; `words` is the caption of the point.
 export function plot({ name, label, points, kind = "area", height = 180, formatX = brief, formatY = brief, span = 0 }) {
   const { props, width } = measured(name)
   const inner = { width: Math.max(40, width - PAD.left - PAD.right), height: height - PAD.top - PAD.bottom }
@@ -47,13 +47,13 @@ export function plot({ name, label, points, kind = "area", height = 180, formatX
   const y = (value) => PAD.top + inner.height - ((value - bottom) / (top - bottom)) * inner.height
   const at = Math.min(cursors.get(name) ?? -1, points.length - 1)
   const places = points.map(x)
-  const text = points.length ? `${label}. ${points.length} values, the last is ${formatY(points.at(-1).y)}.` : `${label}. Nothing yet.`
+  const text = points.length ? `${label}. ${points.length} values, the last is ${formatY(points.at(-1).y)}.` : `${label}. No values yet.`
   return h(
     "figure",
     { class: "plot", ...props },
     h(
       "svg",
-      { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", tabindex: 0, "aria-label": text, ...watching(name, places) },
+      { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", tabindex: 0, "aria-label": text, ...trackCursor(name, places) },
       ticks(bottom, top, step).map((value) => [
         h("line", { class: "grid", x1: PAD.left, x2: width - PAD.right, y1: y(value), y2: y(value) }),
         h("text", { class: "tick", x: PAD.left - 8, y: y(value) + 4, "text-anchor": "end" }, formatY(value)),
@@ -97,7 +97,7 @@ function axis(points, places, isNamed, formatX, height, width) {
   })
 }
 
-function watching(name, places) {
+function trackCursor(name, places) {
   const move = (to) => {
     if (cursors.get(name) === to) return
     cursors.set(name, to)

@@ -1,4 +1,4 @@
-// What is shown, as plain values, and how the page becomes it.
+// Descriptions of elements as plain values, and the code that updates the page to match them.
 //
 // 1. `h(tag, props, ...children)` describes an element. A text is only ever a text node or an attribute: nothing that a
 //    row, a name or an error holds is read as markup, and there is no other way to put something on the page.
@@ -32,7 +32,7 @@ function reconcile(parent, wanted, inSvg) {
   })
 }
 
-// For each that is wanted, the node that becomes it, if there is one.
+// For each wanted element, the existing node to reuse, if any.
 function matches(nodes, wanted) {
   const keyed = new Map()
   const loose = []
@@ -78,7 +78,7 @@ function update(node, wanted, inSvg) {
   }
   const before = node[KNOWN].props
   node[KNOWN] = wanted
-  if (wanted.props.isOwn) return // what is inside belongs to whoever made it
+  if (wanted.props.isOwn) return // the code that made the element owns its content
   reconcile(node, wanted.children, inSvg || wanted.tag === "svg")
   for (const name of Object.keys(before)) if (!(name in wanted.props)) set(node, name, undefined, before[name])
   for (const [name, value] of Object.entries(wanted.props)) if (value !== before[name]) set(node, name, value, before[name])
@@ -102,7 +102,7 @@ function set(node, name, value, before) {
   }
 }
 
-// One for all: it calls what was described last, not what was there when the element was made.
+// One listener for all elements: it calls the handler of the last description.
 function listener(event) {
   event.currentTarget[KNOWN]?.props[`on${event.type}`]?.(event)
 }

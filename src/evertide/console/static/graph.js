@@ -9,7 +9,7 @@ const known = new Map()
 
 // nodes: [{id, width, height, layer?, view: () => description}], edges: [{from, to, isBusy?}]
 export function graph({ label, nodes, edges, fit, isDown = false, gap = 44, scaleMin = 0.7 }) {
-  const laid = remembered(label, nodes, edges, isDown ? { isDown, gapX: gap } : { gapX: gap, gapXMax: 2.6 * gap, fit: fit - 2 * MARGIN })
+  const laid = layOut(label, nodes, edges, isDown ? { isDown, gapX: gap } : { gapX: gap, gapXMax: 2.6 * gap, fit: fit - 2 * MARGIN })
   const width = laid.width + 2 * MARGIN
   const height = laid.height + 2 * MARGIN
   const scale = Math.min(1, Math.max(scaleMin, fit / width))
@@ -43,14 +43,14 @@ export function graph({ label, nodes, edges, fit, isDown = false, gap = 44, scal
   )
 }
 
-// Numbers change every second, the graph hardly ever: it is laid out when it did.
-function remembered(label, nodes, edges, options) {
+// Numbers change every second, the graph rarely: the layout is cached until the graph changes.
+function layOut(label, nodes, edges, options) {
   const text = JSON.stringify([nodes.map(({ id, width, height, layer }) => [id, width, height, layer]), edges.map(({ from, to }) => [from, to]), options])
-  if (known.get(label)?.text !== text) known.set(label, { text, laid: drawn(nodes, edges, options) })
+  if (known.get(label)?.text !== text) known.set(label, { text, laid: computeLayout(nodes, edges, options) })
   return known.get(label).laid
 }
 
-function drawn(nodes, edges, { isDown, ...options }) {
+function computeLayout(nodes, edges, { isDown, ...options }) {
   if (!isDown) {
     const laid = layered(nodes, edges, options)
     return { ...laid, edges: laid.edges.map((one) => ({ ...one, path: curve(one.points) })) }

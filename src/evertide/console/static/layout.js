@@ -1,4 +1,4 @@
-// Where the nodes of a graph without cycles lie: in layers from left to right, with few crossings. Pure.
+// Positions of the nodes of a graph without cycles: in layers from left to right, with few crossings. Pure functions.
 //
 // 1. A node's layer is the longest way to it from a node without inputs, or the one that it asks for, if that is later.
 // 2. An edge over several layers bends around the nodes between: it gets a waypoint in each of them.

@@ -1,11 +1,11 @@
-// What is known of the pipeline, kept up to date: by events if the server sends them, else by asking every 2 seconds.
+// The state of the pipeline, kept up to date by the server's events, or by polling every 2 seconds.
 //
-// 1. A screen names what it needs; only that is asked for, and what costs the server more at most every 2 seconds. The
-//    status always is: the head of the page shows it.
-// 2. What cannot be had keeps its last value, and has an error beside it (`world.errors`).
-// 3. `world.connection` says how the page is connected: `live`, `polling` or `away`, since when, and when something was
-//    last heard. A page that shows old values can say so.
-// 4. A page that nobody looks at asks for nothing.
+// 1. A screen names the values that it needs; only those are requested, the expensive ones at most every 2 seconds. The
+//    status is always requested: the head of the page shows it.
+// 2. A value that cannot be read keeps its last state, with an error beside it (`world.errors`).
+// 3. `world.connection` says how the page is connected: `live`, `polling` or `away`, since when, and when the server last
+//    answered, so that the page can mark old values.
+// 4. A hidden page sends no requests.
 
 import { ask, Away, get, now_s } from "./api.js"
 import { events } from "./stream.js"
@@ -17,7 +17,7 @@ const SILENCE_S = 45
 const TRANSACTIONS_MAX = 600
 const SAMPLES_MAX = 240
 
-const QUESTIONS = {
+const REQUESTS = {
   status: () => get("/v1/status"),
   collections: () => get("/v1/collections"),
   graph: () => get("/v1/graph"),
@@ -37,9 +37,9 @@ export const world = {
 
 let needs = []
 let changed = () => {}
-let asked_s = -Infinity
+let requested_s = -Infinity
 const last_s = {}
-let isAsking = false
+let isRequesting = false
 let isWanted = true
 let isStreaming = false
 
@@ -57,7 +57,7 @@ export function need(names) {
   refresh()
 }
 
-// The clock on the wall may be set, and is corrected when the server tells its own.
+// Unlike the wall clock, this one is never set or corrected.
 function steady_s() {
   return performance.now() / 1000
 }
@@ -65,20 +65,20 @@ function steady_s() {
 function tick() {
   world.now_s = now_s()
   const due_s = isStreaming ? (isWanted ? 1 : CHECK_S) : POLL_S
-  if (!document.hidden && steady_s() - asked_s >= due_s) refresh()
+  if (!document.hidden && steady_s() - requested_s >= due_s) refresh()
   changed()
 }
 
 export async function refresh() {
   isWanted = true
-  if (isAsking) return
-  isAsking = true
+  if (isRequesting) return
+  isRequesting = true
   isWanted = false
-  asked_s = steady_s()
-  const names = ["status", ...needs.filter((name) => asked_s - (last_s[name] ?? -Infinity) >= PAUSES_S[name])]
-  for (const name of names) last_s[name] = asked_s
-  const answers = await Promise.allSettled(names.map((name) => QUESTIONS[name]()))
-  isAsking = false
+  requested_s = steady_s()
+  const names = ["status", ...needs.filter((name) => requested_s - (last_s[name] ?? -Infinity) >= PAUSES_S[name])]
+  for (const name of names) last_s[name] = requested_s
+  const answers = await Promise.allSettled(names.map((name) => REQUESTS[name]()))
+  isRequesting = false
   names.forEach((name, at) => take(name, answers[at]))
   connect(answers[0])
   world.now_s = now_s()
@@ -105,7 +105,7 @@ function takeTransaction(one) {
   if (list.length > TRANSACTIONS_MAX) list.splice(0, list.length - TRANSACTIONS_MAX)
 }
 
-// How many rows each collection had when, since the page was opened.
+// The number of rows of each collection over time, since the page was opened.
 function sample() {
   const rows = Object.fromEntries(world.collections.map((one) => [one.name, one.rows]))
   world.samples.push({ at_s: now_s(), rows })
@@ -124,9 +124,9 @@ function connect(answer) {
 async function follow() {
   for (let wait_s = 1; ; wait_s = Math.min(wait_s * 2, 15)) {
     try {
-      if (!(await stream(() => (wait_s = 1)))) return // it has no events: asking it is
+      if (!(await stream(() => (wait_s = 1)))) return // the server has no events: poll
     } catch {
-      // The next question finds out whether the server is away.
+      // The next request shows whether the server answers.
     }
     isStreaming = false
     refresh()
@@ -134,7 +134,7 @@ async function follow() {
   }
 }
 
-async function stream(heard) {
+async function stream(received) {
   const silence = new AbortController()
   const answer = await ask("/v1/events", { headers: { Accept: "text/event-stream" }, limit_ms: 0, signal: silence.signal })
   if (answer.status === 404 || answer.status === 405) return false
@@ -145,7 +145,7 @@ async function stream(heard) {
   const watch = setInterval(() => steady_s() - heard_s > SILENCE_S && silence.abort(), 5000)
   try {
     for await (const event of events(answer.body, () => (heard_s = steady_s()))) {
-      heard()
+      received()
       if (event.kind === "transaction") takeTransaction(event.value)
       isWanted = true
     }

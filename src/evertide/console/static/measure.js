@@ -1,4 +1,4 @@
-// How wide an element is: charts are drawn for the pixels that they have, so that their texts keep their size.
+// The width of elements: charts are drawn for the available pixels, so that their texts keep their size.
 
 const widths = new Map()
 let changed = () => {}

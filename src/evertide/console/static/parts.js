@@ -43,9 +43,9 @@ export function problem({ state, error_code: code, why, remedy, since_s, wait_s 
     "article",
     { class: `problem ${tone(state)}` },
     h("header", null, badge(state), where && h("strong", null, where), code && h("code", null, code), since_s ? h("span", { class: "quiet" }, `since ${moment(since_s)}`) : null),
-    h("p", { class: "why" }, why || "No reason is told."),
+    h("p", { class: "why" }, why || "The server gave no reason."),
     remedy && h("p", { class: "remedy" }, h("span", null, "What to do"), remedy),
-    wait_s != null && h("p", { class: "quiet" }, `It is tried again in ${seconds(wait_s)}.`),
+    wait_s != null && h("p", { class: "quiet" }, `Next retry in ${seconds(wait_s)}.`),
   )
 }
 
@@ -53,13 +53,13 @@ export function empty(words, more) {
   return h("div", { class: "empty" }, h("p", null, words), more && h("p", { class: "quiet" }, more))
 }
 
-// What could not be had, and what to do. Something that was had before stays on the page: this stands above it.
+// An error, and what to do. It is shown above the last values, which stay on the page.
 export function trouble(error, what) {
   if (!error) return null
   if (error instanceof Refused && error.isMissing && error.code !== "invalid_input") {
-    return empty(`This server does not offer ${what}.`, "It may be of an earlier version; everything else works.")
+    return empty(`This server does not offer ${what}.`, "It may be an earlier version; everything else works.")
   }
-  const head = error instanceof Away ? "The server is away" : `${what[0].toUpperCase()}${what.slice(1)} cannot be shown`
+  const head = error instanceof Away ? "The server does not answer" : `${what[0].toUpperCase()}${what.slice(1)} cannot be shown`
   return h(
     "div",
     { class: "problem bad", role: "alert" },
@@ -70,16 +70,16 @@ export function trouble(error, what) {
 }
 
 export function waiting(what) {
-  return h("div", { class: "empty", role: "status" }, h("span", { class: "spinner", "aria-hidden": "true" }), `Asking for ${what}…`)
+  return h("div", { class: "empty", role: "status" }, h("span", { class: "spinner", "aria-hidden": "true" }), `Loading ${what}…`)
 }
 
-// What a screen shows before it has anything.
+// What a screen shows before it has values.
 export function missing(error, what) {
   return error ? trouble(error, what) : waiting(what)
 }
 
 // columns: [{name, title?, isNumber?, isSorted?, show?: row => content, onsort?}]
-export function table({ label, columns, rows, keyOf, classOf, none = "Nothing here.", kind = "" }) {
+export function table({ label, columns, rows, keyOf, classOf, none = "No entries.", kind = "" }) {
   return h(
     "div",
     { class: "table-box", tabindex: 0, role: "region", "aria-label": label },
@@ -111,7 +111,7 @@ export function text(value) {
   return value == null || value === "" ? h("span", { class: "quiet" }, NOTHING) : String(value)
 }
 
-// A value of a row, which may be anything.
+// A value of a row, of any type.
 export function value(one) {
   return one == null ? h("span", { class: "null" }, "NULL") : h("span", { class: "value", title: cell(one).length > 40 ? cell(one).slice(0, 2000) : null }, cell(one).slice(0, 2000))
 }
@@ -122,13 +122,13 @@ export function valueColumns(columns, more = () => ({})) {
 
 export function lag(one) {
   if (!one) return NOTHING
-  const told = [
+  const parts = [
     one.bytes != null && bytes(one.bytes),
     one.rows != null && `${count(one.rows)} rows`,
     one.files != null && `${count(one.files)} files`,
     one.seconds != null && seconds(one.seconds),
   ]
-  return told.filter(Boolean).join(", ") || NOTHING
+  return parts.filter(Boolean).join(", ") || NOTHING
 }
 
 export function button(words, onclick, props) {

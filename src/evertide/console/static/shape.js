@@ -1,10 +1,10 @@
-// Some rows of a collection, live, by the shape endpoint: the first ones in an order, and what changes of them.
+// The first rows of a collection in an order, and their changes, live, from the shape endpoint.
 //
-// 1. The shape follows changes only, and a subset of it gives the rows to begin with: a collection of any size costs a
+// 1. The shape follows changes only, and a subset request returns the first rows: a collection of any size costs one
 //    page of rows.
-// 2. A change names its row by a key. Changes that the subset has already come again to the same, so none is sorted out.
-// 3. When so many rows went that the page is half empty, it is asked for again.
-// 4. A shape that is over (409) is begun anew, as is one that the server does not know any more.
+// 2. A change names its row by a key. Applying a change twice has no effect, so changes that the subset has are not skipped.
+// 3. When deletions leave the page half empty, the rows are requested again.
+// 4. A shape that has ended (409), or that the server no longer knows, is requested again from the start.
 
 import { ask, Away, Refused } from "./api.js"
 import { isNumberType } from "./format.js"
@@ -43,7 +43,7 @@ export class LiveRows {
         this.error = error
         this.state = error instanceof Away ? "away" : "failed"
         this._changed()
-        if (error instanceof Refused && error.status === 400) return // as it is asked it never works
+        if (error instanceof Refused && error.status === 400) return // the same request fails again
       }
       await new Promise((done) => setTimeout(done, wait_s * 1000))
     }
@@ -82,7 +82,7 @@ export class LiveRows {
     const answer = await ask("/v1/shape", { query: { ...this._asked, ...query }, signal: this._stop.signal, limit_ms })
     if (answer.ok || answer.status === 409) return answer
     const body = await answer.json().catch(() => null)
-    const why = body?.errors && Object.entries(body.errors).map(([name, told]) => `${name}: ${[told].flat().join("; ")}`).join(" · ")
+    const why = body?.errors && Object.entries(body.errors).map(([name, whys]) => `${name}: ${[whys].flat().join("; ")}`).join(" · ")
     throw new Refused(answer.status, why ? { ...body, message: why } : body)
   }
 

@@ -1,4 +1,4 @@
-// SQL with its words told apart, as elements.
+// SQL as elements, with highlighting.
 
 import { h } from "./dom.js"
 
@@ -10,7 +10,7 @@ const WORDS = new Set(
 )
 const PIECES = /(--[^\n]*|\/\*[\s\S]*?\*\/)|('(?:[^'\\]|\\.|'')*'|"(?:[^"\\]|\\.)*")|(`[^`]*`|[A-Za-z_][\w]*)|(\d[\w.]*)/g
 
-export function highlighted(text) {
+export function highlightSql(text) {
   const found = []
   let at = 0
   for (const hit of text.matchAll(PIECES)) {

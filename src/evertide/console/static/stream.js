@@ -1,23 +1,23 @@
 // Server-sent events of a response body. By `fetch`, as `EventSource` cannot send a token.
 
-export async function* events(body, heard) {
+export async function* events(body, received) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader()
   let text = ""
   for (;;) {
     const { done, value } = await reader.read()
     if (done) return
-    heard()
+    received()
     text += value.replaceAll("\r", "")
     const blocks = text.split("\n\n")
     text = blocks.pop()
     for (const block of blocks) {
-      const event = parsed(block)
+      const event = parseEvent(block)
       if (event) yield event
     }
   }
 }
 
-function parsed(block) {
+function parseEvent(block) {
   let kind = "message"
   const lines = []
   for (const line of block.split("\n")) {

@@ -3,5 +3,5 @@ try {
   const chosen = localStorage.getItem("evertide.theme")
   if (chosen === "light" || chosen === "dark") document.documentElement.dataset.theme = chosen
 } catch {
-  // A browser that keeps nothing shows what the system prefers.
+  // A browser without storage shows what the system prefers.
 }

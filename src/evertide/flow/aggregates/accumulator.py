@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from evertide.errors import Damaged, InvalidInput
 from evertide.flow.aggregates import exact
 from evertide.flow.aggregates.exact import Doubles
-from evertide.flow.aggregates.limbs import Rows
+from evertide.flow.aggregates.limbs import GroupedRows
 from evertide.rows.columns import FIXED, Bools, Longs, one_chunk, plain, validity, wide_words
 
 __all__ = [
@@ -56,7 +56,7 @@ class Accumulator(ABC):
         """The fields of Spark's aggregation buffer, in the order of `aggBufferAttributes`."""
 
     @abstractmethod
-    def partial(self, args: Sequence[Any], rows: Rows, mask: Bools | None = None) -> list[Any]:
+    def accumulate(self, args: Sequence[Any], rows: GroupedRows, mask: Bools | None = None) -> list[Any]:
         """The state of each group over these rows only. `mask`: the rows that the function's FILTER includes."""
 
     @abstractmethod
@@ -67,9 +67,9 @@ class Accumulator(ABC):
         """Group by group: the state over the rows of both."""
         return [exact.add(to_state_column(one), to_state_column(other)) for one, other in zip(left, right, strict=True)]
 
-    def zero(self, count: int) -> list[Any]:
+    def make_zero(self, count: int) -> list[Any]:
         """The state of groups without rows."""
-        return [exact.zeros(count) for _ in self.state]
+        return [exact.make_zeros(count) for _ in self.state]
 
 
 def make_exact_field(name: str) -> Any:
@@ -82,7 +82,9 @@ def to_state_column(found: Any) -> Any:
     return found if found.type == pa.binary() else found.cast(pa.binary())
 
 
-def select_contributing(args: Sequence[Any], rows: Rows, mask: Bools | None) -> tuple[list[Any], Rows, Any]:
+def select_contributing(
+    args: Sequence[Any], rows: GroupedRows, mask: Bools | None
+) -> tuple[list[Any], GroupedRows, Any]:
     """The arguments as plain arrays, the contributing rows, and the index of these rows in the arguments."""
     arrays = [plain(one_chunk(arg)) for arg in args]
     masks = [valid for array in arrays if (valid := validity(array)) is not None]
@@ -94,7 +96,7 @@ def select_contributing(args: Sequence[Any], rows: Rows, mask: Bools | None) -> 
     return arrays, rows.take(kept), kept
 
 
-def _values(array: Any, dtype: Any) -> Any:
+def _read_values(array: Any, dtype: Any) -> Any:
     dtype = np.dtype(dtype)
     return np.frombuffer(array.buffers()[1], dtype, len(array), array.offset * dtype.itemsize)
 
@@ -104,7 +106,7 @@ def to_longs(array: Any) -> Longs:
     if pa.types.is_decimal128(array.type):
         low: Longs = to_words(array)[:, 0].view(np.int64)  # with at most 18 digits, the upper word is only the sign
         return low
-    found: Longs = _values(array, FIXED[array.type.id]).astype(np.int64, copy=False)
+    found: Longs = _read_values(array, FIXED[array.type.id]).astype(np.int64, copy=False)
     return found
 
 
@@ -117,7 +119,7 @@ def to_doubles(array: Any) -> Doubles:
     """Integers and floats as doubles, as Spark casts them."""
     if pa.types.is_floating(array.type):
         dtype = "<f8" if pa.types.is_float64(array.type) else "<f4"
-        found: Doubles = _values(array, dtype).astype(np.float64, copy=False)
+        found: Doubles = _read_values(array, dtype).astype(np.float64, copy=False)
         return found
     return to_longs(array).astype(np.float64)
 
@@ -127,7 +129,7 @@ def decode_counts(found: Any, where: Where) -> Longs:
     found = to_state_column(found)
     if exact.is_zero(found):
         return np.zeros(len(found), np.int64)
-    held, fits = exact.decode(found).low_words(1)
+    held, fits = exact.decode(found).get_low_words(1)
     numbers = held[:, 0].view(np.int64)
     if not fits.all() or numbers.min() < 0:
         _refuse_count(found, where, int(np.argmin(fits & (numbers >= 0))))
@@ -135,7 +137,7 @@ def decode_counts(found: Any, where: Where) -> Longs:
 
 
 def _refuse_count(found: Any, where: Where, group: int) -> None:
-    integer, exponent = exact.integers(found[group : group + 1])[0]
+    integer, exponent = exact.to_integers(found[group : group + 1])[0]
     count = integer << exponent
     if count < 0:
         why = f"the group has {count} values, since more were removed than were added"

@@ -1,6 +1,6 @@
 """Accumulators: exact aggregate functions to which rows can be added and from which they can be removed.
 
-An accumulator has *state* columns per group. A delta is summed per group (`partial`) and added to the state (`merge`);
+An accumulator has *state* columns per group. A delta is summed per group (`accumulate`) and added to it (`merge`);
 a removed row is added with a negative diff. `finish` converts the state to the buffer of Spark's aggregate function,
 from which Spark's `evaluateExpression` computes the result.
 
@@ -32,23 +32,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 import pyarrow as pa
 
 from evertide.flow.aggregates.accumulator import Accumulator, Where, find_nonzero
-from evertide.flow.aggregates.limbs import Rows
+from evertide.flow.aggregates.limbs import GroupedRows
 from evertide.flow.aggregates.moments import CoMoments, Moments
 from evertide.flow.aggregates.sums import Count, ExactSum, Layout, Overflow, RealSum, RowCount, Xor
+from evertide.plan.algebra.nodes import EvalMode
 from evertide.rows.columns import Bools
 
-__all__ = ["Accumulator", "Accumulators", "Mode", "Rows", "Where", "make_accumulator"]
-
-Mode = Literal["ANSI", "TRY", "LEGACY"]
-"""Catalyst's `EvalMode`: the effect of an overflow."""
+__all__ = ["Accumulator", "Accumulators", "make_accumulator"]
 
 _DECIMAL_DIGITS_MAX = 38
 _SUM_DIGITS_MORE = 10
+_OVERFLOWS = {EvalMode.ANSI: Overflow.RAISES, EvalMode.TRY: Overflow.IS_NULL, EvalMode.LEGACY: Overflow.WRAPS}
 
 _ORDERS = {
     **dict.fromkeys(("StddevSamp", "StddevPop", "VarianceSamp", "VariancePop", "RegrReplacement"), 2),
@@ -66,7 +65,7 @@ _PAIRS = {
 }
 
 
-def make_accumulator(function: str, types: Sequence[Any], mode: Mode = "ANSI") -> Accumulator | None:
+def make_accumulator(function: str, types: Sequence[Any], mode: EvalMode = EvalMode.ANSI) -> Accumulator | None:
     """The accumulator of an aggregate function, by its class name in Catalyst and the types of its arguments.
 
     None if there is none: then the groups that a delta touches are recomputed.
@@ -87,22 +86,22 @@ def _are_doubles(types: Sequence[Any], count: int) -> bool:
     return len(types) == count and all(pa.types.is_float64(kind) for kind in types)
 
 
-def _make_sum(function: str, kind: Any, mode: Mode) -> Accumulator | None:
+def _make_sum(function: str, kind: Any, mode: EvalMode) -> Accumulator | None:
     averages = function == "Average"
     is_long = pa.types.is_signed_integer(kind)
     if pa.types.is_float64(kind) or pa.types.is_float32(kind) or (averages and is_long):
         return RealSum(function, Layout.SUM_COUNT if averages else Layout.SUM)
     if is_long:
-        overflow = {"ANSI": Overflow.RAISES, "TRY": Overflow.IS_NULL, "LEGACY": Overflow.WRAPS}[mode]
-        return ExactSum(function, pa.int64(), Layout.SUM_IS_EMPTY if mode == "TRY" else Layout.SUM, overflow)
+        overflow = _OVERFLOWS[mode]
+        return ExactSum(function, pa.int64(), Layout.SUM_IS_EMPTY if mode is EvalMode.TRY else Layout.SUM, overflow)
     if pa.types.is_decimal128(kind):
         result = pa.decimal128(min(_DECIMAL_DIGITS_MAX, kind.precision + _SUM_DIGITS_MORE), kind.scale)
-        overflow = Overflow.RAISES if mode == "ANSI" else Overflow.IS_NULL
+        overflow = Overflow.RAISES if mode is EvalMode.ANSI else Overflow.IS_NULL
         return ExactSum(function, result, Layout.SUM_COUNT if averages else Layout.SUM_IS_EMPTY, overflow)
     if kind == pa.duration("us"):
         # Intervals have no LEGACY mode: out of range is an error, except with TRY.
-        overflow = Overflow.IS_NULL if mode == "TRY" else Overflow.RAISES
-        single = Layout.SUM_IS_EMPTY if mode == "TRY" else Layout.SUM
+        overflow = Overflow.IS_NULL if mode is EvalMode.TRY else Overflow.RAISES
+        single = Layout.SUM_IS_EMPTY if mode is EvalMode.TRY else Layout.SUM
         return ExactSum(function, kind, Layout.SUM_COUNT if averages else single, overflow)
     return None
 
@@ -129,12 +128,14 @@ class Accumulators:
     def buffer(self) -> Any:
         return _name_by_position("b", [field for each in self._all for field in each.buffer])
 
-    def partial(self, args: Sequence[Sequence[Any]], rows: Rows, masks: Sequence[Bools | None] | None = None) -> Any:
+    def accumulate(
+        self, args: Sequence[Sequence[Any]], rows: GroupedRows, masks: Sequence[Bools | None] | None = None
+    ) -> Any:
         """The state of each group over these rows only, from the arguments and the mask of each function."""
         filters = masks or [None] * len(self.functions)
-        found = RowCount().partial((), rows)
+        found = RowCount().accumulate((), rows)
         for each, own, mask in zip(self.functions, args, filters, strict=True):
-            found += each.partial(own, rows, mask)
+            found += each.accumulate(own, rows, mask)
         return self._make_state(found)
 
     def merge(self, left: Any, right: Any) -> Any:
@@ -142,9 +143,9 @@ class Accumulators:
         pairs = zip(self._all, self._split_state(left), self._split_state(right), strict=True)
         return self._make_state([merged for each, one, other in pairs for merged in each.merge(one, other)])
 
-    def zero(self, count: int) -> Any:
+    def make_zero(self, count: int) -> Any:
         """The state of groups without rows."""
-        return self._make_state([found for each in self._all for found in each.zero(count)])
+        return self._make_state([found for each in self._all for found in each.make_zero(count)])
 
     def finish(self, state: Any, where: Where) -> Any:
         """The buffers of all functions, for groups with rows, or for the one group of an aggregate without keys."""

@@ -36,10 +36,10 @@ __all__ = [
     "divide",
     "encode",
     "gather",
-    "integers",
     "is_too_large",
     "is_zero",
-    "zeros",
+    "make_zeros",
+    "to_integers",
 ]
 
 Doubles = npt.NDArray[np.float64]
@@ -64,7 +64,7 @@ class Numbers:
     digits: Longs
     base: int
 
-    def digit(self, word: int) -> Longs:
+    def get_digit(self, word: int) -> Longs:
         """The digit with the weight 2^(32 word), stored or not; never negative."""
         at = word - self.base
         if at < 0:
@@ -72,15 +72,15 @@ class Numbers:
         found: Longs = self.digits[at] if at < len(self.digits) else self.digits[-1] >> 31
         return found & _MASK
 
-    def low_words(self, count: int) -> tuple[Words, Bools]:
+    def get_low_words(self, count: int) -> tuple[Words, Bools]:
         """The lowest `count` words of 64 bits per integer, and whether it fits into them. Only for integers."""
         words = np.empty((self.digits.shape[1], count), np.uint64)
         for at in range(count):
-            words[:, at] = (self.digit(2 * at) | (self.digit(2 * at + 1) << 32)).view(np.uint64)
+            words[:, at] = (self.get_digit(2 * at) | (self.get_digit(2 * at + 1) << 32)).view(np.uint64)
         sign = words[:, -1].view(np.int64) >> 63
         fits = np.ones(len(words), np.bool_)
         for word in range(2 * count, self.base + len(self.digits)):
-            fits &= self.digit(word) == sign & _MASK
+            fits &= self.get_digit(word) == sign & _MASK
         return words, fits
 
     def to_doubles(self) -> Doubles:
@@ -108,7 +108,7 @@ class Numbers:
         return np.where(negative, -found, found)
 
 
-def zeros(count: int) -> Any:
+def make_zeros(count: int) -> Any:
     return pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(bytes(4 * (count + 1))), pa.py_buffer(b"")])
 
 
@@ -169,7 +169,7 @@ def add(left: Any, right: Any) -> Any:
 
 def _add_few(left: Any, right: Any) -> Any:
     found = []
-    for (one, one_at), (other, other_at) in zip(integers(left), integers(right), strict=True):
+    for (one, one_at), (other, other_at) in zip(to_integers(left), to_integers(right), strict=True):
         at = min(one_at, other_at)
         total = (one << (one_at - at)) + (other << (other_at - at))
         if total:
@@ -268,7 +268,7 @@ def _decode_digits(array: Any, base: int, end: int) -> Longs:
     return digits
 
 
-def integers(array: Any) -> list[tuple[int, int]]:
+def to_integers(array: Any) -> list[tuple[int, int]]:
     """Each number as (integer, exponent of two), zero as (0, 0); slow."""
     return [
         (

@@ -19,9 +19,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from evertide.flow.aggregates.groups import group_rows
-from evertide.flow.leaf_rows import add_diffs, cancel_out, diffs_of
+from evertide.flow.leaf_rows import add_diffs, cancel_out, get_diffs
 from evertide.flow.state.arrangement import Arrangement
-from evertide.rows.changes import DIFF, net
+from evertide.rows.changes import DIFF, DIFF_FIELD, net
 from evertide.rows.columns import FIXED, FLOATS, Bools, Longs, bits, one_chunk
 
 __all__ = ["VALUE", "Extremes", "make_values_delta"]
@@ -40,7 +40,7 @@ class Extremes:
         self._are_max = are_max
         self._keys = keys
         self.values = values
-        self._schema = pa.schema([*values.schema, pa.field(DIFF, pa.int64(), nullable=False)])
+        self._schema = pa.schema([*values.schema, DIFF_FIELD])
         self._change: pa.Table | None = None
 
     def update(self, groups: pa.Table, changed: pa.Table, befores: Sequence[Any]) -> list[Any]:
@@ -52,7 +52,7 @@ class Extremes:
         columns = [changed.column(name) for name in (*self.values.schema.names, DIFF)]
         delta = pa.Table.from_arrays(columns, schema=self._schema)
         self._change = delta
-        value, diffs = one_chunk(delta.column(VALUE)), diffs_of(delta)
+        value, diffs = one_chunk(delta.column(VALUE)), get_diffs(delta)
         codes = _encode_order([*befores, value])
         found = []
         for is_max, before, code in zip(self._are_max, befores, codes, strict=False):

@@ -24,7 +24,7 @@ import pyarrow as pa
 from evertide.flow.aggregates.exact import Doubles, encode, gather, is_too_large
 from evertide.rows.columns import Longs, Words
 
-__all__ = ["Rows", "sum_longs", "sum_products", "sum_wide"]
+__all__ = ["GroupedRows", "sum_longs", "sum_products", "sum_wide"]
 
 _EXACT = 53
 _WIDTHS = (40, 32, 24)
@@ -36,16 +36,16 @@ _Terms = list[tuple[Longs, int]]
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
+class GroupedRows:
     """The diffs of the rows of a delta, and the numbers of their groups, below `count`."""
 
     diffs: Longs
     groups: Longs
     count: int
 
-    def take(self, rows: Any) -> Rows:
+    def take(self, rows: Any) -> GroupedRows:
         """Only these rows, by number, slice or mask."""
-        return Rows(self.diffs[rows], self.groups[rows], self.count)
+        return GroupedRows(self.diffs[rows], self.groups[rows], self.count)
 
     @cached_property
     def has_only_ones(self) -> bool:
@@ -69,7 +69,7 @@ class Rows:
     def tally(self) -> Any:
         """The encoded sum of diffs per group."""
         terms: _Terms = []
-        for block in _blocks(self):
+        for block in _iterate_blocks(self):
             if block.has_only_ones:
                 terms.append((np.bincount(block.groups, minlength=self.count), 0))
             else:
@@ -86,7 +86,7 @@ class _Limbs:
     shift: int
 
 
-def sum_longs(values: Longs, rows: Rows) -> Any:
+def sum_longs(values: Longs, rows: GroupedRows) -> Any:
     """Per group the sum of value * diff, encoded."""
     terms: _Terms = []
     for part, block in _split_blocks(rows):
@@ -95,7 +95,7 @@ def sum_longs(values: Longs, rows: Rows) -> Any:
     return encode(gather(terms, rows.count))
 
 
-def sum_wide(words: Words, rows: Rows) -> Any:
+def sum_wide(words: Words, rows: GroupedRows) -> Any:
     """The same for integers of 128 bits, given as two words each, the lower first."""
     low, high = words[:, 0], words[:, 1].view(np.int64)
     if np.array_equal(low.view(np.int64) >> 63, high):
@@ -107,7 +107,7 @@ def sum_wide(words: Words, rows: Rows) -> Any:
     return encode(gather(terms, rows.count))
 
 
-def sum_products(factors: Sequence[Doubles], rows: Rows) -> Any:
+def sum_products(factors: Sequence[Doubles], rows: GroupedRows) -> Any:
     """Per group the sum of the product of the factors * diff, encoded. All factors are finite."""
     if is_too_large(_estimate_digits(factors), rows.count):
         return _sum_by_halves(factors, rows)
@@ -128,30 +128,30 @@ def _estimate_digits(factors: Sequence[Doubles]) -> int:
     return spread // 32 if spread > _WINDOW * len(factors) else 0
 
 
-def _sum_by_halves(factors: Sequence[Doubles], rows: Rows) -> Any:
+def _sum_by_halves(factors: Sequence[Doubles], rows: GroupedRows) -> Any:
     half = rows.count // 2
     found = []
     for first, end in ((0, half), (half, rows.count)):
         at = np.flatnonzero((rows.groups >= first) & (rows.groups < end))
-        inside = Rows(rows.diffs[at], rows.groups[at] - first, end - first)
+        inside = GroupedRows(rows.diffs[at], rows.groups[at] - first, end - first)
         found.append(sum_products([factor[at] for factor in factors], inside))
     return pa.concat_arrays(found)
 
 
-def _split_blocks(rows: Rows) -> Iterator[tuple[slice, Rows]]:
+def _split_blocks(rows: GroupedRows) -> Iterator[tuple[slice, GroupedRows]]:
     """Blocks of rows, which bound memory and the bits of a sum. No rows have no block."""
     for start in range(0, len(rows.diffs), _BLOCK_ROWS):
         part = slice(start, start + _BLOCK_ROWS)
         yield part, (rows if len(rows.diffs) <= _BLOCK_ROWS else rows.take(part))
 
 
-def _blocks(rows: Rows) -> Iterator[Rows]:
+def _iterate_blocks(rows: GroupedRows) -> Iterator[GroupedRows]:
     return (block for _, block in _split_blocks(rows))
 
 
 def _split_windows(factors: Sequence[Doubles]) -> Iterator[Any]:
     """Sets of rows in which exponents of a factor differ little. Rows with a factor 0 may be omitted."""
-    if all(_fits_window(factor) for factor in factors):
+    if all(_is_in_window(factor) for factor in factors):
         yield slice(None)
         return
     rows = np.flatnonzero(np.logical_and.reduce([factor != 0 for factor in factors]))
@@ -162,7 +162,7 @@ def _split_windows(factors: Sequence[Doubles]) -> Iterator[Any]:
     yield from (rows[found] for found in np.split(order, ends[:-1]) if len(found))
 
 
-def _fits_window(values: Doubles) -> bool:
+def _is_in_window(values: Doubles) -> bool:
     smallest, largest = _find_range(values)
     return math.frexp(largest)[1] - math.frexp(smallest)[1] <= _WINDOW
 
@@ -246,7 +246,7 @@ def _multiply(left: _Limbs, right: _Limbs) -> _Limbs:
     return _Limbs([*found, carry], _PRODUCT_WIDTH, left.shift + right.shift)
 
 
-def _sum_limbs(limbs: _Limbs, rows: Rows, *, weighted: bool = False) -> _Terms:
+def _sum_limbs(limbs: _Limbs, rows: GroupedRows, *, weighted: bool = False) -> _Terms:
     """Sum each limb per group, times the diff unless `weighted`."""
     weights = None
     if not weighted and not rows.has_only_ones:

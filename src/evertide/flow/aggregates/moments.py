@@ -34,7 +34,7 @@ from evertide.flow.aggregates.accumulator import (
     to_state_column,
 )
 from evertide.flow.aggregates.exact import Doubles, divide
-from evertide.flow.aggregates.limbs import Rows, sum_products
+from evertide.flow.aggregates.limbs import GroupedRows, sum_products
 from evertide.rows.columns import Bools
 
 __all__ = ["CoMoments", "Moments"]
@@ -54,13 +54,13 @@ class Moments(Accumulator):
 
     @cached_property
     def buffer(self) -> tuple[Any, ...]:
-        return _doubles_fields("n", "avg", *(f"m{at}" for at in self._powers[1:]))
+        return _make_double_fields("n", "avg", *(f"m{at}" for at in self._powers[1:]))
 
     @property
     def _powers(self) -> range:
         return range(1, self.order + 1)
 
-    def partial(self, args: Sequence[Any], rows: Rows, mask: Bools | None = None) -> list[Any]:
+    def accumulate(self, args: Sequence[Any], rows: GroupedRows, mask: Bools | None = None) -> list[Any]:
         (array,), rows, kept = select_contributing(args, rows, mask)
         values, not_finite = _replace_non_finite(to_doubles(array)[kept], rows)
         return [rows.tally, not_finite, *(sum_products([values] * power, rows) for power in self._powers)]
@@ -68,7 +68,7 @@ class Moments(Accumulator):
     def finish(self, state: Sequence[Any], where: Where) -> list[Any]:
         held = decode_counts(state[0], where)
         broken = decode_counts(state[1], where) > 0
-        sums = [exact.integers(to_state_column(found)) for found in state[2:]]
+        sums = [exact.to_integers(to_state_column(found)) for found in state[2:]]
         found = np.zeros((self.order, len(held)))
         for group in np.flatnonzero(held):
             found[:, group] = (
@@ -104,7 +104,7 @@ class CoMoments(Accumulator):
 
     @cached_property
     def buffer(self) -> tuple[Any, ...]:
-        return _doubles_fields(*self.names)
+        return _make_double_fields(*self.names)
 
     @property
     def _xx(self) -> bool:
@@ -114,7 +114,7 @@ class CoMoments(Accumulator):
     def _yy(self) -> bool:
         return "yMk" in self.names
 
-    def partial(self, args: Sequence[Any], rows: Rows, mask: Bools | None = None) -> list[Any]:
+    def accumulate(self, args: Sequence[Any], rows: GroupedRows, mask: Bools | None = None) -> list[Any]:
         arrays, rows, kept = select_contributing(args, rows, mask)
         first, second = (_replace_non_finite(to_doubles(array)[kept], rows) for array in arrays)
         (x, x_broken), (y, y_broken) = (second, first) if self.is_swapped else (first, second)
@@ -124,7 +124,7 @@ class CoMoments(Accumulator):
     def finish(self, state: Sequence[Any], where: Where) -> list[Any]:
         held = decode_counts(state[0], where)
         x_broken, y_broken = (decode_counts(found, where) > 0 for found in state[1:3])
-        sums = [exact.integers(to_state_column(found)) for found in state[3:]]
+        sums = [exact.to_integers(to_state_column(found)) for found in state[3:]]
         found = np.zeros((len(self.names), len(held)))
         for group in np.flatnonzero(held):
             values = self._compute_values(int(held[group]), [s[group] for s in sums])
@@ -152,15 +152,15 @@ class CoMoments(Accumulator):
         }
 
 
-def _doubles_fields(*names: str) -> tuple[Any, ...]:
+def _make_double_fields(*names: str) -> tuple[Any, ...]:
     return tuple(pa.field(name, pa.float64(), nullable=False) for name in names)
 
 
-def _replace_non_finite(values: Doubles, rows: Rows) -> tuple[Doubles, Any]:
+def _replace_non_finite(values: Doubles, rows: GroupedRows) -> tuple[Doubles, Any]:
     """The values with 0 for those that are not finite, and how many those are per group."""
     broken = ~np.isfinite(values)
     if not broken.any():
-        return values, exact.zeros(rows.count)
+        return values, exact.make_zeros(rows.count)
     return np.where(broken, 0.0, values), rows.take(broken).tally
 
 

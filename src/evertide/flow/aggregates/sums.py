@@ -28,7 +28,7 @@ from evertide.flow.aggregates.accumulator import (
     to_state_column,
     to_words,
 )
-from evertide.flow.aggregates.limbs import Rows, sum_longs, sum_products, sum_wide
+from evertide.flow.aggregates.limbs import GroupedRows, sum_longs, sum_products, sum_wide
 from evertide.rows.columns import Bools, Words, one_chunk, plain
 
 __all__ = ["Count", "ExactSum", "Layout", "Overflow", "RealSum", "RowCount", "Xor"]
@@ -64,7 +64,7 @@ class RowCount(Accumulator):
     def buffer(self) -> tuple[Any, ...]:
         return ()
 
-    def partial(self, args: Sequence[Any], rows: Rows, mask: Bools | None = None) -> list[Any]:  # noqa: ARG002 - none
+    def accumulate(self, args: Sequence[Any], rows: GroupedRows, mask: Bools | None = None) -> list[Any]:  # noqa: ARG002 - none
         return [rows.tally]
 
     def finish(self, state: Sequence[Any], where: Where) -> list[Any]:
@@ -84,7 +84,7 @@ class Count(Accumulator):
     def buffer(self) -> tuple[Any, ...]:
         return (pa.field("count", pa.int64(), nullable=False),)
 
-    def partial(self, args: Sequence[Any], rows: Rows, mask: Bools | None = None) -> list[Any]:
+    def accumulate(self, args: Sequence[Any], rows: GroupedRows, mask: Bools | None = None) -> list[Any]:
         return [select_contributing(args, rows, mask)[1].tally]
 
     def finish(self, state: Sequence[Any], where: Where) -> list[Any]:
@@ -105,9 +105,9 @@ class ExactSum(Accumulator):
 
     @cached_property
     def buffer(self) -> tuple[Any, ...]:
-        return _sum_buffer(self.result, self.layout)
+        return _make_sum_buffer(self.result, self.layout)
 
-    def partial(self, args: Sequence[Any], rows: Rows, mask: Bools | None = None) -> list[Any]:
+    def accumulate(self, args: Sequence[Any], rows: GroupedRows, mask: Bools | None = None) -> list[Any]:
         (array,), rows, kept = select_contributing(args, rows, mask)
         if pa.types.is_decimal128(array.type) and array.type.precision > 18:
             return [rows.tally, sum_wide(to_words(array)[kept], rows)]
@@ -116,7 +116,7 @@ class ExactSum(Accumulator):
     def finish(self, state: Sequence[Any], where: Where) -> list[Any]:
         held = decode_counts(state[0], where)
         is_decimal = pa.types.is_decimal(self.result)
-        found, fits = exact.decode(to_state_column(state[1])).low_words(2 if is_decimal else 1)
+        found, fits = exact.decode(to_state_column(state[1])).get_low_words(2 if is_decimal else 1)
         if is_decimal:
             fits &= _has_digits(found, self.result.precision)
         if self.overflow is Overflow.RAISES and not fits.all():
@@ -124,11 +124,11 @@ class ExactSum(Accumulator):
         valid = fits | (self.overflow is Overflow.WRAPS)
         if self.layout is Layout.SUM:
             valid = valid & (held > 0)
-        total = _array(self.result, found, valid)
+        total = _make_array(self.result, found, valid)
         return [total] if self.layout is Layout.SUM else [total, _make_second_field(self.layout, held)]
 
     def _refuse(self, sums: Any, where: Where, group: int) -> None:
-        integer, exponent = exact.integers(to_state_column(sums)[group : group + 1])[0]
+        integer, exponent = exact.to_integers(to_state_column(sums)[group : group + 1])[0]
         scale = f" (unscaled, of scale {self.result.scale})" if pa.types.is_decimal(self.result) else ""
         why = f"{self.function} is {integer << exponent}{scale}, which does not fit the type {self.result}"
         raise InvalidInput(where=where(group), why=why)
@@ -148,14 +148,14 @@ class RealSum(Accumulator):
 
     @cached_property
     def buffer(self) -> tuple[Any, ...]:
-        return _sum_buffer(pa.float64(), self.layout)
+        return _make_sum_buffer(pa.float64(), self.layout)
 
-    def partial(self, args: Sequence[Any], rows: Rows, mask: Bools | None = None) -> list[Any]:
+    def accumulate(self, args: Sequence[Any], rows: GroupedRows, mask: Bools | None = None) -> list[Any]:
         (array,), rows, kept = select_contributing(args, rows, mask)
         values = to_doubles(array)[kept]
         finite = np.isfinite(values)
         if finite.all():
-            none = exact.zeros(rows.count)
+            none = exact.make_zeros(rows.count)
             return [rows.tally, sum_products([values], rows), none, none, none]
         apart = (np.isnan(values), values == np.inf, values == -np.inf)
         total = sum_products([values[finite]], rows.take(finite))
@@ -187,29 +187,29 @@ class Xor(Accumulator):
     def buffer(self) -> tuple[Any, ...]:
         return (pa.field("bit_xor", self.kind),)
 
-    def partial(self, args: Sequence[Any], rows: Rows, mask: Bools | None = None) -> list[Any]:
+    def accumulate(self, args: Sequence[Any], rows: GroupedRows, mask: Bools | None = None) -> list[Any]:
         (array,), rows, kept = select_contributing(args, rows, mask)
         odd = (rows.diffs & 1).astype(np.bool_)
         found = np.zeros(rows.count, np.int64)
         np.bitwise_xor.at(found, rows.groups[odd], to_longs(array)[kept][odd])
-        return [rows.tally, self._array(found)]
+        return [rows.tally, self._make_array(found)]
 
     def merge(self, left: Sequence[Any], right: Sequence[Any]) -> list[Any]:
         one, other = (to_longs(plain(one_chunk(state[1]))) for state in (left, right))
-        return [*super().merge(left[:1], right[:1]), self._array(one ^ other)]
+        return [*super().merge(left[:1], right[:1]), self._make_array(one ^ other)]
 
-    def zero(self, count: int) -> list[Any]:
-        return [exact.zeros(count), self._array(np.zeros(count, np.int64))]
+    def make_zero(self, count: int) -> list[Any]:
+        return [exact.make_zeros(count), self._make_array(np.zeros(count, np.int64))]
 
     def finish(self, state: Sequence[Any], where: Where) -> list[Any]:
         held = decode_counts(state[0], where)
         return [pa.array(to_longs(plain(one_chunk(state[1]))), mask=held == 0).cast(self.kind)]
 
-    def _array(self, found: Any) -> Any:
+    def _make_array(self, found: Any) -> Any:
         return pa.array(found).cast(self.kind)
 
 
-def _sum_buffer(result: Any, layout: Layout) -> tuple[Any, ...]:
+def _make_sum_buffer(result: Any, layout: Layout) -> tuple[Any, ...]:
     total = pa.field("sum", result)
     if layout is Layout.SUM:
         return (total,)
@@ -235,7 +235,7 @@ def _has_digits(found: Words, digits: int) -> Bools:
     return is_less(bound) & ~is_less(1 - bound)
 
 
-def _array(kind: Any, found: Words, valid: Bools) -> Any:
+def _make_array(kind: Any, found: Words, valid: Bools) -> Any:
     """An Arrow array over words in its memory layout."""
     mask = None if valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little"))
     return pa.Array.from_buffers(kind, len(found), [mask, pa.py_buffer(np.ascontiguousarray(found))])

@@ -16,10 +16,10 @@ import numpy as np
 import pyarrow as pa
 
 from evertide.flow.collection import Arrange, Collection
-from evertide.flow.leaf_rows import add_diffs, diffs_of
+from evertide.flow.leaf_rows import add_sign, get_diffs
 from evertide.flow.state.arrangement import Arrangement
 from evertide.plan.algebra.nodes import TopK
-from evertide.plan.catalyst.columns import arrow_schema
+from evertide.plan.catalyst.columns import make_arrow_schema
 from evertide.plan.fragment.fragment import Fragment
 from evertide.rows.changes import DIFF, expand, net
 
@@ -31,12 +31,11 @@ _PLACE = "place"
 class Top(Collection):
     def __init__(self, name: str, node: TopK, fragment: Fragment, inputs: Collection, arrange: Arrange) -> None:
         """`fragment` outputs the first rows of its input, as many as are kept, in order."""
-        super().__init__(name, arrow_schema(node.output), arrange)
+        super().__init__(name, make_arrow_schema(node.output), arrange)
         if node.first is None or node.first.limit is None or node.limit is None:
             raise ValueError("the TopK has no LIMIT")
         self.node = node
         self._shown = slice(node.offset, node.offset + node.limit)
-        self._kept_max = node.first.limit
         self._fragment = fragment
         self.inputs = inputs
         self._columns = tuple(self.schema.names)
@@ -48,19 +47,18 @@ class Top(Collection):
         self._after: pa.Table | None = None
         self._rows: int | None = None
         self._more = 0
-        self.refills = 0
 
     def run(self, *, is_first: bool) -> None:  # noqa: ARG002 - without input there are no rows
         delta = self.inputs.delta
         if not delta.num_rows:
             return
         before = self._read_kept()
-        self._more = int(diffs_of(delta).sum())
+        self._more = int(get_diffs(delta).sum())
         after = self._update(before, delta)
         if after is None:
             return
         self._after = after
-        shown = [_add_sign(before, self._shown, -1), _add_sign(after, self._shown, 1)]
+        shown = [add_sign(rows[self._shown], sign) for rows, sign in ((before, -1), (after, 1))]
         self.delta = net(pa.concat_tables(shown), self.name)
 
     def list_arrangements(self) -> Iterator[Arrangement]:
@@ -93,12 +91,10 @@ class Top(Collection):
 
     def _update(self, before: pa.Table, delta: pa.Table) -> pa.Table | None:
         """The rows to keep after the delta; None if nothing changes."""
-        is_new = diffs_of(delta) > 0
+        is_new = get_diffs(delta) > 0
         came, gone = delta.filter(pa.array(is_new)), delta.filter(pa.array(~is_new))
-        left = net(
-            pa.concat_tables([_add_sign(before, slice(0, before.num_rows), 1), gone]), self.name, is_sorted=False
-        )
-        stays = expand(left.filter(pa.array(diffs_of(left) > 0)), self.name)
+        left = net(pa.concat_tables([add_sign(before, 1), gone]), self.name, is_sorted=False)
+        stays = expand(left.filter(pa.array(get_diffs(left) > 0)), self.name)
         if stays.num_rows == before.num_rows and not came.num_rows:
             return None
         after = self._take_first(pa.concat_tables([stays, expand(came, self.name)]))
@@ -110,11 +106,10 @@ class Top(Collection):
     def _count_input(self) -> int:
         """The number of rows of the input before the transaction."""
         if self._rows is None:
-            self._rows = int(diffs_of(self.inputs.scan(self._columns)).sum())
+            self._rows = int(get_diffs(self.inputs.scan(self._columns)).sum())
         return self._rows
 
     def _refill(self, delta: pa.Table) -> pa.Table:
-        self.refills += 1
         whole = net(pa.concat_tables([self.inputs.scan(self._columns), delta]), self.name, is_sorted=False)
         return self._take_first(expand(whole, self.name))
 
@@ -124,11 +119,6 @@ class Top(Collection):
         return self._fragment.run([(1, [rows])]).drop_columns([DIFF])
 
 
-def _add_sign(kept: pa.Table, shown: slice, sign: int) -> pa.Table:
-    rows = kept.slice(shown.start, shown.stop - shown.start)
-    return add_diffs(rows, np.full(rows.num_rows, sign, np.int64))
-
-
 def _add_places(kept: pa.Table, sign: int) -> pa.Table:
     placed = kept.append_column(pa.field(_PLACE, pa.int64(), nullable=False), pa.array(np.arange(kept.num_rows)))
-    return add_diffs(placed, np.full(kept.num_rows, sign, np.int64))
+    return add_sign(placed, sign)

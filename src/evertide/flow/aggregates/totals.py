@@ -9,6 +9,7 @@ touches, not per row of the group. Without keys there is always one group. MIN a
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -16,59 +17,60 @@ import numpy as np
 import pyarrow as pa
 
 from evertide.errors import Unexpected
-from evertide.flow.aggregates.accumulators import Accumulator, Accumulators, Mode, Rows, make_accumulator
+from evertide.flow.aggregates.accumulators import Accumulator, Accumulators, make_accumulator
 from evertide.flow.aggregates.extremes import VALUE, Extremes, make_values_delta
 from evertide.flow.aggregates.groups import group_rows
+from evertide.flow.aggregates.limbs import GroupedRows
 from evertide.flow.collection import Arrange, Collection
-from evertide.flow.leaf_rows import add_diffs, cancel_out, diffs_of
+from evertide.flow.leaf_rows import add_sign, cancel_out, get_diffs
 from evertide.flow.state.arrangement import Arrangement
 from evertide.plan.algebra.nodes import Aggregate, Function
-from evertide.plan.catalyst.columns import arrow_schema, arrow_type, column_name
+from evertide.plan.catalyst.columns import find_arrow_type, make_arrow_schema, name_column
 from evertide.rows.changes import net
 from evertide.rows.columns import Bools, one_chunk
-from evertide.rows.conform import conform_table, type_fields
+from evertide.rows.conform import conform_table
+from evertide.rows.python_rows import python_rows
 
 __all__ = ["Totals"]
 
 _EXTREMES = ("Min", "Max")
-_MODES: dict[str, Mode] = {"ANSI": "ANSI", "TRY": "TRY", "LEGACY": "LEGACY"}
+_NOT_COUNTED = re.compile(r'"(float|double|map|variant)"')
 
 
 class Totals(Collection):
     def __init__(self, name: str, node: Aggregate, inputs: Collection, arrange: Arrange) -> None:
-        super().__init__(name, arrow_schema(node.output), arrange)
+        super().__init__(name, make_arrow_schema(node.output), arrange)
         self.node = node
         self.inputs = inputs
         [child] = node.children
-        self._places = {attribute.id: column_name(at) for at, attribute in enumerate(child.output)}
+        self._places = {attribute.id: name_column(at) for at, attribute in enumerate(child.output)}
         self._types = {attribute.id: attribute.type for attribute in child.output}
-        self.keys = tuple(column_name(at) for at in range(len(node.keys)))
+        self.keys = tuple(name_column(at) for at in range(len(node.keys)))
         self._key_schema = pa.schema([self.schema.field(key) for key in self.keys])
         self._summed_functions = tuple(each for each in node.functions if each.name not in _EXTREMES)
         self._sums = Accumulators(tuple(self._make_accumulator(function) for function in self._summed_functions))
         self._extreme_functions = tuple(each for each in node.functions if each.name in _EXTREMES)
         self._alike = _group_alike(self._extreme_functions)
         self.extremes = tuple(self._make_extremes(places, arrange) for places in self._alike)
-        best = [pa.field(f"x{at}", self._argument_type(each)) for at, each in enumerate(self._extreme_functions)]
+        best = [pa.field(f"x{at}", self._find_argument_type(each)) for at, each in enumerate(self._extreme_functions)]
         self._state_schema = pa.schema([*self._sums.state, *best])
         self.state = arrange(name, pa.schema([*self._key_schema, *self._state_schema]), self.keys)
         self._change: pa.Table | None = None
-        inputs.is_counted = all(each.name == "Count" for each in node.functions) and all(
-            map(_is_countable, inputs.schema.types)
-        )
+        is_counted = all(each.name == "Count" for each in node.functions)
+        inputs.set_counted(is_counted=is_counted and all(map(_is_countable, self._types.values())))
 
-    def _argument_type(self, function: Function) -> Any:
-        return arrow_type(self._types[function.arguments[0]])
+    def _find_argument_type(self, function: Function) -> Any:
+        return find_arrow_type(self._types[function.arguments[0]])
 
     def _make_extremes(self, places: Sequence[int], arrange: Arrange) -> Extremes:
         functions = [self._extreme_functions[at] for at in places]
-        schema = pa.schema([*self._key_schema, pa.field(VALUE, self._argument_type(functions[0]), nullable=False)])
+        schema = pa.schema([*self._key_schema, pa.field(VALUE, self._find_argument_type(functions[0]), nullable=False)])
         values = arrange(f"{self.name}.x{places[0]}", schema, self.keys)
         return Extremes(are_max=tuple(each.name == "Max" for each in functions), keys=self.keys, values=values)
 
     def _make_accumulator(self, function: Function) -> Accumulator:
-        types = [arrow_type(self._types[argument]) for argument in function.arguments]
-        found = make_accumulator(function.name, types, _MODES[function.mode])
+        types = [find_arrow_type(self._types[argument]) for argument in function.arguments]
+        found = make_accumulator(function.name, types, function.mode)
         if found is None:
             raise Unexpected(
                 where=f"Totals of {self.name!r}", why=f"there is no accumulator for {function.name} of {types}"
@@ -85,9 +87,9 @@ class Totals(Collection):
         stays = self._sums.find_present(after) if self.keys else np.ones(1, np.bool_)
         parts = ((before, is_there, -1), (after, stays, 1))
         self.delta = cancel_out(
-            pa.concat_tables([_add_sign(self._finish(keys, state, of), sign) for state, of, sign in parts]), self.name
+            pa.concat_tables([add_sign(self._finish(keys, state, of), sign) for state, of, sign in parts]), self.name
         )
-        self._change = pa.concat_tables([_add_sign(_join_columns(keys, state, of), sign) for state, of, sign in parts])
+        self._change = pa.concat_tables([add_sign(_join_columns(keys, state, of), sign) for state, of, sign in parts])
 
     def list_arrangements(self) -> Iterator[Arrangement]:
         yield from super().list_arrangements()
@@ -123,20 +125,24 @@ class Totals(Collection):
         """Stored groups as rows of the collection."""
         state = found.select(self._state_schema.names)
         rows = self._finish(found.select(list(self.keys)), state, np.ones(found.num_rows, np.bool_))
-        return net(_add_sign(rows.select(list(columns)), 1), self.name, is_sorted=False)
+        return net(add_sign(rows.select(list(columns)), 1), self.name, is_sorted=False)
 
-    def _group_delta(self, delta: pa.Table) -> tuple[pa.Table, Rows]:
+    def _group_delta(self, delta: pa.Table) -> tuple[pa.Table, GroupedRows]:
         """The keys of the groups that the delta touches, and the group of each row."""
         keys = delta.select(list(self.keys))
         if not self.keys:
-            return keys, Rows(diffs_of(delta), np.zeros(delta.num_rows, np.int64), 1)
+            return keys, GroupedRows(get_diffs(delta), np.zeros(delta.num_rows, np.int64), 1)
         numbers, first = group_rows(keys)
-        return conform_table(keys.take(pa.array(first)), self._key_schema), Rows(diffs_of(delta), numbers, len(first))
+        return conform_table(keys.take(pa.array(first)), self._key_schema), GroupedRows(
+            get_diffs(delta), numbers, len(first)
+        )
 
-    def _update(self, delta: pa.Table, keys: pa.Table, rows: Rows, before: pa.Table, is_there: Bools) -> pa.Table:
+    def _update(
+        self, delta: pa.Table, keys: pa.Table, rows: GroupedRows, before: pa.Table, is_there: Bools
+    ) -> pa.Table:
         arguments = [[delta.column(self._places[at]) for at in each.arguments] for each in self._summed_functions]
         masks = [self._read_mask(delta, each.condition) for each in self._summed_functions]
-        added = self._sums.partial(arguments, rows, masks)
+        added = self._sums.accumulate(arguments, rows, masks)
         sums = self._merge(before.select(self._sums.state.names), is_there, added)
         best: dict[int, Any] = {}
         for places, extremes in zip(self._alike, self.extremes, strict=True):
@@ -156,7 +162,7 @@ class Totals(Collection):
         merged = self._sums.merge(before.take(chosen), added.take(chosen))
         return pa.concat_tables([added, merged]).take(pa.array(rows))
 
-    def _make_values(self, delta: pa.Table, function: Function, rows: Rows) -> pa.Table:
+    def _make_values(self, delta: pa.Table, function: Function, rows: GroupedRows) -> pa.Table:
         value = delta.column(self._places[function.arguments[0]])
         mask = self._read_mask(delta, function.condition)
         return make_values_delta(delta.select(list(self.keys)), value, rows.diffs, mask, rows.groups)
@@ -182,15 +188,15 @@ class Totals(Collection):
         return pa.concat_tables([known, self._make_zero()]).take(pa.array(places)), places < found.num_rows
 
     def _make_zero(self) -> pa.Table:
-        best = [pa.nulls(1, self._argument_type(function)) for function in self._extreme_functions]
-        return pa.Table.from_arrays([*self._sums.zero(1).columns, *best], schema=self._state_schema)
+        best = [pa.nulls(1, self._find_argument_type(function)) for function in self._extreme_functions]
+        return pa.Table.from_arrays([*self._sums.make_zero(1).columns, *best], schema=self._state_schema)
 
     def _finish(self, keys: pa.Table, state: pa.Table, of: Bools) -> pa.Table:
         """Rows of the collection for the groups in `of`."""
         chosen = pa.array(np.flatnonzero(of))
         keys, state = keys.take(chosen) if self.keys else keys, state.take(chosen)
         sums = self._sums.finish(
-            state.select(self._sums.state.names), lambda at: f"{self.name}, group {keys.slice(at, 1).to_pylist()}"
+            state.select(self._sums.state.names), lambda at: f"{self.name}, group {python_rows(keys.slice(at, 1))}"
         )
         made, best = iter(sums.columns), iter(state.columns[len(self._sums.state) :])
         buffers = [
@@ -201,11 +207,12 @@ class Totals(Collection):
         return pa.Table.from_arrays([*keys.columns, *buffers], schema=self.schema)
 
 
-def _is_countable(kind: Any) -> bool:
-    """Whether values that Spark groups together are bitwise equal. Floats may not be; maps cannot be grouped."""
-    if pa.types.is_floating(kind) or pa.types.is_map(kind):
-        return False
-    return all(_is_countable(field.type) for field in type_fields(kind))
+def _is_countable(kind: str) -> bool:
+    """Whether the executors can count equal values of a type, in Spark's JSON form.
+
+    Values that Spark groups together must be bitwise equal, which floats may not be; maps and variants have no groups.
+    """
+    return not _NOT_COUNTED.search(kind)
 
 
 def _group_alike(functions: Sequence[Function]) -> list[list[int]]:
@@ -220,7 +227,3 @@ def _join_columns(keys: pa.Table, state: pa.Table, of: Bools) -> pa.Table:
     chosen = pa.array(np.flatnonzero(of))
     columns = [column.take(chosen) for column in (*keys.columns, *state.columns)]
     return pa.Table.from_arrays(columns, schema=pa.schema([*keys.schema, *state.schema]))
-
-
-def _add_sign(rows: pa.Table, sign: int) -> pa.Table:
-    return add_diffs(rows, np.full(rows.num_rows, sign, np.int64))

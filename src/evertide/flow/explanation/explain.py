@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 
 from evertide.flow.aggregates.top import Top
 from evertide.flow.aggregates.totals import Totals
-from evertide.flow.circuit import Circuit
+from evertide.flow.circuit import Circuit, get_output
 from evertide.flow.collection import Collection, Leaf
 from evertide.flow.explanation.explanation import (
     Cost,
@@ -29,13 +29,14 @@ from evertide.flow.explanation.explanation import (
 )
 from evertide.flow.stage import Stage, find_own_lookups
 from evertide.flow.state.arrangement import Arrangement
+from evertide.flow.trace import is_one_row, list_own_nodes
 from evertide.plan.algebra.description import describe_node, list_column_names
-from evertide.plan.algebra.nodes import Aggregate, Constant, Filter, Join, Map, Node, Scan, TopK, Window
+from evertide.plan.algebra.nodes import Aggregate, Constant, Join, JoinType, PlanNode, Scan, TopK, Window
 
 __all__ = ["explain"]
 
 _EXTREMES = frozenset(("Min", "Max"))
-_AS_A_WHOLE: tuple[str, Cost] = ("computed again as a whole", "whole input")
+_AS_A_WHOLE: tuple[str, Cost] = ("computed again as a whole", Cost.WHOLE_INPUT)
 
 
 def explain(circuit: Circuit) -> Explanation:
@@ -61,24 +62,12 @@ class _Parts:
         return arrangement.name
 
 
-def _list_nodes(part: Stage | Top | Totals) -> Iterator[Node]:
-    if not isinstance(part, Stage):
-        yield part.node
-        return
-    stage = part
-
-    def walk(node: Node) -> Iterator[Node]:
-        if stage.cut.is_leaf(node):
-            return
-        yield node
-        for child in node.children:
-            yield from walk(child)
-
-    yield from walk(stage.cut.root)
+def _list_nodes(part: Stage | Top | Totals) -> Iterator[PlanNode]:
+    return list_own_nodes(part.cut, part.cut.root) if isinstance(part, Stage) else iter((part.node,))
 
 
 class _View:
-    def __init__(self, parts: _Parts, name: str, plan: Node) -> None:
+    def __init__(self, parts: _Parts, name: str, plan: PlanNode) -> None:
         self._parts = parts
         self._name = name
         self._plan = plan
@@ -97,30 +86,30 @@ class _View:
         total = sum((stage.run_counts for stage in stages.values()), Counter[str]())
         return RunCounts(total["small"], total["large"], total["recompute"])
 
-    def _number(self, node: Node) -> None:
+    def _number(self, node: PlanNode) -> None:
         if id(node) not in self._numbers:
             self._numbers[id(node)] = len(self._numbers) + 1
             for child in node.children:
                 self._number(child)
 
-    def _add(self, node: Node) -> None:
+    def _add(self, node: PlanNode) -> None:
         number = self._numbers[id(node)]
         if any(operator.number == number for operator in self._operators):
             return
         how, cost = self._describe(node)
         part = self._parts.by_node.get(id(node))
-        name = node.collection if isinstance(node, Scan) else self._name if part is None else _collection_of(part).name
+        name = node.collection if isinstance(node, Scan) else self._name if part is None else get_output(part).name
         inputs = tuple(self._numbers[id(child)] for child in node.children)
         state = tuple(dict.fromkeys(self._list_state(node, part)))
         self._operators.append(Operator(number, node.kind, describe_node(node), how, cost, name, state, inputs))
         for child in node.children:
             self._add(child)
 
-    def _describe(self, node: Node) -> tuple[str, Cost]:
+    def _describe(self, node: PlanNode) -> tuple[str, Cost]:
         match node:
             case Scan():
                 is_view = node.collection in self._parts.circuit.views
-                found: tuple[str, Cost] = ("a view of its own" if is_view else "a table"), "delta"
+                found: tuple[str, Cost] = ("a view of its own" if is_view else "a table"), Cost.DELTA
             case Join():
                 found = self._describe_join(node)
             case Aggregate():
@@ -130,26 +119,26 @@ class _View:
             case TopK():
                 found = _describe_top(node)
             case _:
-                found = ("never changes", "none") if isinstance(node, Constant) else ("linear", "delta")
+                found = ("never changes", Cost.NONE) if isinstance(node, Constant) else ("linear", Cost.DELTA)
         return found
 
     def _describe_join(self, node: Join) -> tuple[str, Cost]:
         part = self._parts.by_node.get(id(node))
         if not isinstance(part, Stage):
-            return "difference rule", "touched groups"
+            return "difference rule", Cost.TOUCHED_GROUPS
         left, right = node.children
         looked_up = list(find_own_lookups(part.cut, node))
         if not looked_up:
-            return "linear, as one side never changes", "delta"
+            return "linear, as one side never changes", Cost.DELTA
         by = part.cut.joins[id(node)]
-        if not by.left and any(map(_is_one_row, (left, right))):
-            return "difference rule with one row, scans the other side when that changes", "scan"
+        if not by.left and any(map(is_one_row, (left, right))):
+            return "difference rule with one row, scans the other side when that changes", Cost.SCAN
         if not by.left:
-            return "difference rule, scans the other side", "scan"
+            return "difference rule, scans the other side", Cost.SCAN
         keys = f"({', '.join(list_column_names(left, by.left))}) = ({', '.join(list_column_names(right, by.right))})"
-        return f"difference rule by {keys}", "delta" if node.join == "Inner" else "touched groups"
+        return f"difference rule by {keys}", Cost.DELTA if node.join is JoinType.INNER else Cost.TOUCHED_GROUPS
 
-    def _list_state(self, node: Node, part: Stage | Top | Totals | None) -> Iterator[str]:
+    def _list_state(self, node: PlanNode, part: Stage | Top | Totals | None) -> Iterator[str]:
         match part:
             case Totals():
                 keys = list_column_names(part.node, part.node.ids[: len(part.keys)])
@@ -166,7 +155,7 @@ class _View:
 
     def _list_looked_up(self, leaf: Leaf, attributes: tuple[int, ...], names: tuple[str, ...]) -> Iterator[str]:
         collection = leaf.collection
-        key = tuple(map(leaf.column, attributes))
+        key = tuple(map(leaf.get_column, attributes))
         found = collection.arrangements.get((key, leaf.columns))
         if found is not None:
             yield self._parts.add(found, collection.name, names)
@@ -179,24 +168,13 @@ class _View:
                 yield self._parts.add(found, collection.name, ())
 
 
-def _collection_of(part: Stage | Top | Totals) -> Collection:
-    return part.output if isinstance(part, Stage) else part
-
-
-def _is_one_row(node: Node) -> bool:
-    """Whether the node is an aggregate of all rows, as scalar subqueries are."""
-    while isinstance(node, Map | Filter):
-        [node] = node.children
-    return isinstance(node, Aggregate) and not node.keys
-
-
 def _describe_aggregate(node: Aggregate) -> tuple[str, Cost]:
     keys = f"({', '.join(list_column_names(node.children[0], node.keys))})"
     if node.is_additive:
-        return f"{_describe_kept(node)} {'per group ' + keys if node.keys else 'of all rows'}", "touched groups"
+        return f"{_describe_kept(node)} {'per group ' + keys if node.keys else 'of all rows'}", Cost.TOUCHED_GROUPS
     if not node.keys:
         return _AS_A_WHOLE
-    return f"computed again per group {keys}", "touched groups"
+    return f"computed again per group {keys}", Cost.TOUCHED_GROUPS
 
 
 def _describe_kept(node: Aggregate) -> str:
@@ -211,10 +189,10 @@ def _describe_window(node: Window) -> tuple[str, Cost]:
     if not node.partition:
         return _AS_A_WHOLE
     keys = ", ".join(list_column_names(node.children[0], node.partition))
-    return f"computed again per partition ({keys})", "touched groups"
+    return f"computed again per partition ({keys})", Cost.TOUCHED_GROUPS
 
 
 def _describe_top(node: TopK) -> tuple[str, Cost]:
     if node.first is None:
         return _AS_A_WHOLE
-    return "first rows and a reserve kept, a scan when it is used up", "delta"
+    return "first rows and a reserve kept, a scan when it is used up", Cost.DELTA

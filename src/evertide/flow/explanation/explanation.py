@@ -9,14 +9,23 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from enum import StrEnum
+from typing import Any
 
 __all__ = ["Cost", "ExplainedArrangement", "Explanation", "Operator", "RunCounts", "ViewExplanation"]
 
-Cost = Literal["none", "delta", "touched groups", "scan", "whole input"]
-"""The rows that an operator processes for a small transaction: none, those of the delta, those of the touched groups,
-those of the other side, or all."""
 _WIDTH_MAX = 100
+
+
+class Cost(StrEnum):
+    """The rows that an operator processes for a small transaction."""
+
+    NONE = "none"
+    DELTA = "delta"
+    TOUCHED_GROUPS = "touched groups"
+    SCAN = "scan"
+    """All rows of the other side of a join."""
+    WHOLE_INPUT = "whole input"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +59,7 @@ class Operator:
     @property
     def is_whole(self) -> bool:
         """Whether any change of the input recomputes the operator from all rows."""
-        return self.cost == "whole input"
+        return self.cost is Cost.WHOLE_INPUT
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +78,7 @@ class ViewExplanation:
     """The first one outputs the view's rows."""
     run_counts: RunCounts = field(default_factory=RunCounts)
 
-    def lines(self) -> Iterator[tuple[str, Operator | None]]:
+    def list_lines(self) -> Iterator[tuple[str, Operator | None]]:
         """The tree as indented texts, each with its operator; None if the operator was listed before."""
         told: set[int] = set()
         by_number = {operator.number: operator for operator in self.operators}
@@ -97,22 +106,22 @@ class Explanation:
         """The names of the views."""
         return tuple(view.name for view in self.views)
 
-    def only(self, view: str) -> Explanation:
+    def select_view(self, view: str) -> Explanation:
         """The explanation of one view and its state."""
         views = tuple(each for each in self.views if each.name == view)
         kept = {name for each in views for operator in each.operators for name in operator.state}
         return Explanation(views, tuple(each for each in self.arrangements if each.name in kept))
 
     @property
-    def whole(self) -> tuple[tuple[str, Operator], ...]:
+    def recomputed_operators(self) -> tuple[tuple[str, Operator], ...]:
         """Operators that any change recomputes from all rows, with their view."""
         return tuple((view.name, operator) for view in self.views for operator in view.operators if operator.is_whole)
 
     def text(self, *, has_state: bool = True) -> str:
         """A tree per view: operator, how it is maintained, cost. `has_state` adds the state."""
-        blocks = [_view_text(view, self._states() if has_state else {}) for view in self.views]
+        blocks = [_render_view(view, self._states() if has_state else {}) for view in self.views]
         if has_state:
-            blocks.append(self._arrangements_text())
+            blocks.append(self._render_arrangements())
         return "\n".join(block for block in blocks if block)
 
     def to_dict(self) -> dict[str, Any]:
@@ -121,7 +130,7 @@ class Explanation:
             "views": [
                 {
                     "name": view.name,
-                    "operators": [_operator_to_dict(operator) for operator in view.operators],
+                    "operators": [_to_dict(operator) for operator in view.operators],
                     "ways": {
                         "small": view.run_counts.small,
                         "large": view.run_counts.large,
@@ -142,7 +151,7 @@ class Explanation:
     def _states(self) -> dict[str, ExplainedArrangement]:
         return {each.name: each for each in self.arrangements}
 
-    def _arrangements_text(self) -> str:
+    def _render_arrangements(self) -> str:
         rows = [
             (f"  {each.name}", _describe_key(each), f"{each.rows:,} rows", f"{each.bytes:,} bytes")
             for each in self.arrangements
@@ -154,22 +163,22 @@ def _describe_key(each: ExplainedArrangement) -> str:
     return f"{each.of} by ({', '.join(each.key)})" if each.key else f"all of {each.of}"
 
 
-def _operator_to_dict(operator: Operator) -> dict[str, Any]:
+def _to_dict(operator: Operator) -> dict[str, Any]:
     return {
         "number": operator.number,
         "kind": operator.kind,
         "what": operator.what,
         "how": operator.how,
-        "cost": operator.cost,
+        "cost": operator.cost.value,
         "stage": operator.stage,
         "state": list(operator.state),
         "inputs": list(operator.inputs),
     }
 
 
-def _view_text(view: ViewExplanation, states: dict[str, ExplainedArrangement]) -> str:
+def _render_view(view: ViewExplanation, states: dict[str, ExplainedArrangement]) -> str:
     rows: list[tuple[str, ...]] = []
-    for words, operator in view.lines():
+    for words, operator in view.list_lines():
         if operator is None:
             rows.append((_shorten(words), "as above"))
             continue

@@ -22,22 +22,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
 
 from evertide.errors import Damaged, Unexpected
-from evertide.flow.state.block import Block, merge_blocks, sum_diffs
+from evertide.flow.state.block import RowBlock, merge_blocks, sum_diffs
 from evertide.flow.state.lookup import WantedKeys
-from evertide.flow.state.manifest import Manifest
+from evertide.flow.state.manifest import ArrangementManifest
 from evertide.flow.state.merge import merge
 from evertide.flow.state.part_reader import PartShelf
 from evertide.flow.state.row_groups import RowGroupCache
 from evertide.flow.state.runs import DeltaRun, PartRun
 from evertide.flow.state.spine import ArrangementSettings, Spine
 from evertide.flow.state.state_part import PartEntry, check_schema, verify_part
-from evertide.flow.state.table_blocks import DIFF_FIELD, check_columns, check_key, make_block, make_table
+from evertide.flow.state.table_blocks import check_columns, check_key, make_block, make_table
+from evertide.rows.changes import DIFF_FIELD
 from evertide.rows.columns import one_chunk
 from evertide.store.blob import Blob
 from evertide.store.paths import Name, state_part_key
@@ -83,7 +83,7 @@ class Arrangement:
     @classmethod
     def restore(
         cls,
-        manifest: Manifest,
+        manifest: ArrangementManifest,
         *,
         blob: Blob,
         cache: RowGroupCache,
@@ -94,9 +94,9 @@ class Arrangement:
         """Restore a saved arrangement. `verify` reads all parts completely; otherwise only lengths and footers are
         checked. Each row group is verified whenever it is read."""
         manifest.check(f"manifest of arrangement {manifest.name!r}")
-        schema = manifest.arrow_schema()
+        schema = manifest.read_schema()
         shelf = PartShelf(blob, cache, schema)
-        for entry in manifest.entries():
+        for entry in manifest.list_entries():
             if verify:
                 verify_part(blob, entry)
             shelf.open(entry)
@@ -115,12 +115,12 @@ class Arrangement:
     @property
     def rows(self) -> int:
         """The number of stored changes, some of which may cancel out."""
-        return sum(run.rows for run in self._spine.runs.all())
+        return sum(run.rows for run in self._spine.runs.list_all())
 
     @property
     def bytes(self) -> int:
         """Bytes of the runs in memory and of all parts."""
-        return sum(run.bytes for run in self._spine.runs.all())
+        return sum(run.bytes for run in self._spine.runs.list_all())
 
     @property
     def released(self) -> list[str]:
@@ -128,7 +128,7 @@ class Arrangement:
         return self._spine.released
 
     def parts(self) -> tuple[PartEntry, ...]:
-        return tuple(entry for run in self._spine.runs.all() for entry in run.entries)
+        return tuple(entry for run in self._spine.runs.list_all() for entry in run.entries)
 
     def apply(self, delta: pa.Table) -> None:
         """Add a delta, consolidated or not. A large one is checked now, and sorted at its first read."""
@@ -142,23 +142,15 @@ class Arrangement:
         spine = self._spine
         if spine.is_large(delta.num_rows):
             columns = check_columns(delta, self._changes, self._where)
-            run = DeltaRun(pa.Table.from_arrays(columns, schema=self._changes), self._block_of)
+            run = DeltaRun(pa.Table.from_arrays(columns, schema=self._changes), self._make_block)
             spine.bound_memory()
             return partial(spine.defer, run)
-        block = self._block_of(delta)
+        block = self._make_block(delta)
         spine.bound_memory()
         return partial(spine.push, block)
 
-    def _block_of(self, delta: pa.Table) -> Block:
+    def _make_block(self, delta: pa.Table) -> RowBlock:
         return make_block(delta, self.schema, self.key, self._where)
-
-    def adopt(self, parts: Sequence[PartEntry]) -> None:
-        """Add parts that were written elsewhere (`write_part`). Diffs of equal rows add up."""
-        entries = sorted((entry for entry in parts if entry.rows), key=lambda entry: entry.word_min)
-        if all(one.word_max < other.word_min for one, other in pairwise(entries)):
-            self._spine.adopt([PartRun(tuple(entries))] if entries else [])
-        else:
-            self._spine.adopt([PartRun((entry,)) for entry in entries])
 
     def lookup(self, keys: pa.Table, columns: Sequence[str] | None = None) -> pa.Table:
         """The rows with these keys: the requested columns and `__diff`, each distinct row once, in any order."""
@@ -172,7 +164,7 @@ class Arrangement:
         wanted = WantedKeys(self.key, arrays)
         needed = names if wanted.is_exact else [*names, *sorted(self._by.difference(names))]
         found = []
-        for run in self._spine.runs.all():
+        for run in self._spine.runs.list_all():
             block = run.find(wanted.bounds, needed, self._shelf)
             if block is not None:
                 found.append(wanted.verify(block).select(names))
@@ -186,7 +178,7 @@ class Arrangement:
     def scan(self, columns: Sequence[str] | None = None) -> pa.Table:
         """All rows: the requested columns and `__diff`, each distinct row once, in any order."""
         schema = self._select_schema(columns)
-        names, runs = schema.names, self._spine.runs.all()
+        names, runs = schema.names, self._spine.runs.list_all()
         if self._has_key(names):
             whole = self._is_whole(names)
             blocks = merge(runs, names, self._shelf, has_key=True, is_consolidated=whole, where=self._where)
@@ -195,7 +187,7 @@ class Arrangement:
         *arrays, diffs = table.columns
         rows, totals = sum_diffs(arrays, np.asarray(one_chunk(diffs)), self._where)
         taken = {name: one_chunk(array.take(pa.array(rows))) for name, array in zip(names, arrays, strict=True)}
-        return self._check_counts([Block(totals, totals, taken)], schema)
+        return self._check_counts([RowBlock(totals, totals, taken)], schema)
 
     def maintain(self, is_stopping: IsStopping = never_stopping) -> bool:
         """Merge some runs; any thread may call this. False if there is nothing to do, or `is_stopping`."""
@@ -205,10 +197,10 @@ class Arrangement:
         """Merge all runs into one."""
         self._spine.compact()
 
-    def save(self) -> Manifest:
+    def save(self) -> ArrangementManifest:
         """Write the rows in memory as well. A delta that is applied meanwhile is included completely or not at all."""
         runs = self._spine.save()
-        return Manifest(self.name, self.schema.serialize().to_pybytes(), self.key, runs)
+        return ArrangementManifest(self.name, self.schema.serialize().to_pybytes(), self.key, runs)
 
     def _select_schema(self, columns: Sequence[str] | None) -> pa.Schema:
         if columns is None:
@@ -227,7 +219,7 @@ class Arrangement:
         """Whether these are all columns, so that a run has each row of them once."""
         return len(names) == len(self.schema.names)
 
-    def _check_counts(self, blocks: Sequence[Block], schema: pa.Schema) -> pa.Table:
+    def _check_counts(self, blocks: Sequence[RowBlock], schema: pa.Schema) -> pa.Table:
         for block in blocks:
             if block.rows and block.diffs.min() < 0:
                 at = int(np.argmin(block.diffs))

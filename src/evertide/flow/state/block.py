@@ -24,13 +24,13 @@ from evertide.rows.columns import Bools, Longs
 from evertide.rows.digest import row_hashes
 from evertide.rows.equality import equal_rows
 
-__all__ = ["Block", "concatenate_blocks", "merge_blocks", "sum_diffs"]
+__all__ = ["RowBlock", "concatenate_blocks", "merge_blocks", "sum_diffs"]
 
 _NO_LONGS: Longs = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Block:
+class RowBlock:
     words: Longs
     diffs: Longs
     columns: dict[str, Any]
@@ -47,33 +47,33 @@ class Block:
             + sum(array.get_total_buffer_size() for array in self.columns.values())
         )
 
-    def take(self, rows: Longs, diffs: Longs | None = None) -> Block:
+    def take(self, rows: Longs, diffs: Longs | None = None) -> RowBlock:
         """These rows, in this order, with other diffs if given."""
         indices = pa.array(rows)
         columns = {name: array.take(indices) for name, array in self.columns.items()}
-        return Block(self.words[rows], self.diffs[rows] if diffs is None else diffs, columns)
+        return RowBlock(self.words[rows], self.diffs[rows] if diffs is None else diffs, columns)
 
-    def slice(self, start: int, end: int) -> Block:
+    def slice(self, start: int, end: int) -> RowBlock:
         if start == 0 and end == self.rows:
             return self
         columns = {name: array.slice(start, end - start) for name, array in self.columns.items()}
-        return Block(self.words[start:end], self.diffs[start:end], columns)
+        return RowBlock(self.words[start:end], self.diffs[start:end], columns)
 
-    def select(self, names: Sequence[str]) -> Block:
-        return Block(self.words, self.diffs, {name: self.columns[name] for name in names})
+    def select(self, names: Sequence[str]) -> RowBlock:
+        return RowBlock(self.words, self.diffs, {name: self.columns[name] for name in names})
 
 
-def concatenate_blocks(blocks: Sequence[Block]) -> Block:
+def concatenate_blocks(blocks: Sequence[RowBlock]) -> RowBlock:
     """Concatenate at least one block."""
     if len(blocks) == 1:
         return blocks[0]
     columns = {name: pa.concat_arrays([block.columns[name] for block in blocks]) for name in blocks[0].columns}
-    return Block(
+    return RowBlock(
         np.concatenate([block.words for block in blocks]), np.concatenate([block.diffs for block in blocks]), columns
     )
 
 
-def merge_blocks(blocks: Sequence[Block], *, has_key: bool, is_consolidated: bool, where: str) -> Block:
+def merge_blocks(blocks: Sequence[RowBlock], *, has_key: bool, is_consolidated: bool, where: str) -> RowBlock:
     """Consolidate the rows of all blocks, in the order of their words.
 
     `has_key`: the key is among the columns, so equal rows have equal words; without it, the order is undefined.
@@ -113,7 +113,7 @@ def sum_diffs(columns: Sequence[Any], diffs: Longs, where: str) -> tuple[Longs, 
     return rows, totals[rows]
 
 
-def _number_origins(blocks: Sequence[Block]) -> Longs:
+def _number_origins(blocks: Sequence[RowBlock]) -> Longs:
     return np.repeat(np.arange(len(blocks)), [block.rows for block in blocks])
 
 

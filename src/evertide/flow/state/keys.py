@@ -1,7 +1,7 @@
 """Key words: one int64 per row that gives the position of its key in an arrangement.
 
 Keys are equal as Spark groups them: NULL equals NULL, any NaN any NaN, -0.0 equals 0.0, also inside structs and lists;
-otherwise bit by bit. Equal keys have equal words. Different keys may share a word, so `equal_keys` compares the keys of
+otherwise bit by bit. Equal keys have equal words. Different keys may share a word, so `compare_keys` compares keys of
 found rows: a surplus row could raise an error that the query would not.
 
 Words keep the order of the key's first integer-like column, since new rows mostly have recent ids, dates and times,
@@ -41,7 +41,7 @@ from evertide.rows.conform import type_fields
 from evertide.rows.digest import row_hashes
 from evertide.rows.equality import equal_values
 
-__all__ = ["SHARED_WORD", "canonicalize", "equal_keys", "is_exact", "key_words"]
+__all__ = ["SHARED_WORD", "canonicalize", "compare_keys", "hash_keys", "is_exact"]
 
 SHARED_WORD = (1 << 63) - 2
 """The word of NULL in a single integer-like column, and of the two largest values: so that word + 1 never wraps."""
@@ -52,20 +52,20 @@ _INTERVALS = {pa.lib.Type_INTERVAL_MONTHS, pa.lib.Type_INTERVAL_DAY_TIME}
 _INTEGERS = frozenset(FIXED) - frozenset(FLOATS) - _INTERVALS
 
 
-def key_words(columns: pa.Table | pa.RecordBatch) -> Longs:
+def hash_keys(columns: pa.Table | pa.RecordBatch) -> Longs:
     """The word of each row, from the key's columns in order."""
     arrays = [plain(one_chunk(column)) for column in columns.columns]
     if columns.num_rows == 0 or not arrays:
         return np.zeros(columns.num_rows, np.int64)
     at = next((i for i, array in enumerate(arrays) if _is_integer(array.type)), None)
     if at is None:
-        words = _hashes(arrays)
+        words = _hash_values(arrays)
     elif len(arrays) == 1:
-        words = _integers(arrays[0])
+        words = _read_integers(arrays[0])
     else:
-        room = max(_NARROW_HASH_BITS, 64 - _width(arrays[at].type))
-        words = _integers(arrays[at]) << room
-        words += _hashes(arrays[:at] + arrays[at + 1 :]) & ((1 << room) - 1)
+        room = max(_NARROW_HASH_BITS, 64 - _find_width(arrays[at].type))
+        words = _read_integers(arrays[at]) << room
+        words += _hash_values(arrays[:at] + arrays[at + 1 :]) & ((1 << room) - 1)
     return np.minimum(words, SHARED_WORD)
 
 
@@ -74,7 +74,7 @@ def is_exact(kinds: Sequence[Any]) -> bool:
     return len(kinds) == 1 and _is_integer(kinds[0])
 
 
-def equal_keys(left: Sequence[Any], right: Sequence[Any]) -> Bools:
+def compare_keys(left: Sequence[Any], right: Sequence[Any]) -> Bools:
     """Compare keys row by row, given as columns."""
     equal = np.ones(len(left[0]), np.bool_)
     for one, other in zip(left, right, strict=True):
@@ -90,7 +90,7 @@ def canonicalize(array: Any) -> Any:
     kind = array.type
     if kind.id in FLOATS:
         return _remove_negative_zero(array)
-    buffers = [_validity_buffer(array)]
+    buffers = [_make_validity_buffer(array)]
     if pa.types.is_struct(kind):
         children = [canonicalize(array.field(i)) for i in range(kind.num_fields)]
     else:
@@ -115,10 +115,10 @@ def _remove_negative_zero(array: Any) -> Any:
     if not is_negative_zero.any():
         return array
     values = pa.py_buffer(np.where(is_negative_zero, dtype.type(0), found))
-    return pa.Array.from_buffers(array.type, len(array), [_validity_buffer(array), values])
+    return pa.Array.from_buffers(array.type, len(array), [_make_validity_buffer(array), values])
 
 
-def _validity_buffer(array: Any) -> Any:
+def _make_validity_buffer(array: Any) -> Any:
     valid = validity(array)
     return None if valid is None else pa.py_buffer(np.packbits(valid, bitorder="little"))
 
@@ -127,11 +127,11 @@ def _is_integer(kind: Any) -> bool:
     return kind.id in _INTEGERS or (pa.types.is_decimal128(kind) and kind.precision <= _DIGITS_64)
 
 
-def _width(kind: Any) -> int:
+def _find_width(kind: Any) -> int:
     return 64 if pa.types.is_decimal128(kind) else int(kind.bit_width)
 
 
-def _integers(array: Any) -> Longs:
+def _read_integers(array: Any) -> Longs:
     """The values; NULLs, whose memory is undefined, get `SHARED_WORD`."""
     found: Longs
     if pa.types.is_decimal128(array.type):
@@ -143,6 +143,6 @@ def _integers(array: Any) -> Longs:
     return found if valid is None else np.where(valid, found, SHARED_WORD)
 
 
-def _hashes(arrays: Sequence[Any]) -> Longs:
+def _hash_values(arrays: Sequence[Any]) -> Longs:
     table = pa.Table.from_arrays([canonicalize(array) for array in arrays], names=[str(i) for i in range(len(arrays))])
     return row_hashes(table).high.view(np.int64)

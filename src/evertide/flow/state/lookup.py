@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from evertide.flow.state.block import Block
-from evertide.flow.state.keys import SHARED_WORD, canonicalize, equal_keys, is_exact, key_words
+from evertide.flow.state.block import RowBlock
+from evertide.flow.state.keys import SHARED_WORD, canonicalize, compare_keys, hash_keys, is_exact
 from evertide.rows.columns import Longs
 
 __all__ = ["WantedKeys"]
@@ -24,7 +24,7 @@ class WantedKeys:
         """The key's columns, of at least one row."""
         self._names = names
         self._arrays = arrays
-        self._all_words = key_words(pa.Table.from_arrays(list(arrays), names=list(names)))
+        self._all_words = hash_keys(pa.Table.from_arrays(list(arrays), names=list(names)))
         self._words = np.unique(self._all_words)
         self.bounds = np.empty(2 * len(self._words), np.int64)
         self.bounds[::2] = self._words
@@ -32,17 +32,17 @@ class WantedKeys:
         self.is_exact = is_exact([array.type for array in arrays]) and self._words[-1] != SHARED_WORD
         self._sorted: tuple[list[Any], Longs, Longs] | None = None
 
-    def verify(self, block: Block) -> Block:
+    def verify(self, block: RowBlock) -> RowBlock:
         """The rows of a block with one of the keys; all rows have a word of the keys."""
         if self.is_exact:
             return block
         keys, starts, counts = self._sort_keys()
         found = [canonicalize(block.columns[name]) for name in self._names]
         at = np.searchsorted(self._words, block.words)
-        matches = equal_keys(found, _take(keys, starts[at]))
+        matches = compare_keys(found, _take(keys, starts[at]))
         step = 1
         while len(rest := np.flatnonzero(~matches & (counts[at] > step))):
-            matches[rest] = equal_keys(_take(found, rest), _take(keys, starts[at[rest]] + step))
+            matches[rest] = compare_keys(_take(found, rest), _take(keys, starts[at[rest]] + step))
             step += 1
         return block if matches.all() else block.take(np.flatnonzero(matches))
 
@@ -55,7 +55,7 @@ class WantedKeys:
             if len(words) > len(self._words):
                 # Remove repeated keys, so that rows are not compared with them repeatedly.
                 firsts = np.searchsorted(words, words)
-                kept = ~equal_keys(keys, _take(keys, firsts))
+                kept = ~compare_keys(keys, _take(keys, firsts))
                 kept[firsts] = True
                 rows = np.flatnonzero(kept)
                 keys, words = _take(keys, rows), words[rows]

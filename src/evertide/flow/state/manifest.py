@@ -1,4 +1,4 @@
-"""`Manifest`: a saved arrangement, with everything needed to restore it.
+"""`ArrangementManifest`: a saved arrangement, with everything needed to restore it.
 
 The owner stores it in its checkpoint, encoded by msgspec. Version 1. It names every part with its length and checksums,
 per run: the words of a run's parts ascend from one part to the next.
@@ -14,10 +14,10 @@ import pyarrow as pa
 from evertide.errors import UnsupportedFormat
 from evertide.flow.state.state_part import FORMAT_VERSION, PartEntry
 
-__all__ = ["Manifest"]
+__all__ = ["ArrangementManifest"]
 
 
-class Manifest(msgspec.Struct, frozen=True):
+class ArrangementManifest(msgspec.Struct, frozen=True):
     name: str
     schema: bytes
     """The collection's columns, as a schema message of Arrow IPC."""
@@ -25,10 +25,10 @@ class Manifest(msgspec.Struct, frozen=True):
     runs: tuple[tuple[PartEntry, ...], ...]
     version: int = FORMAT_VERSION
 
-    def arrow_schema(self) -> pa.Schema:
+    def read_schema(self) -> pa.Schema:
         return pa.ipc.read_schema(pa.py_buffer(self.schema))
 
-    def entries(self) -> Iterator[PartEntry]:
+    def list_entries(self) -> Iterator[PartEntry]:
         for run in self.runs:
             yield from run
 

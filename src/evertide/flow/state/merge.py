@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import numpy as np
 import pyarrow as pa
 
-from evertide.flow.state.block import Block, concatenate_blocks, merge_blocks
+from evertide.flow.state.block import RowBlock, concatenate_blocks, merge_blocks
 from evertide.flow.state.part_reader import PartShelf
 from evertide.flow.state.runs import PartRun, Run
 from evertide.flow.state.state_part import PartEntry, PartWriter
@@ -21,9 +21,9 @@ __all__ = ["merge", "write_run"]
 class _Cursor:
     """The position of a merge in one run: the rows that were read and not used yet."""
 
-    def __init__(self, blocks: Iterator[Block]) -> None:
+    def __init__(self, blocks: Iterator[RowBlock]) -> None:
         self._blocks = blocks
-        self.pending: Block | None = None
+        self.pending: RowBlock | None = None
         self.is_over = False
         self.extend()
 
@@ -35,7 +35,7 @@ class _Cursor:
         else:
             self.pending = block if self.pending is None else concatenate_blocks([self.pending, block])
 
-    def cut(self, bound: int | None) -> Block | None:
+    def cut(self, bound: int | None) -> RowBlock | None:
         """Take the rows below the bound, or all."""
         pending = self.pending
         if pending is None:
@@ -49,7 +49,7 @@ class _Cursor:
 
 def merge(
     runs: Iterable[Run], names: Sequence[str], shelf: PartShelf, *, has_key: bool, is_consolidated: bool, where: str
-) -> Iterator[Block]:
+) -> Iterator[RowBlock]:
     """The sum of the runs as blocks whose words ascend, also across blocks. For the flags see `block.merge_blocks`.
 
     1. A run that is not over may have more rows of the last word that was read. So only words below the least of these
@@ -65,11 +65,11 @@ def merge(
         cursors = [cursor for cursor in cursors if cursor.pending is not None]
         if not cursors:
             return
-        bound = min((_last(cursor) for cursor in cursors if not cursor.is_over), default=None)
+        bound = min((_take_last(cursor) for cursor in cursors if not cursor.is_over), default=None)
         blocks = [block for block in [cursor.cut(bound) for cursor in cursors] if block is not None]
         if not blocks:
             for cursor in cursors:
-                if not cursor.is_over and _last(cursor) == bound:
+                if not cursor.is_over and _take_last(cursor) == bound:
                     cursor.extend()
             continue
         block = merge_blocks(blocks, has_key=has_key, is_consolidated=is_consolidated, where=where)
@@ -77,12 +77,12 @@ def merge(
             yield block
 
 
-def _last(cursor: _Cursor) -> int:
+def _take_last(cursor: _Cursor) -> int:
     return int(cursor.pending.words[-1]) if cursor.pending is not None else 0
 
 
 def write_run(
-    blocks: Iterable[Block],
+    blocks: Iterable[RowBlock],
     schema: pa.Schema,
     put: Callable[[PartWriter], PartEntry],
     *,
@@ -92,7 +92,7 @@ def write_run(
     """Write consolidated blocks, in the order of their words, as a run of parts; None if there are no rows."""
     entries: list[PartEntry] = []
     writer: PartWriter | None = None
-    waiting: list[Block] = []
+    waiting: list[RowBlock] = []
     for block in blocks:
         waiting.append(block)
         rows = sum(block.rows for block in waiting)

@@ -1,7 +1,7 @@
 """`PartReader`: an open state part, whose row groups are read, verified and decoded one range at a time.
 
-1. Opening reads the footer and one byte more. A file that is too short or too long, or whose footer is damaged, raises
-   `BlobDamaged` before any row is used; a missing file raises `BlobMissing`.
+1. Opening requests the footer and one byte beyond the expected end of the file. A file that is too short or too long,
+   or whose footer is damaged, raises `BlobDamaged` before any row is used; a missing file raises `BlobMissing`.
 2. Adjacent row groups are read as one range, and each is verified against the index.
 3. Only the requested columns are decoded.
 
@@ -21,9 +21,9 @@ import pyarrow.parquet as pq
 import xxhash
 
 from evertide.errors import BlobDamaged, UnsupportedFormat
-from evertide.flow.state.block import Block
+from evertide.flow.state.block import RowBlock
 from evertide.flow.state.row_groups import RowGroupCache
-from evertide.flow.state.state_part import FORMAT_VERSION, KEY, PartEntry, state_schema
+from evertide.flow.state.state_part import FORMAT_VERSION, KEY, PartEntry, make_state_schema
 from evertide.rows.changes import DIFF
 from evertide.rows.columns import one_chunk
 from evertide.rows.conform import reinterpret, type_fields
@@ -74,10 +74,10 @@ class PartReader:
         self._blob = blob
         self._path = blob.path(entry.key)
         self._schema = schema
-        stored = state_schema(schema)
+        stored = make_state_schema(schema)
         self._retyped = {f.name for f in schema if not f.type.equals(stored.field(f.name).type, check_metadata=True)}
         self._lock = threading.Lock()
-        _, _, self._offsets, self._lengths, self._checksums = entry.columns()
+        _, _, self._offsets, self._lengths, self._checksums = entry.read_index()
         self._window = _Window(entry.bytes)
         try:
             metadata = pq.read_metadata(pa.BufferReader(self._read_footer()))
@@ -86,7 +86,7 @@ class PartReader:
         except (pa.ArrowException, OSError) as error:  # OSError is what pyarrow raises for some broken files
             raise BlobDamaged(path=self._path, why=f"the footer cannot be read: {error}") from error
         self.bytes = entry.footer_bytes * _OPEN_RATIO
-        self._leaf_ranges = _leaf_ranges(self._file.schema_arrow)
+        self._leaf_ranges = _find_leaf_ranges(self._file.schema_arrow)
 
     def read(self, first: int, last: int, names: Sequence[str]) -> list[dict[str, Any]]:
         """The requested columns per row group in [first, last); they may include `__diff` and `__key`."""
@@ -131,12 +131,12 @@ class PartReader:
         return footer
 
     def _check_schema(self, schema: pa.Schema) -> None:
-        found, expected = self._file.schema_arrow, state_schema(schema)
+        found, expected = self._file.schema_arrow, make_state_schema(schema)
         version = (found.metadata or {}).get(b"evertide.state", b"")
         if version != expected.metadata[b"evertide.state"]:
             number = int(version) if version.isdigit() else 0
             raise UnsupportedFormat(path=self._path, found=number, supported=FORMAT_VERSION)
-        if not state_schema(pa.schema([*found][:-2])).equals(
+        if not make_state_schema(pa.schema([*found][:-2])).equals(
             expected
         ):  # older files have NOT NULL inside structs as well
             raise self._make_damage("columns", expected.remove_metadata(), found.remove_metadata())
@@ -166,40 +166,40 @@ class PartShelf:
             self._cache.put(entry.key, _FILE, reader, reader.bytes)
         return reader
 
-    def block(self, entry: PartEntry, number: int, names: Sequence[str]) -> Block:
+    def read_block(self, entry: PartEntry, number: int, names: Sequence[str]) -> RowBlock:
         """One row group with at least these columns; missing columns are added to a cached one."""
-        known: Block | None = self._cache.get(entry.key, number)
+        known: RowBlock | None = self._cache.get(entry.key, number)
         if known is not None and all(name in known.columns for name in names):
             return known
         missing = [name for name in names if known is None or name not in known.columns]
         found = self.open(entry).read(number, number + 1, missing if known else [*missing, DIFF, KEY])[0]
-        block = _block(found) if known is None else Block(known.words, known.diffs, {**known.columns, **found})
+        block = _make_block(found) if known is None else RowBlock(known.words, known.diffs, {**known.columns, **found})
         self._cache.put(entry.key, number, block, block.bytes)
         return block
 
-    def blocks(self, entry: PartEntry, first: int, last: int, names: Sequence[str]) -> list[Block]:
+    def read_blocks(self, entry: PartEntry, first: int, last: int, names: Sequence[str]) -> list[RowBlock]:
         """Row groups in [first, last) with exactly these columns, without the cache, for scans."""
-        return [_block(found) for found in self.open(entry).read(first, last, [*names, DIFF, KEY])]
+        return [_make_block(found) for found in self.open(entry).read(first, last, [*names, DIFF, KEY])]
 
     def drop(self, entry: PartEntry) -> None:
         self._cache.drop(entry.key, entry.row_groups)
 
 
-def _block(columns: dict[str, Any]) -> Block:
+def _make_block(columns: dict[str, Any]) -> RowBlock:
     diffs, words = np.asarray(columns.pop(DIFF)), np.asarray(columns.pop(KEY))
-    return Block(words, diffs, columns)
+    return RowBlock(words, diffs, columns)
 
 
-def _leaf_ranges(schema: pa.Schema) -> dict[str, tuple[int, int]]:
+def _find_leaf_ranges(schema: pa.Schema) -> dict[str, tuple[int, int]]:
     """The range of Parquet's leaf columns of each column."""
     found, at = {}, 0
     for field in schema:
-        count = _leaf_count(field.type)
+        count = _count_leaves(field.type)
         found[field.name] = (at, at + count)
         at += count
     return found
 
 
-def _leaf_count(kind: Any) -> int:
+def _count_leaves(kind: Any) -> int:
     inner = type_fields(kind)
-    return sum(_leaf_count(field.type) for field in inner) if inner else 1
+    return sum(_count_leaves(field.type) for field in inner) if inner else 1

@@ -18,7 +18,7 @@ from functools import cached_property
 import numpy as np
 import pyarrow as pa
 
-from evertide.flow.state.block import Block, concatenate_blocks
+from evertide.flow.state.block import RowBlock, concatenate_blocks
 from evertide.flow.state.part_reader import PartShelf
 from evertide.flow.state.state_part import PartEntry
 from evertide.rows.columns import Longs
@@ -34,13 +34,13 @@ _PIECES_HELD = 1024
 _SLICES_MAX = 32
 """Up to this number of bounds, slices are cheaper than one take."""
 
-Piece = tuple[Block, int, int]
+Piece = tuple[RowBlock, int, int]
 """Rows [start, end) of a block."""
 
 
 @dataclass(frozen=True, eq=False)
 class MemoryRun:
-    block: Block
+    block: RowBlock
     entries: tuple[PartEntry, ...] = ()
 
     @property
@@ -51,10 +51,10 @@ class MemoryRun:
     def bytes(self) -> int:
         return self.block.bytes
 
-    def find(self, bounds: Longs, names: Sequence[str], _shelf: PartShelf) -> Block | None:
+    def find(self, bounds: Longs, names: Sequence[str], _shelf: PartShelf) -> RowBlock | None:
         return _find_rows(self.block, bounds, names)
 
-    def read(self, names: Sequence[str], _shelf: PartShelf) -> Iterator[Block]:
+    def read(self, names: Sequence[str], _shelf: PartShelf) -> Iterator[RowBlock]:
         if self.block.rows:  # sums of saved rows may cancel out
             yield self.block.select(names)
 
@@ -62,27 +62,27 @@ class MemoryRun:
 class DeltaRun:
     entries: tuple[PartEntry, ...] = ()
 
-    def __init__(self, delta: pa.Table, arrange: Callable[[pa.Table], Block]) -> None:
+    def __init__(self, delta: pa.Table, arrange: Callable[[pa.Table], RowBlock]) -> None:
         """`arrange` converts the delta to a block."""
         self.rows = int(delta.num_rows)
         self.bytes = int(delta.nbytes)
         self._delta = delta
         self._arrange = arrange
         self._lock = threading.Lock()
-        self._block: Block | None = None
+        self._block: RowBlock | None = None
 
     @property
-    def block(self) -> Block:
+    def block(self) -> RowBlock:
         with self._lock:
             if self._block is None:
                 self._block = self._arrange(self._delta)
                 self._delta = self._delta.slice(0, 0)  # free the memory
             return self._block
 
-    def find(self, bounds: Longs, names: Sequence[str], _shelf: PartShelf) -> Block | None:
+    def find(self, bounds: Longs, names: Sequence[str], _shelf: PartShelf) -> RowBlock | None:
         return _find_rows(self.block, bounds, names)
 
-    def read(self, names: Sequence[str], _shelf: PartShelf) -> Iterator[Block]:
+    def read(self, names: Sequence[str], _shelf: PartShelf) -> Iterator[RowBlock]:
         if self.block.rows:  # a delta may cancel out
             yield self.block.select(names)
 
@@ -102,11 +102,11 @@ class PartRun:
     @cached_property
     def _index(self) -> tuple[Longs, Longs, list[tuple[PartEntry, int]]]:
         """Least words, greatest words, and places of all row groups in order."""
-        columns = [entry.columns() for entry in self.entries]
+        columns = [entry.read_index() for entry in self.entries]
         places = [(entry, number) for entry in self.entries for number in range(entry.row_groups)]
         return np.concatenate([c[0] for c in columns]), np.concatenate([c[1] for c in columns]), places
 
-    def find(self, bounds: Longs, names: Sequence[str], shelf: PartShelf) -> Block | None:
+    def find(self, bounds: Longs, names: Sequence[str], shelf: PartShelf) -> RowBlock | None:
         """The rows with the words of `bounds`, which has pairs of a word and the word after it."""
         least, greatest, places = self._index
         firsts = np.searchsorted(greatest, bounds[::2])
@@ -114,10 +114,10 @@ class PartRun:
         hit = np.flatnonzero(firsts < ends)
         if len(hit) == 0:
             return None
-        found: list[Block] = []
+        found: list[RowBlock] = []
         pieces: list[Piece] = []
         for group, low, high in _find_spans(firsts[hit], ends[hit]):
-            block = shelf.block(*places[group], names)
+            block = shelf.read_block(*places[group], names)
             pieces += _find_pieces(block, bounds[2 * hit[low] : 2 * hit[high - 1] + 2], names)
             if len(pieces) >= _PIECES_HELD:
                 found.append(_gather(pieces, names))
@@ -126,11 +126,11 @@ class PartRun:
             found.append(_gather(pieces, names))
         return concatenate_blocks(found) if found else None
 
-    def read(self, names: Sequence[str], shelf: PartShelf) -> Iterator[Block]:
+    def read(self, names: Sequence[str], shelf: PartShelf) -> Iterator[RowBlock]:
         for entry in self.entries:
             for first in range(0, entry.row_groups, _GROUPS_AT_ONCE):
                 yield concatenate_blocks(
-                    shelf.blocks(entry, first, min(first + _GROUPS_AT_ONCE, entry.row_groups), names)
+                    shelf.read_blocks(entry, first, min(first + _GROUPS_AT_ONCE, entry.row_groups), names)
                 )
 
 
@@ -152,7 +152,7 @@ def _find_spans(firsts: Longs, ends: Longs) -> Iterator[tuple[int, int, int]]:
     yield from zip(groups.tolist(), lows.tolist(), highs.tolist(), strict=True)
 
 
-def _find_pieces(block: Block, bounds: Longs, names: Sequence[str]) -> list[Piece]:
+def _find_pieces(block: RowBlock, bounds: Longs, names: Sequence[str]) -> list[Piece]:
     """The ranges of a row group with the words of `bounds`."""
     if len(bounds) > _SLICES_MAX:
         hits = _find_rows(block, bounds, names)
@@ -161,16 +161,16 @@ def _find_pieces(block: Block, bounds: Longs, names: Sequence[str]) -> list[Piec
     return [(block, start, end) for start, end in zip(found[::2], found[1::2], strict=True) if start < end]
 
 
-def _gather(pieces: Sequence[Piece], names: Sequence[str]) -> Block:
+def _gather(pieces: Sequence[Piece], names: Sequence[str]) -> RowBlock:
     columns = {}
     for name in names:
         slices = [block.columns[name].slice(start, end - start) for block, start, end in pieces]
         columns[name] = pa.concat_arrays(slices)
     words = np.concatenate([block.words[start:end] for block, start, end in pieces])
-    return Block(words, np.concatenate([block.diffs[start:end] for block, start, end in pieces]), columns)
+    return RowBlock(words, np.concatenate([block.diffs[start:end] for block, start, end in pieces]), columns)
 
 
-def _find_rows(block: Block, bounds: Longs, names: Sequence[str]) -> Block | None:
+def _find_rows(block: RowBlock, bounds: Longs, names: Sequence[str]) -> RowBlock | None:
     """The rows of a block with the words of `bounds`."""
     found = block.words.searchsorted(bounds)
     starts, ends = found[::2], found[1::2]

@@ -28,7 +28,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from evertide.errors import OutcomeUnknown, Unavailable, Unexpected
-from evertide.flow.state.block import Block, merge_blocks
+from evertide.flow.state.block import RowBlock, merge_blocks
 from evertide.flow.state.merge import merge, write_run
 from evertide.flow.state.part_reader import PartShelf
 from evertide.flow.state.runs import DeltaRun, MemoryRun, PartRun, Run
@@ -67,15 +67,18 @@ class ArrangementSettings:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            if getattr(self, field.name) < (2 if field.name == "merge_fan_in" else 1):
-                raise Unexpected(where="ArrangementSettings", why=f"{field.name} is too small")
+            value, least = getattr(self, field.name), 2 if field.name == "merge_fan_in" else 1
+            if value < least:
+                raise Unexpected(
+                    where="ArrangementSettings", why=f"{field.name} is {value}, but must be {least} or more"
+                )
 
 
 class Runs(NamedTuple):
     parts: tuple[PartRun, ...] = ()
     memory: tuple[MemoryRun | DeltaRun, ...] = ()
 
-    def all(self) -> tuple[Run, ...]:
+    def list_all(self) -> tuple[Run, ...]:
         return (*self.parts, *self.memory)
 
 
@@ -102,7 +105,7 @@ class Spine:
         self._writing = threading.Lock()
         self._merging = threading.Lock()
 
-    def push(self, block: Block) -> None:
+    def push(self, block: RowBlock) -> None:
         """Add a consolidated block, in the order of its words."""
         if block.rows == 0:
             return
@@ -122,10 +125,6 @@ class Spine:
     def is_large(self, rows: int) -> bool:
         """Whether a delta with this number of rows is never joined with other runs in memory."""
         return rows > self._settings.inline_rows_max
-
-    def adopt(self, runs: Sequence[PartRun]) -> None:
-        with self._lock:
-            self._swap((), parts=(*self.runs.parts, *runs))
 
     def maintain(self, is_stopping: IsStopping = never_stopping) -> bool:
         """Write memory to parts, or merge parts. False if there is nothing to do, or `is_stopping` ended a merge."""
@@ -227,7 +226,7 @@ class Spine:
             self.released += begun
             raise
 
-    def _sum(self, blocks: Sequence[Block]) -> Block:
+    def _sum(self, blocks: Sequence[RowBlock]) -> RowBlock:
         return merge_blocks(blocks, has_key=True, is_consolidated=True, where=self._where)
 
     def bound_memory(self) -> None:
@@ -237,7 +236,9 @@ class Spine:
             try:
                 self.write_memory()
             except (Unavailable, OutcomeUnknown, OSError) as error:
-                logger.warning("%s keeps more in memory than it should: %s", self._where, error)
+                logger.warning(
+                    "%s: could not store rows, which stay in memory beyond its limit: %s", self._where, error
+                )
 
     def _is_full(self, memory: Sequence[Run], times: int) -> bool:
         limits = self._settings
@@ -253,11 +254,11 @@ class Spine:
         """The runs of the smallest size of which there are at least `merge_fan_in`."""
         by_level: dict[int, list[PartRun]] = {}
         for run in self.runs.parts:
-            by_level.setdefault(self._level(run.rows), []).append(run)
+            by_level.setdefault(self._find_level(run.rows), []).append(run)
         enough = [level for level, runs in by_level.items() if len(runs) >= self._settings.merge_fan_in]
         return by_level[min(enough)] if enough else []
 
-    def _level(self, rows: int) -> int:
+    def _find_level(self, rows: int) -> int:
         level, limit = 0, self._settings.memory_rows_max * self._settings.merge_fan_in
         while rows > limit:
             level, limit = level + 1, limit * self._settings.merge_fan_in

@@ -1,8 +1,8 @@
 """State parts: the immutable files that hold an arrangement's rows, sorted by the word of their key.
 
 A part is the blob `state/<arrangement>/<name>.parquet`, with the format version 1 as `evertide.state` in the metadata
-of the file's schema. The process that maintains the arrangement, or a task on an executor, writes it once. Only the
-owner of the arrangement deletes it, when no checkpoint names it.
+of the file's schema. The process that maintains the arrangement writes it once, and deletes it when no checkpoint
+names it.
 
 Layout: Parquet, lz4, small row groups, no statistics. The columns are the collection's, in types that Parquet stores
 exactly, then `__diff`, and `__key`, the row's word. Words, diffs and integers are delta encoded. Of the measured
@@ -31,10 +31,10 @@ import pyarrow.parquet as pq
 import xxhash
 
 from evertide.errors import BlobDamaged, InvalidInput, Unexpected
-from evertide.flow.state.block import Block
+from evertide.flow.state.block import RowBlock
 from evertide.rows.changes import DIFF
-from evertide.rows.columns import Longs, one_chunk
-from evertide.rows.conform import refused_type, reinterpret, stored_type
+from evertide.rows.columns import Longs
+from evertide.rows.conform import explain_refusal, reinterpret, stored_type
 from evertide.store.blob import Blob
 
 __all__ = [
@@ -44,9 +44,8 @@ __all__ = [
     "PartEntry",
     "PartWriter",
     "check_schema",
-    "state_schema",
+    "make_state_schema",
     "verify_part",
-    "write_part",
 ]
 
 FORMAT_VERSION = 1
@@ -68,7 +67,7 @@ Packed: TypeAlias = bytes
 
 
 class PartEntry(msgspec.Struct, frozen=True):
-    """All that a reader must know of a part. Executors send it to the driver, and manifests contain it."""
+    """All that a reader must know of a part. Manifests contain it."""
 
     key: str
     rows: int
@@ -83,22 +82,14 @@ class PartEntry(msgspec.Struct, frozen=True):
     def row_groups(self) -> int:
         return len(self.index) // (8 * _INDEX_COLUMNS)
 
-    @property
-    def word_min(self) -> int:
-        return int.from_bytes(self.index[:8], "little", signed=True)
-
-    @property
-    def word_max(self) -> int:
-        return int.from_bytes(self.index[-32:-24], "little", signed=True)
-
-    def columns(self) -> tuple[Longs, Longs, Longs, Longs, Longs]:
+    def read_index(self) -> tuple[Longs, Longs, Longs, Longs, Longs]:
         """The columns of the index."""
         table = np.frombuffer(self.index, "<i8").reshape(-1, _INDEX_COLUMNS)
         return tuple(np.ascontiguousarray(column) for column in table.T)  # type: ignore[return-value]
 
 
 @lru_cache(maxsize=1024)
-def state_schema(schema: pa.Schema) -> pa.Schema:
+def make_state_schema(schema: pa.Schema) -> pa.Schema:
     """The schema of the files of an arrangement with these columns."""
     fields = [pa.field(field.name, stored_type(field.type), field.nullable) for field in schema]
     fields += [pa.field(DIFF, _LONG, nullable=False), pa.field(KEY, _LONG, nullable=False)]
@@ -112,7 +103,7 @@ def check_schema(schema: pa.Schema, where: str) -> None:
             raise Unexpected(where=f"{where}, column {field.name!r}", why="the name is reserved")
         if schema.names.count(field.name) > 1:
             raise Unexpected(where=f"{where}, column {field.name!r}", why="the name occurs twice")
-        if why := refused_type(field.type):
+        if why := explain_refusal(field.type):
             raise InvalidInput(where=f"{where}, column {field.name!r}", why=why)
 
 
@@ -120,7 +111,7 @@ class PartWriter:
     """Writes one part. Rows are added in the order of their words, and encoded at once to save memory."""
 
     def __init__(self, schema: pa.Schema, row_group_rows: int = ROW_GROUP_ROWS) -> None:
-        stored = state_schema(schema)
+        stored = make_state_schema(schema)
         self._schema = stored
         self._row_group_rows = row_group_rows
         self._sink = pa.BufferOutputStream()
@@ -135,7 +126,7 @@ class PartWriter:
         self._words: list[Longs] = []
         self.rows = 0
 
-    def add(self, block: Block) -> None:
+    def add(self, block: RowBlock) -> None:
         """Add rows. All blocks but the last should fill whole row groups; otherwise a smaller row group is written."""
         arrays = [reinterpret(block.columns[f.name], f.type) for f in [*self._schema][:-2]]
         arrays += [pa.array(block.diffs), pa.array(block.words)]
@@ -169,28 +160,6 @@ class PartWriter:
         return entry, data
 
 
-def write_part(
-    blob: Blob, key: str, table: pa.Table, words: Longs, *, row_group_rows: int = ROW_GROUP_ROWS
-) -> PartEntry:
-    """Write consolidated rows, sorted by their words, as one part. `table` has the collection's columns, then `__diff`.
-
-    Executors call this, since it does not need the arrangement. `evertide.flow.state.table_blocks.arrange_delta`
-    converts rows to this form.
-    """
-    if len(words) != table.num_rows or len(words) == 0 or (words[1:] < words[:-1]).any():
-        why = (
-            f"{table.num_rows} rows have {len(words)} words, but there must be one per row, ascending, and at least one"
-        )
-        raise Unexpected(where=f"state part {key!r}", why=why)
-    *columns, diffs = (one_chunk(column) for column in table.columns)
-    schema = pa.schema([*table.schema][:-1])
-    writer = PartWriter(schema, row_group_rows)
-    writer.add(Block(words, np.asarray(diffs), dict(zip(schema.names, columns, strict=True))))
-    entry, data = writer.close(key)
-    blob.put(key, data)
-    return entry
-
-
 def verify_part(blob: Blob, entry: PartEntry) -> None:
     """Read a whole part, and raise `BlobMissing` or `BlobDamaged` if its length or checksum differs from the entry."""
     data = blob.get(entry.key)
@@ -199,4 +168,4 @@ def verify_part(blob: Blob, entry: PartEntry) -> None:
         raise BlobDamaged(path=path, why="the length in bytes differs", expected=str(entry.bytes), found=str(len(data)))
     found = xxhash.xxh3_128_hexdigest(data)
     if found != entry.checksum:
-        raise BlobDamaged(path=path, why="checksum", expected=entry.checksum, found=found)
+        raise BlobDamaged(path=path, why="the checksum differs", expected=entry.checksum, found=found)

@@ -13,35 +13,23 @@ import numpy as np
 import pyarrow as pa
 
 from evertide.errors import Unexpected
-from evertide.flow.state.block import Block, merge_blocks
-from evertide.flow.state.keys import key_words
-from evertide.flow.state.state_part import check_schema
-from evertide.rows.changes import DIFF
-from evertide.rows.columns import Longs, one_chunk
-from evertide.rows.conform import alike, conform
+from evertide.flow.state.block import RowBlock, merge_blocks
+from evertide.flow.state.keys import hash_keys
+from evertide.rows.changes import DIFF_FIELD
+from evertide.rows.columns import one_chunk
+from evertide.rows.conform import are_alike, conform
 
-__all__ = ["DIFF_FIELD", "arrange_delta", "check_columns", "check_key", "make_block", "make_table"]
-
-DIFF_FIELD = pa.field(DIFF, pa.int64(), nullable=False)
+__all__ = ["check_columns", "check_key", "make_block", "make_table"]
 
 
-def arrange_delta(table: pa.Table, key: Sequence[str], where: str = "delta") -> tuple[pa.Table, Longs]:
-    """Consolidate a delta and sort it by its words: the table and the words for `state_part.write_part`."""
-    schema = pa.schema([*table.schema][:-1])
-    check_schema(schema, where)
-    check_key(schema, key, where)
-    block = make_block(table, schema, key, where)
-    return make_table([block], schema), block.words
-
-
-def make_block(delta: pa.Table, schema: pa.Schema, key: Sequence[str], where: str) -> Block:
+def make_block(delta: pa.Table, schema: pa.Schema, key: Sequence[str], where: str) -> RowBlock:
     """Convert a delta to a consolidated block in the order of its words."""
     arrays = check_columns(delta, pa.schema([*schema, DIFF_FIELD]), where)
     columns = dict(zip(schema.names, arrays, strict=False))
     # Without key columns all rows have the same key, so any order is valid. This one keeps the memory of a merge small.
     names = key or schema.names
-    words = key_words(pa.Table.from_arrays([columns[name] for name in names], names=list(names)))
-    block = Block(words, np.asarray(arrays[-1]), columns)
+    words = hash_keys(pa.Table.from_arrays([columns[name] for name in names], names=list(names)))
+    block = RowBlock(words, np.asarray(arrays[-1]), columns)
     return merge_blocks([block], has_key=True, is_consolidated=False, where=where)
 
 
@@ -58,7 +46,7 @@ def _check_column(column: Any, field: Any, where: str) -> Any:
     place = f"{where}, column {field.name!r}"
     array = one_chunk(column)
     if not array.type.equals(field.type, check_metadata=True):
-        if not alike(array.type, field.type):
+        if not are_alike(array.type, field.type):
             raise Unexpected(where=place, why=f"the column has the type {array.type}, but must have {field.type}")
         array = conform(array, field.type)
     if not field.nullable and array.null_count:
@@ -72,7 +60,7 @@ def check_key(schema: pa.Schema, key: Sequence[str], where: str) -> None:
         raise Unexpected(where=where, why=f"the key is {key!r}, but must be distinct columns out of {schema.names}")
 
 
-def make_table(blocks: Sequence[Block], schema: pa.Schema) -> pa.Table:
+def make_table(blocks: Sequence[RowBlock], schema: pa.Schema) -> pa.Table:
     """Convert blocks to a table with these columns and `__diff`, one chunk per block."""
     whole = pa.schema([*schema, DIFF_FIELD])
     tables = [

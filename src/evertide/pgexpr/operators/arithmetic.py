@@ -121,10 +121,10 @@ def _numeric_quotient(left: Decimal, right: Decimal) -> Decimal:
         return Decimal(0) if left.is_finite() else EXACT.divide(left, right)
     scale = _quotient_scale(left, right)
     above, below = EXACT.scaleb(left, scale).as_integer_ratio(), right.as_integer_ratio()
-    return Decimal(_half_away(above[0] * below[1], above[1] * below[0])).scaleb(-scale, EXACT)
+    return Decimal(_round_half_away(above[0] * below[1], above[1] * below[0])).scaleb(-scale, EXACT)
 
 
-def _half_away(above: int, below: int) -> int:
+def _round_half_away(above: int, below: int) -> int:
     if below < 0:
         above, below = -above, -below
     size = (2 * abs(above) + below) // (2 * below)
@@ -155,7 +155,7 @@ def round_numeric(number: Decimal, scale: int) -> Decimal:
     if not number.is_finite():
         return number
     above, below = EXACT.scaleb(number, scale).as_integer_ratio()
-    return Decimal(_half_away(above, below)).scaleb(-scale, EXACT)
+    return Decimal(_round_half_away(above, below)).scaleb(-scale, EXACT)
 
 
 # Floats
@@ -195,7 +195,7 @@ def _power(left: float, right: float) -> float:
     try:
         return math.pow(left, right)
     except ValueError as error:
-        raise ArithmeticError("no such power") from error
+        raise ArithmeticError("the power is not a real number") from error
 
 
 def _root(value: float) -> float:

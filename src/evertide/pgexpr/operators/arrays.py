@@ -65,7 +65,7 @@ def construct_operation(kind: SqlType) -> Operation:
         if any(isinstance(item, list) for item in items):
             shapes = {shape(item) for item in items}
             if len(shapes) > 1:
-                raise ArithmeticError("arrays in an array must be of one shape")
+                raise ArithmeticError("inner arrays must have the same shape")
             if shapes == {()}:
                 return []
         return list(items)

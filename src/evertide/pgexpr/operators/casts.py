@@ -20,34 +20,18 @@ import pyarrow.compute as pc
 from evertide.pgexpr.expressions import Operation
 from evertide.pgexpr.literals import read_uuid, read_value
 from evertide.pgexpr.operators.arithmetic import in_range, round_numeric, round_to_float4
+from evertide.pgexpr.types import sqltypes as sql
 from evertide.pgexpr.types.calendar import DAY_US, check_moment
 from evertide.pgexpr.types.output import text_of
-from evertide.pgexpr.types.sqltypes import (
-    BOOL,
-    BYTEA,
-    DATE,
-    FLOAT4,
-    FLOAT8,
-    INT4,
-    INTEGER_BOUNDS,
-    INTERVAL,
-    JSONB,
-    NUMBERS,
-    NUMERIC,
-    TEXT,
-    TIME,
-    TIMESTAMP,
-    TIMESTAMPTZ,
-    SqlType,
-)
+from evertide.pgexpr.types.sqltypes import SqlType
 
 __all__ = ["UUID", "cast_to", "resize_operation"]
 
-_FROM_TEXT = (*NUMBERS, BOOL, BYTEA)
+_FROM_TEXT = (*sql.NUMBERS, sql.BOOL, sql.BYTEA)
 _NEAR_DAYS = 100_000_000
 """Below this number of days, the microseconds are within the range of every type."""
 
-UUID = Operation("uuid", TEXT, "(({0})::uuid)::text", read_uuid)
+UUID = Operation("uuid", sql.TEXT, "(({0})::uuid)::text", read_uuid)
 
 
 def cast_to(source: SqlType, target: SqlType) -> Operation | None:
@@ -66,26 +50,26 @@ def resize_operation(precision: int, scale: int) -> Operation:
             raise OverflowError("numeric field overflow")
         return number
 
-    return Operation("sized", NUMERIC, f"({{0}})::numeric({precision},{scale})", scalar)
+    return Operation("sized", sql.NUMERIC, f"({{0}})::numeric({precision},{scale})", scalar)
 
 
 def _scalar(source: SqlType, target: SqlType) -> Callable[[Any], Any] | None:
-    if JSONB in (source, source.element):
+    if sql.JSONB in (source, source.element):
         return None
-    if target == TEXT:
+    if target == sql.TEXT:
         return lambda value: text_of(value, source)
     if source.is_array or target.is_array:
         return _array_cast(source, target)
-    if source == TEXT:
+    if source == sql.TEXT:
         return (lambda value: read_value(value, target)) if target in _FROM_TEXT else None
-    if source in NUMBERS and target in NUMBERS:
+    if source in sql.NUMBERS and target in sql.NUMBERS:
         return _number_cast(source, target)
     return _OTHERS.get((source, target))
 
 
 def _array_cast(source: SqlType, target: SqlType) -> Callable[[Any], Any] | None:
-    if source == TEXT:
-        return (lambda value: read_value(value, target)) if target.element in (TEXT, *_FROM_TEXT) else None
+    if source == sql.TEXT:
+        return (lambda value: read_value(value, target)) if target.element in (sql.TEXT, *_FROM_TEXT) else None
     if not (source.is_array and target.is_array):
         return None
     inner = _scalar(source.element, target.element)
@@ -101,14 +85,14 @@ def _array_cast(source: SqlType, target: SqlType) -> Callable[[Any], Any] | None
 
 
 def _number_cast(source: SqlType, target: SqlType) -> Callable[[Any], Any]:
-    if target in INTEGER_BOUNDS:
+    if target in sql.INTEGER_BOUNDS:
         return lambda value: in_range(_whole_number(value), target)
-    if target == NUMERIC:
-        digits = 6 if source == FLOAT4 else 15
-        return Decimal if source in INTEGER_BOUNDS else lambda value: read_value(f"{value:.{digits}g}", NUMERIC)
-    if source == NUMERIC:
-        return lambda value: read_value(text_of(value, NUMERIC), target)
-    return float if target == FLOAT8 else _to_float4
+    if target == sql.NUMERIC:
+        digits = 6 if source == sql.FLOAT4 else 15
+        return Decimal if source in sql.INTEGER_BOUNDS else lambda value: read_value(f"{value:.{digits}g}", sql.NUMERIC)
+    if source == sql.NUMERIC:
+        return lambda value: read_value(text_of(value, sql.NUMERIC), target)
+    return float if target == sql.FLOAT8 else _to_float4
 
 
 def _whole_number(value: Any) -> int:
@@ -130,28 +114,32 @@ def _to_float4(value: float) -> float:
 
 
 _OTHERS: dict[tuple[SqlType, SqlType], Callable[[Any], Any]] = {
-    (BOOL, INT4): int,
-    (INT4, BOOL): bool,
-    (DATE, TIMESTAMP): lambda value: check_moment(value * DAY_US),
-    (DATE, TIMESTAMPTZ): lambda value: check_moment(value * DAY_US),
-    (TIMESTAMP, DATE): lambda value: value // DAY_US,
-    (TIMESTAMPTZ, DATE): lambda value: value // DAY_US,
-    (TIMESTAMP, TIMESTAMPTZ): int,
-    (TIMESTAMPTZ, TIMESTAMP): int,
-    (TIMESTAMP, TIME): lambda value: value % DAY_US,
-    (TIMESTAMPTZ, TIME): lambda value: value % DAY_US,
-    (TIME, INTERVAL): lambda value: (0, 0, value),
-    (INTERVAL, TIME): lambda value: value[2] % DAY_US,
+    (sql.BOOL, sql.INT4): int,
+    (sql.INT4, sql.BOOL): bool,
+    (sql.DATE, sql.TIMESTAMP): lambda value: check_moment(value * DAY_US),
+    (sql.DATE, sql.TIMESTAMPTZ): lambda value: check_moment(value * DAY_US),
+    (sql.TIMESTAMP, sql.DATE): lambda value: value // DAY_US,
+    (sql.TIMESTAMPTZ, sql.DATE): lambda value: value // DAY_US,
+    (sql.TIMESTAMP, sql.TIMESTAMPTZ): int,
+    (sql.TIMESTAMPTZ, sql.TIMESTAMP): int,
+    (sql.TIMESTAMP, sql.TIME): lambda value: value % DAY_US,
+    (sql.TIMESTAMPTZ, sql.TIME): lambda value: value % DAY_US,
+    (sql.TIME, sql.INTERVAL): lambda value: (0, 0, value),
+    (sql.INTERVAL, sql.TIME): lambda value: value[2] % DAY_US,
 }
 
 
 def _whole(source: SqlType, target: SqlType) -> Callable[[Any], Any] | None:
-    is_wider = source in INTEGER_BOUNDS and target in INTEGER_BOUNDS and NUMBERS.index(source) < NUMBERS.index(target)
-    if is_wider or {source, target} == {TIMESTAMP, TIMESTAMPTZ}:
+    is_wider = (
+        source in sql.INTEGER_BOUNDS
+        and target in sql.INTEGER_BOUNDS
+        and sql.NUMBERS.index(source) < sql.NUMBERS.index(target)
+    )
+    if is_wider or {source, target} == {sql.TIMESTAMP, sql.TIMESTAMPTZ}:
         return lambda array: array
-    if target == FLOAT8 and (source in INTEGER_BOUNDS or source == FLOAT4):
+    if target == sql.FLOAT8 and (source in sql.INTEGER_BOUNDS or source == sql.FLOAT4):
         return lambda array: array.cast(pa.float64(), safe=False)
-    return _whole_days if source == DATE and target in (TIMESTAMP, TIMESTAMPTZ) else None
+    return _whole_days if source == sql.DATE and target in (sql.TIMESTAMP, sql.TIMESTAMPTZ) else None
 
 
 def _whole_days(array: Any) -> Any:

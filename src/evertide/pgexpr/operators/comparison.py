@@ -29,10 +29,10 @@ __all__ = [
     "distinct_operation",
     "elements",
     "extreme_operation",
+    "make_ordering",
     "normalize_numeric",
     "one_of",
     "order_key",
-    "ordering",
     "quantified_operation",
     "shape",
     "test_operation",
@@ -106,7 +106,7 @@ def _array_key(value: list[Any], inner: Key | None) -> Any:
     return keys, len(dims), dims
 
 
-def ordering(name: str, kind: SqlType) -> Callable[[Any, Any], bool]:
+def make_ordering(name: str, kind: SqlType) -> Callable[[Any, Any], bool]:
     """Compare two values that are not NULL."""
     compare, key = _SCALARS[name], order_key(kind)
     if key is None:
@@ -120,7 +120,7 @@ def compare_operation(name: str, kind: SqlType) -> Operation:
         whole = _floats(name)
     elif kind == NUMERIC:
         whole = _decimals(name)
-    return Operation(name, BOOL, f"({{0}} {name} {{1}})", scalar=ordering(name, kind), whole=whole)
+    return Operation(name, BOOL, f"({{0}} {name} {{1}})", scalar=make_ordering(name, kind), whole=whole)
 
 
 def _floats(name: str) -> Callable[[Any, Any], Any]:

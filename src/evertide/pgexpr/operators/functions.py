@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from evertide.pgexpr.coercion import apply_operation, as_type, refuse_operation, shared_type
+from evertide.pgexpr.coercion import apply_operation, as_type, find_shared_type, refuse_operation
 from evertide.pgexpr.expressions import Constant, Expression, Operation
 from evertide.pgexpr.operators import arrays, comparison, patterns, temporal
 from evertide.pgexpr.operators.casts import cast_to
@@ -22,11 +22,11 @@ def resolve_function(node: Node, args: Args) -> Expression:
     name = str(node.facts)
     if name not in _FUNCTIONS:
         known = ", ".join(_FUNCTIONS)
-        refuse(node.at, f"{shorten(node.token)}: this function is not supported; those that are: {known}")
+        refuse(node.at, f"{shorten(node.token)}: this function is not supported; supported are {known}")
     least, most, resolve = _FUNCTIONS[name]
     if not least <= len(args) <= most:
         count = least if least == most else f"{least} to {most}"
-        refuse(node.at, f"{shorten(node.token)}: it takes {count} arguments, and {len(args)} are given")
+        refuse(node.at, f"{shorten(node.token)}: the function takes {count} arguments, not {len(args)}")
     return resolve(node, args)
 
 
@@ -37,9 +37,9 @@ def _resolve_case(node: Node, args: Args) -> Expression:
 
 
 def _resolve_choice(node: Node, args: Args) -> Expression:
-    kind = shared_type(node, args)
+    kind = find_shared_type(node, args)
     if kind == JSONB:
-        refuse(node.at, f"{shorten(node.token)}: columns of type {kind} can only be NULL or not here")
+        refuse(node.at, f"{shorten(node.token)}: columns of type {kind} can only be tested for NULL")
     operation = coalesce_operation(kind) if node.facts == "coalesce" else comparison.extreme_operation(node.facts, kind)
     return apply_operation(node, operation, *(as_type(arg, kind, node) for arg in args))
 
@@ -50,7 +50,7 @@ def _resolve_justify(node: Node, args: Args) -> Expression:
 
 def _resolve_dimensions(node: Node, args: Args) -> Expression:
     if not args[0].type.is_array:
-        refuse(node.at, f"{shorten(node.token)}: it takes an array, and this is of type {args[0].type}")
+        refuse(node.at, f"{shorten(node.token)}: the function takes an array, not {args[0].type}")
     return apply_operation(node, arrays.DIMENSIONS, args[0])
 
 
@@ -67,7 +67,7 @@ def _resolve_zone(node: Node, args: Args) -> Expression:
 def _resolve_cat(node: Node, args: Args) -> Expression:
     if not any(arg.type.is_array for arg in args):
         refuse_operation(node, args[0].type, args[1].type)
-    kind = shared_type(node, args)
+    kind = find_shared_type(node, args)
     return apply_operation(node, arrays.concat_operation(kind), *(as_type(arg, kind, node) for arg in args))
 
 
@@ -76,7 +76,9 @@ def _resolve_extend(node: Node, args: Args) -> Expression:
     left, right = args
     if left.type.is_array == right.type.is_array:
         refuse_operation(node, left.type, right.type)
-    kind = shared_type(node, [Constant(None, arg.type if arg.type == UNKNOWN else arg.type.element) for arg in args])
+    kind = find_shared_type(
+        node, [Constant(None, arg.type if arg.type == UNKNOWN else arg.type.element) for arg in args]
+    )
     operation = arrays.append_operation(kind.array) if left.type.is_array else arrays.prepend_operation(kind.array)
     return apply_operation(
         node, operation, *(as_type(arg, kind.array if arg.type.is_array else kind, node) for arg in args)
@@ -111,7 +113,7 @@ def resolve_like(node: Node, args: Args, *, folded: bool) -> Expression:
     if escape:
         escaping = Operation("escape", TEXT, "", patterns.convert_escape)
         if not isinstance(pattern, Constant) or not isinstance(escape[0], Constant):
-            refuse(node.at, f"{shorten(node.token)}: ESCAPE goes with a constant pattern here")
+            refuse(node.at, f"{shorten(node.token)}: ESCAPE needs a constant pattern")
         pattern = apply_operation(node, escaping, pattern, escape[0])
     if isinstance(pattern, Constant) and pattern.value is not None:
         apply_operation(

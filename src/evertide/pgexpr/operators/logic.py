@@ -33,7 +33,7 @@ _NOT = Operation("not", BOOL, "(NOT {0})", lambda value: not value, pc.invert)
 
 
 def conjunction(args: Sequence[Expression]) -> Expression:
-    return _flat(_AND, args)
+    return _flatten(_AND, args)
 
 
 def disjunction(args: Sequence[Expression]) -> Expression:
@@ -46,7 +46,7 @@ def disjunction(args: Sequence[Expression]) -> Expression:
             members.setdefault(canonical(part.args[0]), (part.args[0], []))[1].extend(values)
         else:
             others.append(part)
-    return _flat(_OR, [*others, *(one_of(value, values) for value, values in members.values())])
+    return _flatten(_OR, [*others, *(one_of(value, values) for value, values in members.values())])
 
 
 def _values(part: Expression) -> Sequence[Any]:
@@ -65,7 +65,7 @@ def negation(arg: Expression) -> Expression:
     return call(_NOT, arg)
 
 
-def _flat(operation: Operation, args: Sequence[Expression]) -> Expression:
+def _flatten(operation: Operation, args: Sequence[Expression]) -> Expression:
     """Flatten nested calls of the operation into one, with sorted, distinct arguments."""
     parts: dict[str, Expression] = {}
     for arg in args:

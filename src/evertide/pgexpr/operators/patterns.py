@@ -76,7 +76,7 @@ def _whole_like(text: Any, pattern: Any) -> Any:
 def convert_escape(pattern: str, escape: str) -> str:
     """Rewrite a pattern with another escape character, or none, to use `\\`."""
     if len(escape) > 1:
-        raise ArithmeticError("the escape of LIKE is one character, or none")
+        raise ArithmeticError("the escape of LIKE must be one character or empty")
     if escape == "\\":
         return pattern
     converted, at = "", 0

@@ -44,7 +44,7 @@ def _add(left: Interval, right: Interval) -> Interval:
     return check_interval(left[0] + right[0], left[1] + right[1], left[2] + right[2])
 
 
-def _between(left: int, right: int) -> Interval:
+def _subtract_moments(left: int, right: int) -> Interval:
     return justify_hours((0, 0, left - right))
 
 
@@ -52,7 +52,7 @@ def _add_to_day(day: int, span: Interval) -> int:
     return add_interval(check_moment(day * DAY_US), span)
 
 
-def _at(day: int, clock: int) -> int:
+def _combine_moment(day: int, clock: int) -> int:
     return check_moment(day * DAY_US + clock)
 
 
@@ -63,7 +63,7 @@ def _add_to_clock(clock: int, span: Interval) -> int:
 _Sum = tuple[SqlType, Callable[[Any, Any], Any]]
 _ADDED: dict[tuple[SqlType, SqlType], _Sum] = {
     (DATE, INT4): (DATE, lambda day, days: check_date(day + days)),
-    (DATE, TIME): (TIMESTAMP, _at),
+    (DATE, TIME): (TIMESTAMP, _combine_moment),
     (DATE, INTERVAL): (TIMESTAMP, _add_to_day),
     (TIMESTAMP, INTERVAL): (TIMESTAMP, add_interval),
     (TIMESTAMPTZ, INTERVAL): (TIMESTAMPTZ, add_interval),
@@ -75,8 +75,8 @@ _TAKEN: dict[tuple[SqlType, SqlType], _Sum] = {
     (DATE, INTERVAL): (TIMESTAMP, lambda day, span: _add_to_day(day, _negate(span))),
     (TIMESTAMP, INTERVAL): (TIMESTAMP, lambda moment, span: add_interval(moment, _negate(span))),
     (TIMESTAMPTZ, INTERVAL): (TIMESTAMPTZ, lambda moment, span: add_interval(moment, _negate(span))),
-    (TIMESTAMP, TIMESTAMP): (INTERVAL, _between),
-    (TIMESTAMPTZ, TIMESTAMPTZ): (INTERVAL, _between),
+    (TIMESTAMP, TIMESTAMP): (INTERVAL, _subtract_moments),
+    (TIMESTAMPTZ, TIMESTAMPTZ): (INTERVAL, _subtract_moments),
     (TIME, INTERVAL): (TIME, lambda clock, span: (clock - span[2]) % DAY_US),
     (TIME, TIME): (INTERVAL, lambda left, right: (0, 0, left - right)),
     (INTERVAL, INTERVAL): (INTERVAL, lambda left, right: _add(left, _negate(right))),
@@ -150,4 +150,4 @@ def _zone(name: str) -> Any:
             return ZoneInfo(name)
     except (KeyError, OSError, ValueError):  # missing, a directory, or not a zone file
         pass
-    raise ArithmeticError(f"{name!r} is no time zone such as 'Europe/Berlin' or 'UTC'")
+    raise ArithmeticError(f"{name!r} is not a time zone; expected a name such as 'Europe/Berlin' or 'UTC'")

@@ -11,59 +11,45 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from evertide.pgexpr.types import sqltypes as sql
 from evertide.pgexpr.types.calendar import DAY_US
-from evertide.pgexpr.types.sqltypes import (
-    BOOL,
-    BYTEA,
-    DATE,
-    FLOAT4,
-    FLOAT8,
-    INT2,
-    INT4,
-    INT8,
-    INTERVAL,
-    JSONB,
-    TEXT,
-    TIME,
-    TIMESTAMP,
-    TIMESTAMPTZ,
-    SqlType,
-)
+from evertide.pgexpr.types.sqltypes import SqlType
+from evertide.rows.utf8 import replace_invalid_utf8
 
 __all__ = ["ARROW_TYPES", "cut", "plain_array", "values_of", "whole"]
 
 ARROW_TYPES: dict[SqlType, Any] = {
-    BOOL: pa.bool_(),
-    BYTEA: pa.binary(),
-    DATE: pa.int64(),
-    FLOAT4: pa.float32(),
-    FLOAT8: pa.float64(),
-    INT2: pa.int64(),
-    INT4: pa.int64(),
-    INT8: pa.int64(),
-    TEXT: pa.string(),
-    TIME: pa.int64(),
-    TIMESTAMP: pa.int64(),
-    TIMESTAMPTZ: pa.int64(),
+    sql.BOOL: pa.bool_(),
+    sql.BYTEA: pa.binary(),
+    sql.DATE: pa.int64(),
+    sql.FLOAT4: pa.float32(),
+    sql.FLOAT8: pa.float64(),
+    sql.INT2: pa.int64(),
+    sql.INT4: pa.int64(),
+    sql.INT8: pa.int64(),
+    sql.TEXT: pa.string(),
+    sql.TIME: pa.int64(),
+    sql.TIMESTAMP: pa.int64(),
+    sql.TIMESTAMPTZ: pa.int64(),
 }
 """The types that Arrow computes with as PostgreSQL does. Vectors of all other types are lists of values."""
 
 _UNITS = {
-    DATE: (pa.date32(), pa.int32()),
-    TIME: (pa.time64("us"), pa.int64()),
-    INTERVAL: (pa.duration("us"), pa.int64()),
+    sql.DATE: (pa.date32(), pa.int32()),
+    sql.TIME: (pa.time64("us"), pa.int64()),
+    sql.INTERVAL: (pa.duration("us"), pa.int64()),
 }
 
 
 def whole(column: Any) -> Any:
-    """The column as one array, decoded if it was dictionary-encoded."""
+    """The column as one array, decoded if it was dictionary-encoded, with texts in valid UTF-8."""
     array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-    return array.dictionary_decode() if isinstance(array, pa.DictionaryArray) else array
+    return replace_invalid_utf8(array.dictionary_decode() if isinstance(array, pa.DictionaryArray) else array)
 
 
 def plain_array(column: Any, kind: SqlType) -> Any:
     array = whole(column)
-    if kind in (TIMESTAMP, TIMESTAMPTZ):
+    if kind in (sql.TIMESTAMP, sql.TIMESTAMPTZ):
         array = array.cast(pa.timestamp("us", array.type.tz), safe=False).cast(pa.int64())
     elif kind in _UNITS:
         unit, number = _UNITS[kind]
@@ -75,10 +61,10 @@ def plain_array(column: Any, kind: SqlType) -> Any:
 def values_of(column: Any, kind: SqlType) -> list[Any]:
     if kind.is_array:
         return _lists(whole(column), kind)
-    if kind == INTERVAL:
+    if kind == sql.INTERVAL:
         return [None if span is None else _interval(span) for span in plain_array(column, kind).to_pylist()]
     array = plain_array(column, kind) if kind in ARROW_TYPES else whole(column)
-    if kind == JSONB:
+    if kind == sql.JSONB:
         return [True if valid else None for valid in array.is_valid().to_pylist()]
     values: list[Any] = array.to_pylist()
     return values

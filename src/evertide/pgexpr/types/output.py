@@ -15,30 +15,15 @@ from typing import Any
 
 import numpy as np
 
+from evertide.pgexpr.types import sqltypes as sql
 from evertide.pgexpr.types.calendar import DAY_US, Interval, date_of
-from evertide.pgexpr.types.sqltypes import (
-    BOOL,
-    BYTEA,
-    DATE,
-    FLOAT4,
-    FLOAT8,
-    INT2,
-    INT4,
-    INT8,
-    INTERVAL,
-    NUMERIC,
-    TEXT,
-    TIME,
-    TIMESTAMP,
-    TIMESTAMPTZ,
-    SqlType,
-)
+from evertide.pgexpr.types.sqltypes import SqlType
 
 __all__ = ["array_text", "float4_text", "float8_text", "text_of"]
 
 _QUOTED = re.compile(r'[{}",\\ \t\n\r\v\f]')
 _ESCAPED = re.compile(r'(["\\])')
-_DIGITS = {FLOAT4: (6, 9, 2.0**20), FLOAT8: (15, 17, 2.0**52)}
+_DIGITS = {sql.FLOAT4: (6, 9, 2.0**20), sql.FLOAT8: (15, 17, 2.0**52)}
 """The first exponent written in scientific notation, the digits that always suffice, the least value for rule 2 of
 `_shortest`."""
 
@@ -51,7 +36,7 @@ def text_of(value: Any, kind: SqlType) -> str:
 
 
 def element_text(value: Any, kind: SqlType) -> str:
-    return ("t" if value else "f") if kind == BOOL else text_of(value, kind)
+    return ("t" if value else "f") if kind == sql.BOOL else text_of(value, kind)
 
 
 def array_text(values: list[Any], element: Callable[[Any], str]) -> str:
@@ -79,11 +64,11 @@ def float8_text(value: float) -> str:
         size = abs(value)
         if size < 1e15 and (size >= 1e-4 or size == 0):
             return text.removesuffix(".0")
-    return _float_text(value, text, FLOAT8)
+    return _float_text(value, text, sql.FLOAT8)
 
 
 def float4_text(value: float) -> str:
-    return _float_text(value, str(np.float32(value)), FLOAT4)
+    return _float_text(value, str(np.float32(value)), sql.FLOAT4)
 
 
 def _float_text(value: float, shortest: str, kind: SqlType) -> str:
@@ -111,7 +96,7 @@ def _shortest(value: float, shortest: str, kind: SqlType) -> tuple[str, int]:
     fewest = _digits(Decimal(shortest))
     if value < _DIGITS[kind][2]:
         return fewest
-    below, above = _halfway(value, kind)
+    below, above = _find_halfway(value, kind)
     if below < Fraction(Decimal(shortest)) < above:
         return fewest
     for count in range(len(fewest[0]), _DIGITS[kind][1] + 1):
@@ -124,7 +109,7 @@ def _shortest(value: float, shortest: str, kind: SqlType) -> tuple[str, int]:
     return fewest
 
 
-def _halfway(value: float, kind: SqlType) -> tuple[Fraction, Fraction]:
+def _find_halfway(value: float, kind: SqlType) -> tuple[Fraction, Fraction]:
     """The midpoints between the value and its two neighbouring floats."""
     below, above = _neighbour(value, 0.0, kind), _neighbour(value, math.inf, kind)
     exact = Fraction(value)
@@ -133,7 +118,7 @@ def _halfway(value: float, kind: SqlType) -> tuple[Fraction, Fraction]:
 
 
 def _neighbour(value: float, towards: float, kind: SqlType) -> float:
-    if kind == FLOAT8:
+    if kind == sql.FLOAT8:
         return math.nextafter(value, towards)
     with np.errstate(over="ignore"):
         return float(np.nextafter(np.float32(value), np.float32(towards)))
@@ -200,18 +185,18 @@ def _parts(number: int, *units: tuple[int, str]) -> str:
 
 
 _TEXTS: dict[SqlType, Callable[[Any], str]] = {
-    BOOL: lambda value: "true" if value else "false",
-    BYTEA: lambda value: "\\x" + value.hex(),
-    DATE: _date,
-    FLOAT4: float4_text,
-    FLOAT8: float8_text,
-    INT2: str,
-    INT4: str,
-    INT8: str,
-    INTERVAL: _interval,
-    NUMERIC: _numeric,
-    TEXT: str,
-    TIME: _time,
-    TIMESTAMP: _timestamp,
-    TIMESTAMPTZ: _timestamptz,
+    sql.BOOL: lambda value: "true" if value else "false",
+    sql.BYTEA: lambda value: "\\x" + value.hex(),
+    sql.DATE: _date,
+    sql.FLOAT4: float4_text,
+    sql.FLOAT8: float8_text,
+    sql.INT2: str,
+    sql.INT4: str,
+    sql.INT8: str,
+    sql.INTERVAL: _interval,
+    sql.NUMERIC: _numeric,
+    sql.TEXT: str,
+    sql.TIME: _time,
+    sql.TIMESTAMP: _timestamp,
+    sql.TIMESTAMPTZ: _timestamptz,
 }

@@ -149,7 +149,7 @@ def type_of(kind: Any) -> SqlType:
         return TIMESTAMP if kind.tz is None else TIMESTAMPTZ
     sql_type = _SIMPLE.get(kind) or next((sql_type for is_kind, sql_type in _FAMILIES if is_kind(kind)), None)
     if sql_type is None:
-        raise InvalidInput(where=f"type {kind}", why="shapes do not know it")
+        raise InvalidInput(where=f"type {kind}", why="where clauses do not support this type")
     return sql_type
 
 

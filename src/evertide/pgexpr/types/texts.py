@@ -65,21 +65,21 @@ def texts(column: Any) -> list[str | None]:
     if kind == JSONB:
         return _json_texts(array, null=None)
     if kind == NUMERIC and array.type.scale > _SCALE_MAX:
-        return _one_by_one(array)
+        return _apply_one_by_one(array)
     write = _WHOLE.get(kind.name)
-    return _one_by_one(array) if write is None else write(array)
+    return _apply_one_by_one(array) if write is None else write(array)
 
 
 def _is_list(kind: Any) -> bool:
     return any(is_kind(kind) for is_kind in _LISTS)
 
 
-def _one_by_one(array: Any) -> list[str | None]:
+def _apply_one_by_one(array: Any) -> list[str | None]:
     kind = type_of(array.type)
     return [None if value is None else text_of(value, kind) for value in values_of(array, kind)]
 
 
-def _by_cast(array: Any) -> list[str | None]:
+def _write_by_cast(array: Any) -> list[str | None]:
     written: list[str | None] = array.cast(pa.string()).to_pylist()
     return written
 
@@ -91,9 +91,9 @@ def _moments(array: Any) -> list[str | None]:
     bounds = pc.min_max(numbers).as_py()
     least, most = _YEARS[kind]
     if bounds["min"] is not None and not least <= bounds["min"] <= bounds["max"] < most:
-        return _one_by_one(array)
+        return _apply_one_by_one(array)
     if kind == DATE:
-        return _by_cast(array.cast(pa.date32()))
+        return _write_by_cast(array.cast(pa.date32()))
     column = numbers.cast(pa.timestamp("us")).cast(pa.string())
     column = pc.replace_substring_regex(column, r"\.0+$", "")
     column = pc.replace_substring_regex(column, r"(\.\d*[1-9])0+$", r"\1")
@@ -104,7 +104,7 @@ def _moments(array: Any) -> list[str | None]:
 
 
 _WHOLE: dict[str, Callable[[Any], list[str | None]]] = {
-    **dict.fromkeys(("bool", "int2", "int4", "int8", "numeric", "text"), _by_cast),
+    **dict.fromkeys(("bool", "int2", "int4", "int8", "numeric", "text"), _write_by_cast),
     **dict.fromkeys(("date", "timestamp", "timestamptz"), _moments),
 }
 
@@ -185,13 +185,19 @@ def _json_structs(array: Any) -> list[str | None]:
 
 
 def _json_maps(array: Any) -> list[str | None]:
-    """Keys are written as strings, whatever their type."""
+    """Keys are written as strings, whatever their type. A map whose keys have become equal is a list of pairs."""
     pair = pa.struct([("key", array.type.key_type), ("value", array.type.item_type)])
     entries = array.cast(pa.list_(pair))
     pairs = entries.flatten()
     keys, items = texts(pairs.field(0)), _json_texts(pairs.field(1))
-    written = [f"{_quote(key or '')}:{item}" for key, item in zip(keys, items, strict=True)]
-    return [None if row is None else "{" + ",".join(row) + "}" for row in cut(written, entries)]
+    written = [(_quote(key or ""), item) for key, item in zip(keys, items, strict=True)]
+    return [None if row is None else _json_map(row) for row in cut(written, entries)]
+
+
+def _json_map(pairs: list[tuple[str, str]]) -> str:
+    if len(dict(pairs)) < len(pairs):
+        return f"[{','.join(f'[{key},{item}]' for key, item in pairs)}]"
+    return "{" + ",".join(f"{key}:{item}" for key, item in pairs) + "}"
 
 
 def _json_variants(array: Any) -> list[str | None]:

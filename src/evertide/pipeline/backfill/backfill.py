@@ -6,8 +6,8 @@
 4. *Join.* The transaction under way is completed first. One commit makes the views members, if no transaction was
    committed meanwhile: so the views have all transactions before the first in which they are members (I4).
 
-Until then the views are away (`ViewRecord.away`). If storage fails in step 3 or 4, the step is retried. If it fails in
-step 1 or 2, the backfill is abandoned, and starts again later; no record names what it made.
+Until then the views are not members (`ViewRecord.away`). If storage fails in step 3 or 4, the step is retried. If it
+fails in step 1 or 2, the backfill is abandoned, and starts again later; no record names what it made.
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ from evertide.errors import (
     UpperMismatch,
     ViewFailed,
 )
-from evertide.observer import Fault
-from evertide.pipeline.definition import Away, shard_name, tables_under
+from evertide.observer import FaultEvent
+from evertide.pipeline.definition import Away, find_tables_under, shard_name
 from evertide.pipeline.engine import Cohort
-from evertide.pipeline.recovery.hydration import hydrate_cohort, view_record
-from evertide.pipeline.sinks.sink_record import held_by_sinks
+from evertide.pipeline.recovery.hydration import hydrate_cohort, make_view_record
+from evertide.pipeline.sinks.sink_record import find_shards_of_sinks
 from evertide.pipeline.transaction.members import Members, at_time
 from evertide.pipeline.transaction.portions import Pending
 from evertide.pipeline.transaction.runner import Runner
+from evertide.problem import ComponentState
 from evertide.shard.append import Append, append_together
 from evertide.shard.shard import Shard
 from evertide.store.writers import Writer
@@ -66,18 +67,18 @@ class _NewShards:
     def take(self, found: Mapping[str, pa.Table]) -> None:
         check_not_stopping(self._is_stopping)
         self._pending.store(self._members)  # the result of the previous portion
-        self._pending.put({self._shard(name).name: delta for name, delta in found.items()})
+        self._pending.put({self._create_shard(name).name: delta for name, delta in found.items()})
 
     def drop(self) -> None:
         self._pending.drop(self._members)
 
     def fill(self, views: Iterable[str]) -> None:
         """Append the content to the shards of the views, as of the backfill's time."""
-        shards = [self._shard(name) for name in views]
+        shards = [self._create_shard(name) for name in views]
         if self._time and shards:
             self._pending.fill(shards, self._members)
 
-    def _shard(self, view: str) -> Shard:
+    def _create_shard(self, view: str) -> Shard:
         if view not in self.shards:
             runner = self._runner
             schema = runner.machine.engine.views[view].schema
@@ -112,7 +113,7 @@ class Backfill:
         self._cohort: Cohort | None = None
         self._time = 0
         engine = runner.machine.engine
-        self._tables = sorted({table for view in views for table in tables_under(engine.views, view)})
+        self._tables = sorted({table for view in views for table in find_tables_under(engine.views, view)})
         self._stepped: dict[str, pa.Table] | None = None
         """The result of transaction `_time`, until it is appended."""
         self._held: list[Shard] = []
@@ -128,38 +129,42 @@ class Backfill:
                 members = self._runner.members
                 self._hold(members)
             self._progress("backfill", 0, len(self._left))
-            with self._beside():
+            with self._share_cores():
                 self._compute(members, is_stopping)
             while not is_stopping():
                 try:
                     if self._try_join(is_stopping):
                         break
                 except (GenerationMoved, UpperMismatch) as error:
-                    logger.info("a peer moved on while the views %s were about to join: %s", self._left, error)
+                    logger.info(
+                        "a peer committed while the views %s were about to join; catching up again: %s",
+                        self._left,
+                        error,
+                    )
                     self._is_behind = True
                 except (Unavailable, OutcomeUnknown) as error:
-                    logger.warning("the views %s wait for storage: %s", self._left, error)
+                    logger.warning("the backfill of the views %s waits for storage: %s", self._left, error)
                     if not self._wait():
                         raise
         except Stopped:
-            logger.info("the pipeline is closing: the views %s will be computed when it runs again", self._left)
+            logger.info("the pipeline closes; the next start computes the views %s", self._left)
         finally:
             self._release()
             self._give_up()
 
-    def _beside(self) -> AbstractContextManager[None]:
-        return self._runner.machine.engine.beside()
+    def _share_cores(self) -> AbstractContextManager[None]:
+        return self._runner.machine.engine.share_cores()
 
     def _hold(self, members: Members) -> None:
         if self._time:
-            self._held = [members.collection(name) for name in self._tables]
+            self._held = [members.open_collection(name) for name in self._tables]
         for shard in self._held:
             shard.hold(hold_name(self._runner.writer), self._time - 1)
 
     def _release(self) -> None:
         """If a release fails, the next backfill moves the hold, or the next opening releases it."""
         for shard in self._held:
-            with log_failure(f"the hold on shard {shard.name} stays"):
+            with log_failure(f"could not release the hold on shard {shard.name}"):
                 shard.release(hold_name(self._runner.writer))
 
     def _give_up(self) -> None:
@@ -174,7 +179,7 @@ class Backfill:
         """Catch up and join. True if the views are members."""
         runner = self._runner
         while not self._is_behind and runner.journal.committed_upper - self._time > _FEW and not is_stopping():
-            with self._beside():
+            with self._share_cores():
                 self._catch_up(runner.journal.committed_upper)
             self._hold(runner.members)
         with self._turn:
@@ -206,7 +211,7 @@ class Backfill:
         """Apply the transactions below `upper`. Safe to repeat after a storage error: none is applied twice."""
         while self._time < upper:
             if self._stepped is None:
-                deltas = self._runner.members.table_changes(self._time, self._time + 1, self._tables)
+                deltas = self._runner.members.read_table_changes(self._time, self._time + 1, self._tables)
                 self._stepped = self._step(deltas, self._time)
                 self._append(self._stepped, self._time)
             else:  # an earlier try may have appended some of it
@@ -235,8 +240,8 @@ class Backfill:
         told = ViewFailed(views=error.views, time=time, why=error.why)
         logger.warning("%s", told)
         for name in error.views:
-            self._runner.observer.on_fault(Fault("view", name, error.error_code, time=time))
-        away = Away("failed", time, error.why, self._runner.runtime.wall_s())
+            self._runner.observer.on_fault(FaultEvent("view", name, error.error_code, time=time))
+        away = Away(ComponentState.FAILED, time, error.why, self._runner.runtime.wall_s())
         self._away |= dict.fromkeys(error.views, away)
         self._left = [name for name in self._left if name not in error.views]
 
@@ -246,21 +251,21 @@ class Backfill:
         before = runner.definition.views
         views = dict(before)
         for name in self._left:
-            views[name] = view_record(runner.machine.engine, name, self._shards[name].name)
+            views[name] = make_view_record(runner.machine.engine, name, self._shards[name].name)
         for name, away in self._away.items():
             known = before.get(name)
-            views[name] = view_record(runner.machine.engine, name, known.shard if known else "", away)
+            views[name] = make_view_record(runner.machine.engine, name, known.shard if known else "", away)
         try:
             guard = runner.journal.commit_guard(self._time)
             self._is_joining = True
             runner.change(guards=[guard], views=views)
         except Conflict as error:
-            logger.info("the views %s catch up again: %s", self._left, error)
+            logger.info("a peer committed before the views %s joined; catching up again: %s", self._left, error)
             self._is_joining = False
             return False
         if self._cohort is not None and self._left:
             runner.machine.add(self._cohort)
-            logger.info("the views %s are computed; they take part from transaction %d", self._left, runner.time)
+            logger.info("the views %s are computed, and join with transaction %d", self._left, runner.time)
         self._progress("backfill", len(self._left), len(self._left))
         self._finalize([before[name].shard for name in self._left if name in before and before[name].shard])
         self._finalize([self._shards[name].name for name in self._away if name in self._shards])
@@ -269,8 +274,8 @@ class Backfill:
     def _finalize(self, shards: Collection[str]) -> None:
         """Finalize shards that are no longer needed. If this fails, the next opening does it."""
         runner = self._runner
-        with log_failure(f"the shards {shards} stay"):
-            held = held_by_sinks(runner.meta, runner.runtime, runner.settings) if shards else ()
+        with log_failure(f"could not finalize the shards {shards}; the next start does"):
+            held = find_shards_of_sinks(runner.meta, runner.runtime, runner.settings) if shards else ()
             for name in shards:
                 if name not in held:  # else its sink finalizes it
                     runner.members.end(name, runner.writer)

@@ -28,13 +28,14 @@ from evertide.errors import (
     OutcomeUnknown,
     TimeCompacted,
     Unavailable,
+    ViewFailed,
 )
 from evertide.pipeline.backfill.backfill import Backfill
-from evertide.pipeline.definition import tables_under
-from evertide.pipeline.recovery.divergence import Backoff
+from evertide.pipeline.definition import find_tables_under
+from evertide.pipeline.recovery.divergence import RecomputationBackoff
 from evertide.pipeline.status.status import divergences
 from evertide.pipeline.transaction.runner import Runner
-from evertide.problem import Problem
+from evertide.problem import ComponentState, Problem
 from evertide.threads.stopping import never_stopping
 from evertide.threads.watched import WatchedThread
 
@@ -74,40 +75,37 @@ class BackfillScheduler:
         self._is_stopped = False
         self._due: set[str] = set()
         self._tried_s: dict[str, float] = {}
-        self._backoffs: dict[str, Backoff] = {}
+        self._backoffs: dict[str, RecomputationBackoff] = {}
         """Of views that diverged or are in `_stuck`."""
         self._stuck: dict[str, Problem] = {}
         """Views that damaged data keeps from being computed."""
         self._seen: set[str] = set()
         """Failed views whose tables were checked in storage once."""
 
-    def begin(self) -> None:
-        self.start_due()
-
     def start_due(self) -> None:
         """Start a backfill of the due views, unless one runs."""
         if self._is_running or (self._thread is not None and self._thread.is_alive()):
             return
         definition, now_s = self._runner.definition, self._runner.runtime.monotonic_s()
-        failed = definition.away("failed")
-        self._due = {*self._due.intersection(failed), *definition.away("hydrating")}
+        failed = definition.list_away(ComponentState.FAILED)
+        self._due = {*self._due.intersection(failed), *definition.list_away(ComponentState.HYDRATING)}
         if failed:
-            self._due.update(self._touched(failed))
-        diverged = definition.diverged()
+            self._due.update(self._find_touched(failed))
+        diverged = definition.find_diverged()
         views = [name for name in sorted(self._due) if not self._wait_s(name, now_s)]
         if not views:
             return
         self._due.difference_update(views)
         self._tried_s |= dict.fromkeys(views, now_s)
         for name in diverged.keys() & set(views):
-            self._backoffs.setdefault(name, Backoff(self._runner.settings.retry_view_s)).note_try(now_s)
+            self._backoffs.setdefault(name, RecomputationBackoff(self._runner.settings.retry_view_s)).note_try(now_s)
         self._start(views)
 
     def _wait_s(self, view: str, now_s: float) -> float:
         """The time until the next try of a view is allowed."""
         wait_s = self._tried_s.get(view, -1e9) + self._runner.settings.retry_view_s - now_s
         backoff = self._backoffs.get(view)
-        if backoff is not None and (view in self._stuck or view in self._runner.definition.diverged()):
+        if backoff is not None and (view in self._stuck or view in self._runner.definition.find_diverged()):
             wait_s = backoff.wait_s(now_s)
         return max(0.0, wait_s)
 
@@ -117,12 +115,12 @@ class BackfillScheduler:
         found = {**divergences(self._runner.definition), **self._stuck}
         return [replace(one, wait_s=self._wait_s(name, now_s) or None) for name, one in found.items()]
 
-    def _touched(self, failed: Iterable[str]) -> list[str]:
+    def _find_touched(self, failed: Iterable[str]) -> list[str]:
         """The failed views with a table that changed since the failure."""
         members = self._runner.members
         found = []
         for name in failed:
-            away, tables = members.definition.views[name].away, self._tables_of(name)
+            away, tables = members.definition.views[name].away, self._find_tables(name)
             if away is None or not tables:
                 continue
             if name not in self._seen:  # it may have failed before this process led: read the shards
@@ -134,16 +132,16 @@ class BackfillScheduler:
                 found.append(name)
         return found
 
-    def _tables_of(self, view: str) -> set[str]:
+    def _find_tables(self, view: str) -> set[str]:
         """The tables under a view; empty if one of them is not kept."""
         definition = self._runner.definition
-        tables = tables_under(definition.views, view)
+        tables = find_tables_under(definition.views, view)
         return tables if all(definition.tables[name].shard for name in tables) else set()
 
     def retry(self, view: str) -> None:
-        """Backfill a failed view now, and wait for the result."""
+        """Backfill a failed view now, and wait for the result. Raise `ViewFailed` if the view fails again."""
         with self._one:
-            failed = {name.lower(): name for name in self._runner.definition.away("failed")}
+            failed = {name.lower(): name for name in self._runner.definition.list_away(ComponentState.FAILED)}
             if view.lower() not in failed:
                 known = {name.lower() for name in self._runner.definition.views}
                 if view.lower() not in known:
@@ -152,7 +150,11 @@ class BackfillScheduler:
                     )
                 why = f"only a failed view can be retried; failed views: {', '.join(sorted(failed)) or 'none'}"
                 raise NotAllowedNow(where=f"view {view!r}", why=why)
-            self._run([failed[view.lower()]])
+            name = failed[view.lower()]
+            self._run([name])
+            away = self._runner.definition.views[name].away
+            if away is not None:
+                raise ViewFailed(views=(name,), time=away.time, why=away.why)
 
     def troubles(self) -> list[Problem]:
         """The error that ended the last backfill's thread."""
@@ -169,22 +171,20 @@ class BackfillScheduler:
         self.wait()
 
     def _start(self, views: Collection[str]) -> None:
-        if not views:
-            return
         if not self._has_threads:
             self._try(views)
             return
         with self._starting:
             if not self._is_stopped:
-                thread = WatchedThread("evertide-backfill", self._beside, views)
+                thread = WatchedThread("evertide-backfill", self._run_in_thread, views)
                 self._thread = thread
                 thread.start()
 
-    def _beside(self, views: Collection[str]) -> None:
+    def _run_in_thread(self, views: Collection[str]) -> None:
         try:
             self._try(views)
         except EvertideError as error:
-            logger.exception("the views %s could not be computed", views)
+            logger.exception("the backfill of the views %s failed", views)
             self._failed(error)
         except BaseException:  # the thread ends and reports the error; the views are due again
             self._due.update(views)
@@ -196,15 +196,17 @@ class BackfillScheduler:
             self._run(views)
             self._stuck = {name: one for name, one in self._stuck.items() if name not in views}
         except _PASSING as error:
-            logger.warning("will retry the views %s: %s", views, error)
+            logger.warning("the backfill of the views %s failed, will retry: %s", views, error)
             self._due.update(views)
         except Damaged as error:
-            logger.exception("the views %s could not be computed, and are tried again", views)
+            logger.exception("the backfill of the views %s failed, will retry", views)
             runtime, settings = self._runner.runtime, self._runner.settings
             for name in views:
                 why = f"view {name!r} cannot be computed from the tables: {error.message}"
-                self._stuck[name] = Problem("warning", error.error_code, why, error.remedy, runtime.wall_s())
-                self._backoffs.setdefault(name, Backoff(settings.retry_view_s)).note_try(runtime.monotonic_s())
+                self._stuck[name] = Problem.from_error(ComponentState.WARNING, error, runtime.wall_s(), why)
+                self._backoffs.setdefault(name, RecomputationBackoff(settings.retry_view_s)).note_try(
+                    runtime.monotonic_s()
+                )
             self._due.update(views)
 
     def _run(self, views: Collection[str]) -> None:

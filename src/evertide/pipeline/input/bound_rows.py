@@ -13,7 +13,7 @@ from evertide.sources.contract import Rows, Source
 from evertide.sources.staged import unpack_rows
 from evertide.threads.steps import note_each_step
 
-__all__ = ["read_input", "xids_of"]
+__all__ = ["collect_xids", "read_input"]
 
 
 def read_input(
@@ -36,12 +36,12 @@ def read_input(
                 if is_wanted(fragment.table):
                     yield name, unpack_rows(fragment.table, journal.load(fragment, time=bound.time))
             else:
-                for rows in note_each_step(_known(sources, name, bound).read(fragment)):
+                for rows in note_each_step(_find_source(sources, name, bound).read(fragment)):
                     if is_wanted(rows.table):
                         yield name, rows
 
 
-def _known(sources: Mapping[str, Source], name: str, bound: Bound) -> Source:
+def _find_source(sources: Mapping[str, Source], name: str, bound: Bound) -> Source:
     source = sources.get(name)
     if source is None:
         why = f"transaction {bound.time} has input of this source, and the script has only {sorted(sources)}"
@@ -49,7 +49,7 @@ def _known(sources: Mapping[str, Source], name: str, bound: Bound) -> Source:
     return source
 
 
-def xids_of(bound: Bound, *, has_upstream: bool) -> tuple[int, ...] | msgspec.UnsetType:
+def collect_xids(bound: Bound, *, has_upstream: bool) -> tuple[int, ...] | msgspec.UnsetType:
     """The xids of a transaction; without any, an empty tuple if a source has xids (`has_upstream`), else UNSET."""
     known = [one.xids for one in bound.inputs.values() if not isinstance(one.xids, msgspec.UnsetType)]
     if not known and not has_upstream:

@@ -14,12 +14,12 @@ import msgspec
 
 from evertide.errors import EvertideError, SourceFailed
 from evertide.journal.records import Bound, Fragment, Input, Staged
-from evertide.observer import Fault
+from evertide.observer import FaultEvent
 from evertide.pipeline.input.source_positions import read_positions
 from evertide.pipeline.status.source_record import SourceRecord
 from evertide.pipeline.status.status import SourceStatus
 from evertide.pipeline.transaction.runner import Runner
-from evertide.problem import Problem
+from evertide.problem import ComponentState, Problem
 from evertide.sources.contract import Limit, Markable, MayWait, Monitored, Rows, Source, to_problem
 from evertide.threads.steps import note_each_step
 
@@ -58,9 +58,9 @@ class InputReader:
                         rows for fragment in offer.fragments for rows in note_each_step(source.read(fragment))
                     ]
             except SourceFailed as error:
-                self.stalls(name, error)
+                self.note_stall(name, error)
                 continue
-            self.goes_on(name)
+            self.note_progress(name)
             if offer is not None:
                 moving.add(name)
                 xids = msgspec.UNSET if offer.xids is None else offer.xids
@@ -92,40 +92,42 @@ class InputReader:
             try:
                 self._runner.sources[name].acknowledge(given.after)
             except SourceFailed as error:  # the position is durable, and the next acknowledgement covers it
-                self.stalls(name, error)
+                self.note_stall(name, error)
 
-    def status(self, source: Source, position: str) -> SourceStatus:
+    def make_status(self, source: Source, position: str) -> SourceStatus:
         found = self._record(source)
         return SourceStatus(source.name, found.tables, position, found.state, found.lag, found.problems)
 
-    def records(self) -> dict[str, SourceRecord]:
+    def make_records(self) -> dict[str, SourceRecord]:
         return {name: self._record(source) for name, source in self._runner.sources.items()}
 
     def _record(self, source: Source) -> SourceRecord:
         """The problems that a source reports are newer than the error of its last offer: a paused one makes none."""
         stalled = self.stalled.get(source.name)
         told = source.problems if isinstance(source, Monitored) else ()
-        is_old = isinstance(source, Monitored) and stalled is not None and stalled.state == "reconnecting"
+        is_old = isinstance(source, Monitored) and stalled is not None and stalled.state == ComponentState.RECONNECTING
         if stalled is not None and not is_old and not any(problem.state == stalled.state for problem in told):
             told = (stalled, *told)
-        state = next((problem.state for problem in told if problem.state != "warning"), "running")
+        state = next(
+            (problem.state for problem in told if problem.state != ComponentState.WARNING), ComponentState.RUNNING
+        )
         return SourceRecord(source.tables, state, source.lag if isinstance(source, Monitored) else None, told)
 
-    def stalls(self, name: str, error: EvertideError) -> None:
+    def note_stall(self, name: str, error: EvertideError) -> None:
         """Note a problem. Its `since_s` is kept while the state is the same, even if the reason changes."""
         if name:  # a problem of all sources is reported by the step that fails
-            self._runner.observer.on_fault(Fault("source", name, error.error_code))
+            self._runner.observer.on_fault(FaultEvent("source", name, error.error_code))
         known = self.stalled.get(name)
         if known is None or known.why != error.message:
             now_s = self._runner.runtime.wall_s()
-            found = Problem("stalled", error.error_code, error.message, error.remedy, now_s)
+            found = Problem.from_error(ComponentState.STALLED, error, now_s)
             found = to_problem(error, now_s) if isinstance(error, SourceFailed) else found
             if known is not None and known.state == found.state:
                 found = replace(found, since_s=known.since_s)
             self.stalled[name] = found
             logger.error("%s is %s: %s", f"source {name!r}" if name else "the pipeline", found.state, error)
 
-    def goes_on(self, name: str) -> None:
+    def note_progress(self, name: str) -> None:
         if self.stalled.pop(name, None) is not None:
             logger.info("%s continues", f"source {name!r}" if name else "the pipeline")
 

@@ -20,7 +20,7 @@ from evertide.sources.executors import Distributed, Executors
 from evertide.sources.registry import open_sources
 from evertide.store.writers import Writer
 
-__all__ = ["open_feeds"]
+__all__ = ["open_declared_sources"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class _Staging:
         self.journal.drop(fragments, self.writer)
 
 
-def open_feeds(  # noqa: PLR0917
+def open_declared_sources(  # noqa: PLR0917
     tables: Mapping[str, DeclaredTable],
     journal: Journal,
     writer: Writer,
@@ -75,5 +75,7 @@ def open_feeds(  # noqa: PLR0917
 def _check_deletable(table: DeclaredTable) -> None:
     """A delete from upstream needs a key or the stored rows."""
     if table.connector.lower() == "postgres" and not table.key and not table.is_kept:
-        why = "a table without a key that is not kept cannot apply deletes of its source; declare a key, or keep it"
+        why = (
+            "a table without a key that is not kept cannot apply the source's deletes; declare a key, or keep the table"
+        )
         raise InvalidInput(where=f"{table.where}, table {table.name!r}", why=why)

@@ -22,30 +22,30 @@ from evertide.sources.files.text import TextReader
 if TYPE_CHECKING:  # an engine imports Spark, which a client that pushes to another process does not need
     from evertide.pipeline.engine import DeclaredTable
 
-__all__ = ["Format", "rows_of_file"]
+__all__ = ["PushFormat", "read_pushed_file"]
 
 
-class Format(StrEnum):
+class PushFormat(StrEnum):
     csv = "csv"
     json = "json"
     parquet = "parquet"
 
 
-def rows_of_file(
-    tables: Mapping[str, DeclaredTable], table: str, path: Path, form: Format, place: str, *, is_delete: bool
+def read_pushed_file(
+    tables: Mapping[str, DeclaredTable], table: str, path: Path, form: PushFormat, place: str, *, is_delete: bool
 ) -> Iterator[pa.Table]:
     """Yield the rows in batches; the first row that does not fit raises. `place` is the file's name in messages."""
     declared = {name.lower(): one for name, one in tables.items()}.get(table.lower())
     if declared is None:
         raise InvalidInput(where=f"table {table!r}", why=f"the script has no such table; it has {sorted(tables)}")
-    reader = _reader(_declaration(declared, is_delete=is_delete), form, is_delete=is_delete)
+    reader = _open_reader(_declare(declared, is_delete=is_delete), form, is_delete=is_delete)
     settings = Settings()
     limit = Limit(settings.transaction_rows_max, settings.transaction_bytes_max)
     try:
         for cut in reader.cut(path, limit):
             for rows in reader.rows(path, cut, place):
                 if rows.faults:
-                    raise _refusal(declared.name, rows.faults[0], len(rows.faults))
+                    raise _make_error(declared.name, rows.faults[0], len(rows.faults))
                 yield rows.rows.drop_columns([OP])
     except SourceFailed as error:
         raise InvalidInput(where=place, why=error.why) from error
@@ -53,7 +53,7 @@ def rows_of_file(
         raise InvalidInput(where=place, why=f"the file cannot be read: {error.strerror}") from error
 
 
-def _declaration(table: DeclaredTable, *, is_delete: bool) -> TableDeclaration:
+def _declare(table: DeclaredTable, *, is_delete: bool) -> TableDeclaration:
     """For deletes by key, only the key columns are read."""
     schema = table.schema
     if is_delete and table.key:
@@ -62,15 +62,15 @@ def _declaration(table: DeclaredTable, *, is_delete: bool) -> TableDeclaration:
     return TableDeclaration(*named, defaults=table.defaults)
 
 
-def _reader(declaration: TableDeclaration, form: Format, *, is_delete: bool) -> FileReader:
+def _open_reader(declaration: TableDeclaration, form: PushFormat, *, is_delete: bool) -> FileReader:
     table = FileTable(declaration, declaration.name, "", ignore_extra=is_delete)
-    if form is Format.parquet:
+    if form is PushFormat.parquet:
         return ParquetReader(table)
-    if form is Format.csv:
+    if form is PushFormat.csv:
         return TextReader(table, CsvRecords(table), RecordLayout(","))
     return TextReader(table, JsonRecords(table), RecordLayout())
 
 
-def _refusal(table: str, fault: Fault, count: int) -> InvalidInput:
-    more = f" ({count - 1} more there do not fit either)" if count > 1 else ""
+def _make_error(table: str, fault: Fault, count: int) -> InvalidInput:
+    more = f" ({count - 1} more rows do not fit either)" if count > 1 else ""
     return InvalidInput(where=f"table {table!r}, {fault.place}, line {fault.line}", why=f"{fault.reason}{more}")

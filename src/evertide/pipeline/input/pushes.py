@@ -73,7 +73,7 @@ class PushTransaction:
 
     def push(self, table: str, rows: Any = (), *, deletes: Any = ()) -> None:
         """Add rows to upsert, and rows or keys to delete. If one does not fit the table, the call adds none."""
-        made = convert_push(self._pushes.declaration(table), rows, deletes)
+        made = convert_push(self._pushes.find_declaration(table), rows, deletes)
         if made.rows.num_rows == 0:
             return
         self.rows += made.rows.num_rows
@@ -85,7 +85,7 @@ class PushTransaction:
     def stage(self) -> None:
         """Store the rows in memory as staged fragments, one per table."""
         for table, pieces in self._waiting.items():
-            self.fragments.append(self._pushes.staged(table, pa.concat_tables(pieces)))
+            self.fragments.append(self._pushes.stage_rows(table, pa.concat_tables(pieces)))
         self._waiting, self._bytes = {}, 0
 
     def abort(self) -> None:
@@ -129,7 +129,7 @@ class Pushes:
         """Repeats of offered push transactions; they are settled once the bind is durable."""
         self._offered_time = 0
 
-    def declaration(self, table: str) -> TableDeclaration:
+    def find_declaration(self, table: str) -> TableDeclaration:
         found = self._declarations.get(table.lower())
         if found is None:
             why = f"rows can be pushed only to tables without a connector: {', '.join(sorted(self.tables)) or 'none'}"
@@ -143,7 +143,7 @@ class Pushes:
             with self._lock:
                 self._ready.append(pushed)
 
-    def staged(self, table: str, rows: pa.Table) -> Staged:
+    def stage_rows(self, table: str, rows: pa.Table) -> Staged:
         return self._journal.stage(PUSH, table, rows, self._writer)
 
     def drop(self, fragments: list[Staged]) -> None:
@@ -151,9 +151,9 @@ class Pushes:
             try:
                 self._journal.drop(fragments, self._writer)
             except EvertideError as error:  # no record names them, and the client receives another error
-                logger.warning("staged rows are left to garbage collection: %s", error)
+                logger.warning("could not delete staged rows; garbage collection will: %s", error)
 
-    def _bound_at(self, at: _Position, pushed: PushTransaction) -> int | None:
+    def _find_repeat(self, at: _Position, pushed: PushTransaction) -> int | None:
         """The time that bound the producer's last number; None if this number is higher."""
         if at.own is not None:
             number, time = at.own.get(pushed.producer, (-1, -1))
@@ -163,19 +163,19 @@ class Pushes:
         return time if pushed.sequence <= number else None
 
     @contextmanager
-    def taking(self, pushed: PushTransaction) -> Iterator[None]:
+    def withdraw_on_error(self, pushed: PushTransaction) -> Iterator[None]:
         """After an error the client retries, so withdraw the push transaction unless it is bound already."""
         try:
             yield
         except BaseException as error:
             if pushed.time is None:
                 self._forget([pushed])
-                pushed.time = self._bound_after(pushed, error)
+                pushed.time = self._read_bound_time(pushed, error)
             if pushed.time is None:
                 self.drop(pushed.fragments)
             raise
 
-    def _bound_after(self, pushed: PushTransaction, error: BaseException) -> int | None:
+    def _read_bound_time(self, pushed: PushTransaction, error: BaseException) -> int | None:
         """The time that bound it, if the bind was durable before the error; None if it will not be bound.
         `OutcomeUnknown` if the journal cannot be read."""
         if pushed not in self._offered or not isinstance(error, Exception):
@@ -186,13 +186,13 @@ class Pushes:
                 return None
             bound = self._journal.read(time).inputs.get(PUSH)
         except EvertideError as other:
-            why = f"the rows were offered to transaction {time}, whose record cannot be read: {other}"
+            why = f"the rows were offered to transaction {time}, whose record cannot be read: {other.message}"
             raise OutcomeUnknown(path=self._journal.path, why=why) from error
         fragments = bound.fragments if bound is not None else ()
         return time if keys & {one.key for one in fragments if isinstance(one, Staged)} else None
 
     def offer(self, position: str, limit: Limit) -> Offer | None:  # noqa: ARG002 - a commit takes all pushed rows
-        self._look_back()
+        self._forget_bound()
         with self._lock:
             ready = list(self._ready)
         at = msgspec.json.decode(position, type=_Position)
@@ -205,8 +205,8 @@ class Pushes:
                 taken.append(pushed)
             elif pushed.producer in numbers and pushed.sequence <= numbers[pushed.producer].number:
                 echoes.append(pushed)
-            elif pushed.producer not in numbers and (bound := self._bound_at(at, pushed)) is not None:
-                self._repeats([pushed], bound)
+            elif pushed.producer not in numbers and (bound := self._find_repeat(at, pushed)) is not None:
+                self._mark_repeated([pushed], bound)
             else:
                 before = (at.own or {}).get(pushed.producer)
                 numbers[pushed.producer] = Number(pushed.sequence, Time(time), before)
@@ -228,10 +228,10 @@ class Pushes:
         for pushed in self._offered:
             pushed.time = self._offered_time
         self._forget(self._offered)
-        self._repeats(self._echoes, self._offered_time)
+        self._mark_repeated(self._echoes, self._offered_time)
         self._offered, self._echoes = [], []
 
-    def _look_back(self) -> None:
+    def _forget_bound(self) -> None:
         """After a bind of unknown outcome: do not offer again what the journal shows as bound."""
         doubtful = [pushed for pushed in self._ready if self._journal.may_be_bound(pushed.fragments, self._writer)]
         if not doubtful or self._next_time() <= self._offered_time:
@@ -240,8 +240,8 @@ class Pushes:
             named = {fragment.key for fragment in staged_of(self._journal.read(self._offered_time))}
         except TimeCompacted:
             rows = sum(pushed.rows for pushed in doubtful)
-            why = f"transaction {self._offered_time} may hold them, and its record is forgotten"
-            logger.error("%d rows that were pushed are not offered again: %s", rows, why)  # noqa: TRY400 - no bug
+            why = f"transaction {self._offered_time} may have them, and the journal no longer has its record"
+            logger.error("dropping %d pushed rows of unknown outcome: %s", rows, why)  # noqa: TRY400 - no bug
             self._forget(doubtful)
             return
         bound = [pushed for pushed in doubtful if pushed.fragments[0].key in named]
@@ -249,7 +249,7 @@ class Pushes:
             pushed.time = self._offered_time
         self._forget(bound)
 
-    def _repeats(self, several: Iterable[PushTransaction], bound: int) -> None:
+    def _mark_repeated(self, several: Iterable[PushTransaction], bound: int) -> None:
         for pushed in several:
             pushed.time, pushed.is_repeated = bound, True
             self._forget([pushed])
@@ -262,6 +262,6 @@ class Pushes:
     def close(self) -> None:
         if self._ready:
             rows = sum(pushed.rows for pushed in self._ready)
-            logger.warning("%d rows that were pushed were never committed, and are dropped", rows)
+            logger.warning("discarding %d pushed rows that were never committed", rows)
         for pushed in self._ready:
             pushed.abort()

@@ -24,12 +24,12 @@ from evertide.pipeline.input.pushes import PUSH
 from evertide.sources.contract import Source
 from evertide.sources.registry import family
 
-__all__ = ["fed_tables", "feeding", "is_fed_as_recorded", "read_positions"]
+__all__ = ["assign_sources", "is_fed_as_recorded", "map_tables_to_sources", "read_positions"]
 
 logger = logging.getLogger(__name__)
 
 
-def feeding(sources: Mapping[str, Source]) -> dict[str, str]:
+def map_tables_to_sources(sources: Mapping[str, Source]) -> dict[str, str]:
     """By table, the name of its source."""
     return {table: name for name, source in sources.items() for table in source.tables}
 
@@ -37,7 +37,7 @@ def feeding(sources: Mapping[str, Source]) -> dict[str, str]:
 def is_fed_as_recorded(
     definition: Definition, declared: Mapping[str, DeclaredTable], sources: Mapping[str, Source]
 ) -> bool:
-    fed, tables = feeding(sources), definition.tables
+    fed, tables = map_tables_to_sources(sources), definition.tables
     return all(
         name in tables
         and tables[name].source == fed.get(name)
@@ -55,17 +55,17 @@ def read_positions(
     """
     recorded = journal.read(upper - 1).inputs if upper else None
     known = journal.positions() if recorded is None else {name: one.after for name, one in recorded.items()}
-    known = {**_left_positions(definition), **known}
+    known = {**_find_last_positions(definition), **known}
     return {name: known.get(name, source.start) for name, source in sources.items()}
 
 
-def _left_positions(definition: Definition) -> dict[str, str]:
+def _find_last_positions(definition: Definition) -> dict[str, str]:
     """By returned source, the position at which it stopped."""
-    back = [left for table in definition.tables.values() if (left := _left(table)) is not None]
+    back = [left for table in definition.tables.values() if (left := _find_last_position(table)) is not None]
     return {left.source: left.position for left in back}
 
 
-def fed_tables(
+def assign_sources(
     definition: Definition,
     declared: Mapping[str, DeclaredTable],
     sources: Mapping[str, Source],
@@ -75,10 +75,10 @@ def fed_tables(
 
     `InvalidInput` if a table would miss rows, or its connector cannot interpret the position.
     """
-    fed, made = feeding(sources), {}
+    fed, made = map_tables_to_sources(sources), {}
     came: list[str] = []
     for name, table in definition.tables.items():
-        before = _source_before(name, table, definition)
+        before = _find_previous_source(name, table, definition)
         changes: dict[str, object] = {"is_declared": name in declared}
         if name in declared:
             if fed[name] in positions:
@@ -95,7 +95,7 @@ def fed_tables(
     return made
 
 
-def _source_before(name: str, table: TableRecord, definition: Definition) -> str:
+def _find_previous_source(name: str, table: TableRecord, definition: Definition) -> str:
     """The source of a table in the definition; empty if it has none."""
     if not table.is_declared:
         return ""
@@ -104,7 +104,7 @@ def _source_before(name: str, table: TableRecord, definition: Definition) -> str
     return name if name in definition.sources else ""  # an earlier version stored no source; most have the table's name
 
 
-def _left(table: TableRecord) -> LastPosition | None:
+def _find_last_position(table: TableRecord) -> LastPosition | None:
     """The position at which the table's current source stopped feeding it before."""
     left = table.left
     if isinstance(left, msgspec.UnsetType) or not table.is_declared:
@@ -122,19 +122,21 @@ def _check_kind(table: DeclaredTable, known: TableRecord, source: str) -> None:
     kind = kinds.get(source, family(table.connector))
     if kind and kind != family(table.connector):
         why = (
-            f"the connector was {kind!r} and is now {table.connector!r}, which cannot continue there. Declare "
-            "a table with another name; or remove this one from the script, run until a transaction is committed, and "
-            "add it again: it keeps its rows and is read from the beginning"
+            f"the connector was {kind!r} and is now {table.connector!r}, which cannot continue from its position. "
+            "Declare a table with another name; or remove this one from the script, run until a transaction is "
+            "committed, and add it again: it keeps its rows and is read from the beginning"
         )
         raise InvalidInput(where=f"{table.where}, table {table.name!r}", why=why)
 
 
 def _check_gap(table: DeclaredTable, tables: Mapping[str, TableRecord], positions: Mapping[str, str]) -> None:
-    left = _left(tables[table.name])
+    left = _find_last_position(tables[table.name])
     if left is None:
         return
     others = {
-        name: one.position for name, other in tables.items() if (one := _left(other)) and one.source == left.source
+        name: one.position
+        for name, other in tables.items()
+        if (one := _find_last_position(other)) and one.source == left.source
     }
     stands = positions.get(left.source)
     other = next((name for name, position in others.items() if position != left.position), None)

@@ -3,8 +3,8 @@
 The order; each step is durable before the next (I11, I12):
 
 1. Claim the checkpoint's number: from now on nothing that the draft names is deleted.
-2. Read the states of the shards, then save the machine's arrangements; only parts that are not stored yet are written.
-   Meanwhile a peer may commit, and maintenance may compact.
+2. Read the states of the shards, then save the arrangements of tables and views; only parts that are not stored yet are
+   written. Meanwhile a peer may commit, and maintenance may compact.
 3. Publish the checkpoint, and remove the oldest from the catalog, in one commit.
 4. With C the time of the oldest checkpoint: let the shards' since advance to C - 1, and truncate the journal below it.
 5. Delete unused files, while transactions continue (`collect`).
@@ -26,18 +26,19 @@ from evertide.checkpoint.garbage import CheckpointGarbage
 from evertide.checkpoint.manifest import StateFile
 from evertide.checkpoint.records import CatalogEntry
 from evertide.errors import Conflict, Damaged, EvertideError, GenerationMoved, OutcomeUnknown, Unavailable
-from evertide.observer import CheckpointEvent, Fault
+from evertide.observer import CheckpointEvent, FaultEvent
 from evertide.pipeline.definition import Definition
 from evertide.pipeline.input.pushes import PUSH, complete_position
 from evertide.pipeline.input.source_positions import read_positions
 from evertide.pipeline.transaction.runner import Runner
-from evertide.problem import Problem
+from evertide.problem import ComponentState, Problem
 from evertide.scratch import using_system
 from evertide.shard.shard import Shard
 from evertide.shard.state import ShardState
 from evertide.store.paths import PIPELINE, Name
 from evertide.store.retry import retry_read
 from evertide.threads.failures import Failures
+from evertide.types import Time
 
 __all__ = ["GARBAGE_COLLECTION", "HOLD", "Checkpointer"]
 
@@ -74,7 +75,7 @@ class Checkpointer:
     @property
     def damaged(self) -> frozenset[int]:
         """The numbers of checkpoints with a damaged file, which must be replaced."""
-        return self._runner.checkpoints.damage.catalogued()
+        return self._runner.checkpoints.damage.find_catalogued()
 
     def is_due(self) -> bool:
         """Whether anything changed since the last checkpoint, or a checkpoint is damaged."""
@@ -88,7 +89,7 @@ class Checkpointer:
             try:
                 return self._try()
             except (Conflict, GenerationMoved) as error:
-                logger.info("a peer committed while the checkpoint was drafted, drafting again: %s", error)
+                logger.info("a peer committed while the checkpoint was drafted; drafting it again: %s", error)
                 catch_up()
         return self._try()
 
@@ -98,12 +99,10 @@ class Checkpointer:
             with using_system("the checkpoint"):
                 entry = self._make()
         except EvertideError as error:
-            runner.observer.on_fault(Fault("checkpoint", "", error.error_code))
+            runner.observer.on_fault(FaultEvent("checkpoint", "", error.error_code))
             since_s = self.problem.since_s if self.problem is not None else runner.runtime.wall_s()
-            why = (
-                f"no checkpoint could be made; transactions go on, and a restart replays more of them: {error.message}"
-            )
-            self.problem = Problem("warning", error.error_code, why, error.remedy, since_s)
+            why = f"could not make a checkpoint; transactions continue, a restart replays more of them: {error.message}"
+            self.problem = Problem.from_error(ComponentState.WARNING, error, since_s, why)
             if not isinstance(error, Unavailable | OutcomeUnknown):
                 runner.writer.check_registered()  # a fenced process reports the fence, not its consequence
             raise
@@ -124,7 +123,7 @@ class Checkpointer:
         self._generation = state.generation
         took_s, size = runner.runtime.monotonic_s() - began_s, sum(part.bytes for part in state.parts)
         logger.info(
-            "checkpoint %d at time %d: %d files, in %.1f s", self.last.number, state.time, len(state.parts), took_s
+            "made checkpoint %d at time %d: %d files, in %.1f s", self.last.number, state.time, len(state.parts), took_s
         )
         made = CheckpointEvent(self.last.number, state.time, len(state.parts), size, began_s, took_s)
         runner.observer.on_checkpoint(made)
@@ -141,7 +140,7 @@ class Checkpointer:
     def release_history(self) -> None:
         runner = self._runner
         oldest = min((entry.time for entry in runner.checkpoints.entries()), default=0)
-        for shard in runner.members.all().values():
+        for shard in runner.members.open_all().values():
             if oldest > 1 and shard.since < oldest - 1:
                 shard.hold(HOLD, oldest - 1)
                 shard.advance_since(oldest - 1, runner.writer)
@@ -155,7 +154,7 @@ class Checkpointer:
             self._forgot_s = now_s
             count = self._runner.journal.producers.forget(self._runner.writer)
             if count:
-                logger.info("forgot %d producers that sent nothing for producers_kept_days", count)
+                logger.info("forgot %d producers that pushed nothing for producers_kept_days", count)
 
     def collect(self) -> CheckpointGarbage:
         """Delete what neither a checkpoint nor this process needs. A refusal is in `failing` until a run succeeds."""
@@ -177,34 +176,34 @@ class Checkpointer:
 
     def _draft(self, definition: Definition) -> Draft:
         runner = self._runner
-        shards = {name: view.shard for name, view in definition.live().items()}
+        shards = {name: view.shard for name, view in definition.live_views().items()}
         tables = {name: table.shard for name, table in definition.tables.items() if table.is_declared}
-        states = {name: _as_of(shard, runner.time) for name, shard in runner.members.all().items()}
+        states = {name: _cut_state(shard, runner.time) for name, shard in runner.members.open_all().items()}
         state, saved = runner.machine.save(shards, tables)
         parts = tuple({part.key: StateFile(part.key, part.bytes, part.checksum) for part in saved}.values())
         record = retry_read(lambda: runner.meta.head(PIPELINE), runner.runtime, runner.settings)
         where = read_positions(runner.journal, definition, runner.sources, runner.time)
         return Draft(
-            time=runner.time,
+            time=Time(runner.time),
             fingerprint=definition.fingerprint,
             generation=definition.generation,
             positions={**where, PUSH: complete_position(where[PUSH], runner.journal.producers_before(runner.time))},
             state=state,
             parts=parts,
             shards=states,
-            members=definition.members(),
+            members=definition.list_members(),
             pipeline=record.data if record else b"",
         )
 
 
-def _as_of(shard: Shard, upper: int) -> ShardState:
+def _cut_state(shard: Shard, upper: int) -> ShardState:
     """The state of a shard without times from `upper` on, which a peer may have committed meanwhile."""
     state = shard.log.read().state
     if state.upper == upper:
         return state
     batches = tuple(batch for batch in state.batches if batch.lower < upper)
     if state.finalized or any(batch.upper > upper for batch in batches) or state.since >= max(upper, 1):
-        why = f"the times below {upper} are compacted with later ones, up to {state.upper}"
+        why = f"a compaction merged times below {upper} with later ones, up to {state.upper}"
         raise Conflict(where=shard.log.path, why=why)
     return msgspec.structs.replace(state, upper=upper, batches=batches)
 

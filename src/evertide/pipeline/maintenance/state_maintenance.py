@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 
 from evertide.errors import EvertideError, Fenced, GenerationMoved
-from evertide.observer import Fault
+from evertide.observer import FaultEvent
 from evertide.pipeline.maintenance.checkpointer import GARBAGE_COLLECTION, Checkpointer
 from evertide.pipeline.transaction.runner import Runner
 from evertide.threads.ticker import Ticker
@@ -45,7 +45,7 @@ class StateMaintenance(Ticker):
         except Fenced:
             raise
         except EvertideError as error:
-            self._runner.observer.on_fault(Fault("upkeep", "", error.error_code))
+            self._runner.observer.on_fault(FaultEvent("upkeep", "", error.error_code))
             failing.add(work, error)
 
     def _merge(self) -> None:

@@ -18,7 +18,7 @@ from evertide.shard.shard import Shards
 from evertide.store.open import Storage
 
 if TYPE_CHECKING:  # imports Spark
-    from evertide.pipeline.recovery.opening import OnProgress
+    from evertide.pipeline.process_context import OnProgress
 
 __all__ = ["SweepResult", "sweep"]
 
@@ -59,7 +59,7 @@ def sweep(storage: Storage, progress: OnProgress, *, runtime: Runtime, settings:
             try:
                 shard = shards.open(name)
                 shard.compact(writer)
-                found = shard.collect_garbage(writer, checkpoints.pinned)
+                found = shard.collect_garbage(writer, checkpoints.find_pins)
             except EvertideError as error:
                 refused.append(error)
                 continue

@@ -16,6 +16,7 @@ from evertide.pipeline.definition import Definition, ViewRecord
 from evertide.pipeline.names import ERRORS
 from evertide.pipeline.transaction.members import Members
 from evertide.rows.changes import DIFF, TIME, expand
+from evertide.rows.python_rows import python_rows
 
 __all__ = ["Collections", "View"]
 
@@ -35,7 +36,7 @@ class View:
 
     @property
     def time(self) -> int:
-        return self._collections.time_of(self.name, self._time)
+        return self._collections.resolve_time(self.name, self._time)
 
     def to_arrow(self) -> pa.Table:
         """The rows, repeated by their count, in an order that depends only on the content."""
@@ -43,21 +44,21 @@ class View:
 
     def counted(self) -> pa.Table:
         """Each distinct row once, with its count as `__diff`."""
-        with self._collections.members().collection(self.name).snapshot(self.time) as found:
+        with self._collections.members().open_collection(self.name).snapshot(self.time) as found:
             return found.to_arrow()
 
     def to_df(self) -> Any:
         """The rows as a DataFrame of the pipeline's Spark session."""
-        return self._collections.frame(self.to_arrow())
+        return self._collections.make_frame(self.to_arrow())
 
     def to_pylist(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self.to_arrow().to_pylist()
-        return found
+        """The rows as Python values; texts for values that Python lacks (`evertide.rows.python_rows`)."""
+        return python_rows(self.to_arrow())
 
     def changes(self, since: int = -1) -> pa.Table:
         """The changes after `since`: rows with `__time` and `__diff`, in order of time."""
         upper = self.time + 1
-        shard = self._collections.members().collection(self.name)
+        shard = self._collections.members().open_collection(self.name)
         if since + 1 >= upper:
             return pa.schema([*shard.schema, (TIME, pa.int64()), (DIFF, pa.int64())]).empty_table()
         return shard.changes(since + 1, upper).sort_by(TIME)
@@ -82,18 +83,18 @@ class Collections:
     def view(self, name: str) -> View:
         known = {one.lower(): one for one in self.names()}
         if name.lower() not in known:
-            self.members().collection(name)  # raises with the reason
+            self.members().open_collection(name)  # raises with the reason
         return View(self, known.get(name.lower(), name))
 
     def time(self) -> int:
         """The last committed transaction; -1 if there is none."""
         return self.members().shard(self.definition.errors).upper - 1
 
-    def time_of(self, name: str, asked: int | None) -> int:
+    def resolve_time(self, name: str, asked: int | None) -> int:
         record = self.definition.views.get(name)
         last = self.time()
         if isinstance(record, ViewRecord) and record.away is not None:
-            last = min(last, self.members().collection(name).upper - 1)
+            last = min(last, self.members().open_collection(name).upper - 1)
         if asked is None:
             return last
         if asked > last:
@@ -102,20 +103,20 @@ class Collections:
             )
         return asked
 
-    def frame(self, rows: pa.Table) -> Any:
+    def make_frame(self, rows: pa.Table) -> Any:
         if self._to_frame is None:
             raise InvalidInput(where="to_df", why="a reader has no Spark session for DataFrames; use to_arrow")
         return self._to_frame(rows)
 
-    def common_time(self, names: Iterable[str]) -> int:
+    def find_common_time(self, names: Iterable[str]) -> int:
         """The last time that all of these collections have."""
         return min([self.view(name).time for name in names] or [self.time()])
 
-    def tables_at(self, names: Iterable[str], time: int | None) -> dict[str, pa.Table]:
+    def read_tables_at(self, names: Iterable[str], time: int | None) -> dict[str, pa.Table]:
         chosen = [self.view(name) for name in names]
         if time is not None and time > self.time():
             raise InvalidInput(
                 where=f"time {time}", why=f"this time is not committed yet; the last time is {self.time()}"
             )
-        at = self.common_time(view.name for view in chosen) if time is None else time
-        return {view.name: view.as_of(self.time_of(view.name, at)).to_arrow() for view in chosen}
+        at = self.find_common_time(view.name for view in chosen) if time is None else time
+        return {view.name: view.as_of(self.resolve_time(view.name, at)).to_arrow() for view in chosen}

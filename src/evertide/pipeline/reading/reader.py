@@ -40,7 +40,7 @@ class Reader:
         self.shards = Shards(storage.blob, storage.meta, runtime=runtime, settings=settings, reader="reader")
         self.collections = Collections(self._members)
         self._known: Members | None = None
-        self._heart = Heartbeat(settings, self.shards.leases).start()
+        self._heartbeat = Heartbeat(settings, self.shards.leases).start()
 
     @classmethod
     def open(
@@ -71,7 +71,7 @@ class Reader:
         check_free(self.storage.meta, self.runtime, self.settings)
 
     def close(self) -> None:
-        self._heart.stop()
+        self._heartbeat.stop()
         self.storage.close()
 
     def __enter__(self) -> Self:
@@ -86,7 +86,7 @@ class Reader:
             raise InvalidInput(where=self.storage.root, why="no pipeline ever ran on this storage")
         known = self._known
         if known is None or known.definition.change != definition.change:
-            known = Members(self.shards, definition) if known is None else known.moved(definition)
+            known = Members(self.shards, definition) if known is None else known.move_to(definition)
             self._known = known
         return known
 

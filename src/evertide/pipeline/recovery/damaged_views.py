@@ -14,9 +14,10 @@ from collections.abc import Collection, Iterator, Mapping
 import msgspec
 
 from evertide.errors import Damaged, EvertideError, InvalidInput
-from evertide.pipeline.definition import Away, Definition, ViewRecord, definition_write, read_definition
+from evertide.pipeline.definition import Away, Definition, ViewRecord, make_definition_write, read_definition
 from evertide.pipeline.names import ERRORS
 from evertide.pipeline.sinks.sink_record import read_sinks
+from evertide.problem import ComponentState
 from evertide.runtime import Runtime
 from evertide.settings import Settings
 from evertide.shard.hold import read_holds
@@ -37,7 +38,7 @@ from evertide.store.sealed import seal, unseal
 from evertide.store.writers import GenerationRecord, Writer
 from evertide.types import Generation
 
-__all__ = ["DeclaredCollections", "set_unreadable_views_aside"]
+__all__ = ["PipelineCollections", "set_unreadable_views_aside"]
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +49,7 @@ class _Followed(msgspec.Struct, frozen=True):
     shard: str
 
 
-class DeclaredCollections:
+class PipelineCollections:
     """The collections of a storage's pipeline, for `evertide.checkpoint.repair`, which knows only shards."""
 
     def __init__(self, meta: Meta, runtime: Runtime, settings: Settings) -> None:
@@ -71,7 +72,7 @@ class DeclaredCollections:
         views = {view.shard: ("view", name) for name, view in definition.views.items() if view.shard}
         return {**tables, **views, definition.errors: ("errors", ERRORS)}
 
-    def renumbered(self, record: bytes, generation: Generation) -> bytes:
+    def renumber(self, record: bytes, generation: Generation) -> bytes:
         """The record of a definition, with another generation."""
         definition = unseal(record, Definition, self._meta.path(PIPELINE))
         return seal(msgspec.structs.replace(definition, generation=generation, change=self._runtime.new_id()))
@@ -91,8 +92,8 @@ class DeclaredCollections:
         if made != seqno + 1:  # records are missing: a generation has the number of its record
             return False
         writes = [
-            Write(GENERATION, seqno, seal(GenerationRecord(Generation(seqno + 1), changed.members(), "repair"))),
-            definition_write(number, changed),
+            Write(GENERATION, seqno, seal(GenerationRecord(Generation(seqno + 1), changed.list_members(), "repair"))),
+            make_definition_write(number, changed),
         ]
         return self._meta.commit(writes) is None
 
@@ -106,22 +107,27 @@ class DeclaredCollections:
             return ()
         views = {name: view for name, view in definition.views.items() if view.shard in shards}
         changed = dict(definition.views)
-        for name in _built_on(definition.views, views):
+        for name in _find_dependents(definition.views, views):
             view = changed[name]
-            reason = shards.get(view.shard, "a view that it reads is computed again")
-            away = Away("hydrating", -1, f"it is computed again from the tables: {reason}", self._runtime.wall_s())
+            reason = shards.get(view.shard, "a view that this view reads is computed again")
+            away = Away(
+                ComponentState.HYDRATING,
+                -1,
+                f"the view is computed again from its tables: {reason}",
+                self._runtime.wall_s(),
+            )
             changed[name] = msgspec.structs.replace(view, shard="" if name in views else view.shard, away=away)
         made = msgspec.structs.replace(
             definition, views=changed, generation=writer.generation + 1, change=self._runtime.new_id()
         )
-        removals = [*self._shard_removals(shards), *self._follower_removals(shards)]
-        writer.change_generation(made.members(), [definition_write(number, made), *removals])
+        removals = [*self._list_shard_removals(shards), *self._list_follower_removals(shards)]
+        writer.change_generation(made.list_members(), [make_definition_write(number, made), *removals])
         return tuple(name for name, view in changed.items() if view != definition.views[name])
 
     def _read(self) -> Definition | None:
         return retry_read(lambda: read_definition(self._meta), self._runtime, self._settings)[1]
 
-    def _shard_removals(self, shards: Collection[str]) -> Iterator[Write]:
+    def _list_shard_removals(self, shards: Collection[str]) -> Iterator[Write]:
         for name in shards:
             leases = self._meta.heads(lease_prefix(name))
             for key in (shard_key(name), rollup_key(name), hold_key(name), *leases):
@@ -129,17 +135,17 @@ class DeclaredCollections:
                 if head is not None:
                     yield Write(key, head.seqno, None)
 
-    def _follower_removals(self, shards: Collection[str]) -> Iterator[Write]:
+    def _list_follower_removals(self, shards: Collection[str]) -> Iterator[Write]:
         for name, found in read_sinks(self._meta, self._runtime, self._settings).items():
             if found.record.shards & set(shards):
-                logger.warning("sink %r gets the whole content again: the shard that it followed was damaged", name)
+                logger.warning("sink %r will receive the whole content again, as its shard is damaged", name)
                 yield Write(sink_key(name), found.number, None)
         for key, head in self._meta.heads(shape_prefix()).items():
             if unseal(head.data, _Followed, self._meta.path(key)).shard in shards:
                 yield Write(key, head.seqno, None)
 
 
-def _built_on(views: Mapping[str, ViewRecord], damaged: Collection[str]) -> list[str]:
+def _find_dependents(views: Mapping[str, ViewRecord], damaged: Collection[str]) -> list[str]:
     """The damaged views, and those that read one of them, directly or indirectly."""
     found = set(damaged)
     while more := {name for name, view in views.items() if name not in found and found & set(view.reads)}:
@@ -157,9 +163,9 @@ def set_unreadable_views_aside(
             try:
                 read_holds(shards.open(view.shard).log)
             except (Damaged, InvalidInput) as error:
-                unreadable[view.shard] = str(error)
+                unreadable[view.shard] = error.message
     if not unreadable:
         return ()
-    names = DeclaredCollections(shards.meta, runtime, settings).recompute(unreadable, writer)
+    names = PipelineCollections(shards.meta, runtime, settings).recompute(unreadable, writer)
     logger.error("recomputing the views %s from the tables: %s", list(names), "; ".join(unreadable.values()))
     return names

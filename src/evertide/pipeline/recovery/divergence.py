@@ -9,7 +9,7 @@ inconsistent, is discarded and recomputed from the tables:
    follower recomputes them in place and compares them with their shards; if they differ, it retries after a wait.
 4. If the rows by key of a table differ from what a peer committed, they are read again from the table's shard, and the
    views over the table are recomputed.
-5. Each further recomputation within an hour waits twice as long as the one before (`Backoff`).
+5. Each further recomputation within an hour waits twice as long as the one before (`RecomputationBackoff`).
 6. A table that is not kept cannot be read again: the divergence of a view over it is an error (`Diverged`), as is a
    source that returns other rows than recorded (J4).
 """
@@ -29,7 +29,7 @@ from evertide.store.blob import Blob
 from evertide.store.paths import evidence_key
 from evertide.types import Generation
 
-__all__ = ["Backoff", "Evidence", "add_evidence", "store_evidence"]
+__all__ = ["Evidence", "RecomputationBackoff", "add_evidence", "store_evidence"]
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ def store_evidence(evidence: Evidence, blob: Blob, runtime: Runtime) -> str:
     return blob.path(key)
 
 
-def _versions() -> dict[str, str]:
+def _read_versions() -> dict[str, str]:
     found = {"python": platform.python_version()}
     for name in _PACKAGES:
         try:
@@ -89,7 +89,7 @@ def add_evidence(  # noqa: PLR0917
         writer=writer,
         generation=definition.generation,
         fingerprint=definition.fingerprint,
-        versions=_versions(),
+        versions=_read_versions(),
         state=parts,
     )
     path = store_evidence(evidence, blob, runtime)
@@ -97,7 +97,7 @@ def add_evidence(  # noqa: PLR0917
     return StateDiverged(views=error.views, time=error.time, why=why)
 
 
-class Backoff:
+class RecomputationBackoff:
     """The wait before the next try: none before the first, then waits that double, up to `_MAX_S`."""
 
     def __init__(self, first_s: float) -> None:

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import reduce
+from itertools import islice
 from typing import Protocol
 
 import pyarrow as pa
 
 from evertide.errors import Diverged, InvalidInput, ViewFailed
-from evertide.pipeline.definition import Away, ViewRecord, stored_key, tables_under
+from evertide.pipeline.definition import Away, ViewRecord, find_tables_under, to_stored_key
 from evertide.pipeline.engine import Cohort, DeclaredTable, Engine, StateStore
 from evertide.pipeline.transaction.machine import Machine
 from evertide.pipeline.transaction.members import Members
@@ -32,8 +33,8 @@ __all__ = [
     "find_differing_views",
     "hydrate_cohort",
     "hydrate_tables",
+    "make_view_record",
     "rehydrate_tables",
-    "view_record",
 ]
 
 _WHOLE_PORTIONS = 8
@@ -62,40 +63,41 @@ class ContentDigests:
 
 
 def hydrate_cohort(
-    machine: Machine, members: Members, views: Collection[str], time: int, taking: ContentReceiver
+    machine: Machine, members: Members, views: Collection[str], time: int, receiver: ContentReceiver
 ) -> Cohort:
     """Hydrate views as of all transactions below `time`. `ViewFailed` if one cannot be computed."""
     engine, store = machine.engine, machine.store
     if time == 0:
         return engine.cohort(views, store, None)
-    tables = sorted({table for view in views for table in tables_under(engine.views, view)})
-    _check_kept(engine, tables, views)
+    tables = sorted({table for view in views for table in find_tables_under(engine.views, view)})
+    check_computable(engine, views)
     portions = _Portions(members, tables, time)
     try:
-        return _compute_cohort(engine.cohort(views, store, None), store, portions, taking)
+        return _compute_cohort(engine.cohort(views, store, None), store, portions, receiver)
     except ViewFailed as error:
         if not portions.is_several:
             raise
-        most = members.shards.settings.portion_rows_max
-        if portions.rows > _WHOLE_PORTIONS * most:
-            why = f"{error.why}. This happened in a portion of {most} rows; if the view does not fail over all rows,"
-            why = f"{why} raise portion_rows_max, and provide the memory for it"
+        if portions.are_more_than(_WHOLE_PORTIONS):
+            most = members.shards.settings
+            why = f"{error.why}. This happened in a portion of {most.portion_rows_max} rows or"
+            why = f"{why} {most.portion_bytes_max} bytes; if the view does not fail over all rows,"
+            why = f"{why} raise portion_rows_max and portion_bytes_max, and provide the memory for it"
             raise ViewFailed(views=error.views, time=error.time, why=why) from error
-    whole = {name: members.table_content(name, time) for name in tables}
-    return _compute_cohort(engine.cohort(views, store, None), store, [(whole, True)], taking)
+    whole = {name: members.read_table(name, time) for name in tables}
+    return _compute_cohort(engine.cohort(views, store, None), store, [(whole, True)], receiver)
 
 
 def _compute_cohort(
-    cohort: Cohort, store: StateStore, portions: Iterable[tuple[dict[str, pa.Table], bool]], taking: ContentReceiver
+    cohort: Cohort, store: StateStore, portions: Iterable[tuple[dict[str, pa.Table], bool]], receiver: ContentReceiver
 ) -> Cohort:
     try:
         for deltas, is_last in portions:
-            taking.take(cohort.step(deltas))
+            receiver.take(cohort.step(deltas))
             while not is_last and cohort.maintain():
                 pass
     except BaseException:
         store.abandoned.extend([*(part.key for part in cohort.parts()), *cohort.released()])
-        taking.drop()
+        receiver.drop()
         raise
     return cohort
 
@@ -106,10 +108,8 @@ class _Portions:
     def __init__(self, members: Members, tables: Iterable[str], time: int) -> None:
         self._members = members
         self._time = time
-        stored = {name: members.table_rows(name) for name in tables}
+        stored = {name: members.count_table_rows(name) for name in tables}
         self._tables = sorted(stored, key=stored.__getitem__)
-        self.rows = sum(stored.values())
-        """An upper bound."""
         self.is_several = False
 
     def __iter__(self) -> Iterator[tuple[dict[str, pa.Table], bool]]:
@@ -121,12 +121,16 @@ class _Portions:
             ahead = portion
         yield ahead or {}, True
 
+    def are_more_than(self, count: int) -> bool:
+        """Reads up to `count` portions and one more: how large rows are in memory is only known then."""
+        return next(islice(self._gather(), count, None), None) is not None
+
     def _gather(self) -> Iterator[dict[str, pa.Table]]:
         settings = self._members.shards.settings
         found: dict[str, pa.Table] = {}
         for name in self._tables:
-            for piece in self._members.table_pieces(name, self._time):
-                rows, size = _size([*found.values(), piece])
+            for piece in self._members.read_table_pieces(name, self._time):
+                rows, size = _measure([*found.values(), piece])
                 is_over = rows > settings.portion_rows_max or size > settings.portion_bytes_max
                 if found and (name in found or is_over):
                     yield found
@@ -136,7 +140,7 @@ class _Portions:
             yield found
 
 
-def _size(tables: Iterable[pa.Table]) -> tuple[int, int]:
+def _measure(tables: Iterable[pa.Table]) -> tuple[int, int]:
     return sum(table.num_rows for table in tables), sum(table.nbytes for table in tables)
 
 
@@ -144,7 +148,7 @@ def hydrate_tables(declared: Mapping[str, DeclaredTable], store: StateStore, mem
     tables = Tables(declared, store)
     if time:
         for name, table in declared.items():
-            for piece in members.table_pieces(name, time) if table.key else ():
+            for piece in members.read_table_pieces(name, time) if table.key else ():
                 tables.settle({name: piece}, None)
         with members.shard(members.definition.errors).snapshot(time - 1) as letters:
             tables.settle({}, letters.to_arrow())
@@ -166,7 +170,7 @@ def find_differing_views(
     """By name, the hydrated views whose digests differ from their shards' content (I8)."""
     differ = {}
     for name in views:
-        with members.collection(name).snapshot(time - 1) as stored:
+        with members.open_collection(name).snapshot(time - 1) as stored:
             parts = (content_of(rows.drop_columns([TIME])).digest for rows in stored.scan())
             expected = reduce(add, parts, ZERO)
         found = digests.get(name, ZERO)
@@ -176,18 +180,17 @@ def find_differing_views(
     return differ
 
 
-def view_record(engine: Engine, name: str, shard: str, away: Away | None = None) -> ViewRecord:
+def make_view_record(engine: Engine, name: str, shard: str, away: Away | None = None) -> ViewRecord:
     view = engine.views[name]
-    return ViewRecord(view.schema.serialize().to_pybytes(), view.fingerprint, view.reads, shard, away, stored_key(view))
+    return ViewRecord(
+        view.schema.serialize().to_pybytes(), view.fingerprint, view.reads, shard, away, to_stored_key(view)
+    )
 
 
 def check_computable(engine: Engine, views: Collection[str]) -> None:
     """Refuse views over tables that are not kept."""
-    _check_kept(engine, sorted({table for view in views for table in tables_under(engine.views, view)}), views)
-
-
-def _check_kept(engine: Engine, tables: Collection[str], views: Collection[str]) -> None:
-    unkept = [name for name in tables if not engine.tables[name].is_kept]
+    tables = {table for view in views for table in find_tables_under(engine.views, view)}
+    unkept = sorted(name for name in tables if not engine.tables[name].is_kept)
     if unkept:
         why = f"the tables {unkept} are not kept, so that their earlier rows cannot be read"
         raise InvalidInput(where=f"views {sorted(views)}", why=f"{why}; add views over them only to a new storage")

@@ -4,8 +4,8 @@
    tables. Without an intact checkpoint all views are; the log has an error if the checkpoints are damaged.
 2. *Replay* the transactions that are committed but not in the state, with the table deltas of the shards, and compare
    the results with the records (I8).
-3. *Evolve* the storage to what the script declares, by one change of generation. New views are away, and computed
-   while the pipeline runs (`evertide.pipeline.backfill.backfill`).
+3. *Evolve* the storage to what the script declares, by one change of generation. New views become members later:
+   a backfill computes them while the pipeline runs (`evertide.pipeline.backfill.backfill`).
 4. *Complete* the transactions that are bound but not committed, as in a running pipeline.
 5. A new pipeline gets an empty transaction, so that its views can be read.
 
@@ -15,20 +15,16 @@ Whether a view is new depends on the definition alone, never on missing state (C
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
 
 import msgspec
 import pyarrow as pa
 
-from evertide.checkpoint.catalog import Checkpoints
 from evertide.checkpoint.draft import Restored
 from evertide.errors import CheckpointDamaged, Conflict, RecordDamaged, ViewFailed
-from evertide.journal.journal import Journal
 from evertide.journal.records import Input
 from evertide.journal.replay import check_replay, check_times
-from evertide.observer import NO_OBSERVER, Observer
 from evertide.pipeline.backfill.backfill import HOLDS, Backfill, hold_name
 from evertide.pipeline.definition import (
     Away,
@@ -39,10 +35,11 @@ from evertide.pipeline.definition import (
     compare_definition,
     read_definition,
     shard_name,
-    stored_key,
+    to_stored_key,
 )
-from evertide.pipeline.engine import Cohort, DeclaredTable, Engine, StateStore
-from evertide.pipeline.input.source_positions import fed_tables, feeding, is_fed_as_recorded
+from evertide.pipeline.engine import Cohort, DeclaredTable
+from evertide.pipeline.input.source_positions import assign_sources, is_fed_as_recorded, map_tables_to_sources
+from evertide.pipeline.process_context import OnProgress, ProcessContext
 from evertide.pipeline.recovery.damaged_views import set_unreadable_views_aside
 from evertide.pipeline.recovery.hydration import (
     ContentDigests,
@@ -50,101 +47,28 @@ from evertide.pipeline.recovery.hydration import (
     find_differing_views,
     hydrate_cohort,
     hydrate_tables,
-    view_record,
+    make_view_record,
 )
 from evertide.pipeline.replicas.peer_follower import PeerFollower
-from evertide.pipeline.sinks.sink_record import held_by_sinks
-from evertide.pipeline.transaction.machine import Machine, MachineState, state_store
+from evertide.pipeline.sinks.sink_record import find_shards_of_sinks
+from evertide.pipeline.transaction.machine import Machine, MachineState
 from evertide.pipeline.transaction.members import Members
 from evertide.pipeline.transaction.portions import Pending
 from evertide.pipeline.transaction.runner import Runner
 from evertide.pipeline.transaction.table_deltas import ERRORS_SCHEMA, Tables
 from evertide.pipeline.transaction.table_input import align_columns
+from evertide.problem import ComponentState
 from evertide.rows.changes import DIFF
-from evertide.runtime import Runtime
-from evertide.settings import Settings
-from evertide.shard.shard import Shards
-from evertide.sources.contract import Source
-from evertide.store.meta import Meta
-from evertide.store.open import Storage
 from evertide.store.paths import PIPELINE
 from evertide.store.retry import retry_read
 from evertide.store.sealed import unseal
-from evertide.store.writers import Writer
-from evertide.types import Generation
+from evertide.types import Generation, Time
 
-__all__ = ["OnProgress", "ProcessContext", "Stores", "open_follower", "open_runner", "take_lead"]
+__all__ = ["open_follower", "open_runner", "take_lead"]
 
 logger = logging.getLogger(__name__)
 
 _TOLD_EVERY_S = 10.0
-
-OnProgress = Callable[[str, int, int], None]
-"""Called with the name of the work, the amount done, and the total."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stores:
-    storage: Storage
-    shards: Shards
-    journal: Journal
-    checkpoints: Checkpoints
-
-    @classmethod
-    def of(cls, storage: Storage, reader: str, runtime: Runtime, settings: Settings) -> Stores:
-        """`reader` is the name for leases."""
-        blob, meta = storage.blob, storage.meta
-        return cls(
-            storage,
-            Shards(blob, meta, runtime=runtime, settings=settings, reader=reader),
-            Journal(blob, meta, runtime=runtime, settings=settings),
-            Checkpoints(blob, meta, runtime=runtime, settings=settings),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessContext:
-    """The components that a process has once: storage, writer registration, engine, sources."""
-
-    meta: Meta
-    shards: Shards
-    journal: Journal
-    checkpoints: Checkpoints
-    writer: Writer
-    runtime: Runtime
-    settings: Settings
-    engine: Engine
-    store: StateStore
-    sources: Mapping[str, Source]
-    progress: OnProgress
-    observer: Observer = NO_OBSERVER
-
-    @classmethod
-    def of(  # noqa: PLR0917
-        cls,
-        stores: Stores,
-        writer: Writer,
-        engine: Engine,
-        sources: Mapping[str, Source],
-        progress: OnProgress,
-        observer: Observer,
-        runtime: Runtime,
-        settings: Settings,
-    ) -> ProcessContext:
-        return cls(
-            meta=stores.storage.meta,
-            shards=stores.shards,
-            journal=stores.journal,
-            checkpoints=stores.checkpoints,
-            writer=writer,
-            runtime=runtime,
-            settings=settings,
-            engine=engine,
-            store=state_store(stores.storage.blob, writer.id, runtime, settings),
-            sources=sources,
-            progress=progress,
-            observer=observer,
-        )
 
 
 def open_runner(context: ProcessContext) -> Runner:
@@ -155,7 +79,7 @@ def open_runner(context: ProcessContext) -> Runner:
     ):
         _, known = retry_read(lambda: read_definition(context.meta), context.runtime, context.settings)
         evolution = compare_definition(known, context.engine)
-    runner = _fresh(context) if known is None else _restored(context, known, evolution, leads=True)
+    runner = _create(context) if known is None else _restore(context, known, evolution, leads=True)
     take_lead(runner, context.progress)
     return runner
 
@@ -173,10 +97,10 @@ def open_follower(context: ProcessContext, leader: str, *, is_read_only: bool) -
             why=f"{leader} has just started and has not declared its tables yet; retry",
         )
     evolution = compare_definition(known, context.engine)
-    if not is_read_only and not (evolution.is_nothing() and known.sources == tuple(context.sources)):
+    if not is_read_only and not (evolution.is_empty() and known.sources == tuple(context.sources)):
         why = f"{leader} runs another version of the script; stop it, or start this process as read-only and promote it"
         raise Conflict(where=context.meta.path(PIPELINE), why=why)
-    return _restored(context, known, evolution, leads=False)
+    return _restore(context, known, evolution, leads=False)
 
 
 def take_lead(runner: Runner, progress: OnProgress) -> None:
@@ -186,7 +110,7 @@ def take_lead(runner: Runner, progress: OnProgress) -> None:
         runner, compare_definition(runner.definition if runner.definition.generation else None, runner.machine.engine)
     )
     if runner.time == 0:
-        Backfill(runner, runner.definition.away("hydrating"), nullcontext()).run()
+        Backfill(runner, runner.definition.list_away(ComponentState.HYDRATING), nullcontext()).run()
     _complete(runner, progress)
     _end_strays(runner)
     if runner.time == 0:
@@ -195,22 +119,7 @@ def take_lead(runner: Runner, progress: OnProgress) -> None:
         )
 
 
-def _runner(context: ProcessContext, definition: Definition, machine: Machine) -> Runner:
-    return Runner(
-        meta=context.meta,
-        members=Members(context.shards, definition),
-        machine=machine,
-        journal=context.journal,
-        checkpoints=context.checkpoints,
-        writer=context.writer,
-        sources=context.sources,
-        runtime=context.runtime,
-        settings=context.settings,
-        observer=context.observer,
-    )
-
-
-def _fresh(context: ProcessContext) -> Runner:
+def _create(context: ProcessContext) -> Runner:
     if context.journal.upper or context.checkpoints.entries():
         why = "the pipeline's definition is missing, although the storage has transactions"
         raise RecordDamaged(path=context.meta.path(PIPELINE), why=why)
@@ -218,24 +127,24 @@ def _fresh(context: ProcessContext) -> Runner:
         Generation(0), {}, {}, tuple(context.sources), context.engine.fingerprint, context.runtime.new_id()
     )
     context.shards.create(definition.errors, ERRORS_SCHEMA, context.writer)
-    return _runner(context, definition, Machine(context.engine, context.store, Tables({}, context.store), [], 0))
+    return Runner(context, definition, Machine(context.engine, context.store, Tables({}, context.store), [], Time(0)))
 
 
-def _restored(context: ProcessContext, known: Definition, evolution: Evolution, *, leads: bool) -> Runner:
+def _restore(context: ProcessContext, known: Definition, evolution: Evolution, *, leads: bool) -> Runner:
     members = Members(context.shards, known)
     committed, bound = context.journal.committed_upper, context.journal.upper
     changed = {*evolution.tables_new, *evolution.tables_widened, *evolution.tables_back}
     tables = {name: table for name, table in context.engine.tables.items() if name not in changed}
-    stable = {name: view for name, view in known.live().items() if name not in evolution.views_gone}
-    state = _state(context, known, tables, committed)
-    late = set() if state is None else _kept(known, tables) - state.shards.keys()
+    stable = {name: view for name, view in known.live_views().items() if name not in evolution.views_gone}
+    state = _restore_state(context, known, tables, committed)
+    late = set() if state is None else _find_kept(known, tables) - state.shards.keys()
     """Tables that were declared after the checkpoint: their shards have no earlier times."""
     if state is None:
-        machine = _rebuilt(context, members, tables, stable, committed)
+        machine = _rebuild_machine(context, members, tables, stable, Time(committed))
     else:
         before = {name: table for name, table in tables.items() if name not in late}
-        machine = _from_state(context, before, stable, state)
-    runner = _runner(context, known, machine)
+        machine = _build_machine(context, before, stable, state)
+    runner = Runner(context, known, machine)
     check_times(machine.time, committed, bound, context.journal.path)
     began_s = told_s = context.runtime.monotonic_s()
     first = machine.time
@@ -246,19 +155,19 @@ def _restored(context: ProcessContext, known: Definition, evolution: Evolution, 
         bound - committed,
     )
     while machine.time < committed:
-        stretch = runner.stretch(committed)
+        stretch = runner.read_stretch(committed)
         check_replay(runner.discard_diverged(runner.replay(stretch), stretch.recorded), stretch.recorded)
         runner.finish_replay(stretch, "replayed")
         context.progress("replay", stretch.upper - first, committed - first)
         if (now_s := context.runtime.monotonic_s()) - told_s >= _TOLD_EVERY_S:
             told_s = now_s
-            logger.info("replayed those below %d, of %d", machine.time, committed)
+            logger.info("replayed %d of %d transactions", machine.time - first, committed - first)
     if machine.time > first:
         took_s = context.runtime.monotonic_s() - began_s
         logger.info("replayed the transactions from %d to %d in %.1f s", first, machine.time - 1, took_s)
     for name in sorted(late):
         machine.tables.add(tables[name])
-        for piece in members.table_pieces(name, machine.time) if tables[name].key else ():
+        for piece in members.read_table_pieces(name, machine.time) if tables[name].key else ():
             machine.tables.settle({name: piece}, None)
     if not leads:
         runner.set_lost(())  # a follower computes them in place
@@ -266,7 +175,7 @@ def _restored(context: ProcessContext, known: Definition, evolution: Evolution, 
     return runner
 
 
-def _state(
+def _restore_state(
     context: ProcessContext, known: Definition, tables: Mapping[str, DeclaredTable], committed: int
 ) -> MachineState | None:
     """The state of the newest intact checkpoint; None if all state must be recomputed."""
@@ -275,31 +184,33 @@ def _state(
             context.writer, lambda verified: context.progress("restore", verified.bytes, verified.bytes_all)
         )
     except CheckpointDamaged:
-        logger.exception("no checkpoint is intact: all state is computed anew from the tables")
+        logger.exception("no checkpoint is intact; computing all state from the tables")
         return None
     if restored is None:
         if committed:
-            logger.warning("no checkpoint yet: computing all state from the tables")
+            logger.warning("the storage has no checkpoint; computing all state from the tables")
         return None
-    return _fitting(restored, known, tables)
+    return _select_state(restored, known, tables)
 
 
-def _fitting(restored: Restored, known: Definition, tables: Mapping[str, DeclaredTable]) -> MachineState | None:
+def _select_state(restored: Restored, known: Definition, tables: Mapping[str, DeclaredTable]) -> MachineState | None:
     for skipped in restored.skipped:
         logger.error("checkpoint %d is damaged and was not used: %s", skipped.entry.number, skipped.error)
     state = unseal(restored.state, MachineState, f"state of checkpoint {restored.entry.number}")
     moved = [name for name in tables if name in state.shards and known.tables[name].shard != state.shards[name]]
     if moved:
-        logger.warning("the tables %s changed since the checkpoint: recomputing all state", moved)
+        logger.warning(
+            "the tables %s have other shards than in the checkpoint; computing all state from the tables", moved
+        )
         return None
     return state
 
 
-def _kept(known: Definition, tables: Mapping[str, DeclaredTable]) -> set[str]:
+def _find_kept(known: Definition, tables: Mapping[str, DeclaredTable]) -> set[str]:
     return {name for name in tables if known.tables[name].shard}
 
 
-def _from_state(
+def _build_machine(
     context: ProcessContext, tables: Mapping[str, DeclaredTable], stable: Mapping[str, ViewRecord], state: MachineState
 ) -> Machine:
     cohorts: list[Cohort] = []
@@ -310,19 +221,19 @@ def _from_state(
     return Machine(context.engine, context.store, Tables(tables, context.store, state.tables), cohorts, state.time)
 
 
-def _rebuilt(
+def _rebuild_machine(
     context: ProcessContext,
     members: Members,
     tables: Mapping[str, DeclaredTable],
     stable: Mapping[str, ViewRecord],
-    time: int,
+    time: Time,
 ) -> Machine:
     """A machine from the tables' shards; if a table is not kept, an empty one, to replay from transaction 0 on."""
     engine, store = context.engine, context.store
     if all(table.is_kept for table in tables.values()):
         return Machine(engine, store, hydrate_tables(tables, store, members, time), [], time)
     cohorts = [engine.cohort([*stable], store, None)] if stable else []
-    return Machine(engine, store, Tables(tables, store), cohorts, 0)
+    return Machine(engine, store, Tables(tables, store), cohorts, Time(0))
 
 
 def _hydrate_missing(runner: Runner, stable: Mapping[str, ViewRecord], progress: OnProgress) -> None:
@@ -358,20 +269,22 @@ def _evolve(runner: Runner, evolution: Evolution) -> None:
     is_same = definition.sources == tuple(runner.sources) and is_fed_as_recorded(
         definition, engine.tables, runner.sources
     )
-    if evolution.is_nothing() and is_same:
+    if evolution.is_empty() and is_same:
         return
-    tables = fed_tables(definition, engine.tables, runner.sources, runner.journal.positions())
+    tables = assign_sources(definition, engine.tables, runner.sources, runner.journal.positions())
     if runner.time:
         check_computable(engine, evolution.views_new)
     for name in (*evolution.tables_new, *evolution.tables_widened, *evolution.tables_back):
-        tables[name] = _table(runner, engine.tables[name], tables.get(name))
+        tables[name] = _create_table(runner, engine.tables[name], tables.get(name))
     known = definition.views
-    away = Away("hydrating", runner.time - 1, "it is computed from the tables", runner.runtime.wall_s())
+    away = Away(
+        ComponentState.HYDRATING, runner.time - 1, "the view is computed from its tables", runner.runtime.wall_s()
+    )
     views = {name: known[name] for name in known if name not in evolution.views_gone}
     for name in evolution.views_keyed:
-        views[name] = msgspec.structs.replace(views[name], key=stored_key(engine.views[name]))
+        views[name] = msgspec.structs.replace(views[name], key=to_stored_key(engine.views[name]))
     for name in evolution.views_new:
-        views[name] = view_record(engine, name, known[name].shard if name in known else "", away)
+        views[name] = make_view_record(engine, name, known[name].shard if name in known else "", away)
     runner.change(
         tables=tables,
         sources=tuple(runner.sources),
@@ -389,14 +302,14 @@ def _end_strays(runner: Runner) -> None:
     Only the leader makes backfills, and earlier leaders are fenced.
     """
     definition = runner.definition
-    named = {*definition.members(), *(table.shard for table in definition.tables.values())}
+    named = {*definition.list_members(), *(table.shard for table in definition.tables.values())}
     named |= {view.shard for view in definition.views.values()}
-    named |= held_by_sinks(runner.meta, runner.runtime, runner.settings)
+    named |= find_shards_of_sinks(runner.meta, runner.runtime, runner.settings)
     for name in runner.members.shards.names():
         if name not in named and not runner.members.shard(name).log.read().state.finalized:
-            logger.warning("finalizing shard %s, which an interrupted computation left behind", name)
+            logger.warning("finalizing shard %s, which an interrupted backfill left behind", name)
             runner.members.shard(name).finalize(runner.writer)
-    for shard in runner.members.all().values():
+    for shard in runner.members.open_all().values():
         for hold in shard.holds:
             if hold.startswith(HOLDS) and hold != hold_name(runner.writer):
                 logger.warning(
@@ -405,7 +318,7 @@ def _end_strays(runner: Runner) -> None:
                 shard.release(hold)
 
 
-def _table(runner: Runner, table: DeclaredTable, known: TableRecord | None) -> TableRecord:
+def _create_table(runner: Runner, table: DeclaredTable, known: TableRecord | None) -> TableRecord:
     """Create the table's shard with its content, and add the table to the machine."""
     runner.machine.tables.add(table)
     shard = ""
@@ -414,22 +327,22 @@ def _table(runner: Runner, table: DeclaredTable, known: TableRecord | None) -> T
         made = runner.members.create(shard, table.schema, runner.writer)
         if runner.time:
             held = Pending(runner.time - 1, runner.writer)
-            for piece in _held(runner, table, known):
+            for piece in _read_known_content(runner, table, known):
                 held.store(runner.members)  # the previous piece
                 held.put({shard: piece})
                 runner.machine.tables.settle({table.name: piece}, None)
             held.fill([made], runner.members)
-    schema, source = table.schema.serialize().to_pybytes(), feeding(runner.sources)[table.name]
+    schema, source = table.schema.serialize().to_pybytes(), map_tables_to_sources(runner.sources)[table.name]
     if known is not None:
         return msgspec.structs.replace(known, schema=schema, shard=shard)
     return TableRecord(schema, table.key, table.connector, shard, source=source)
 
 
-def _held(runner: Runner, table: DeclaredTable, known: TableRecord | None) -> Iterator[pa.Table]:
+def _read_known_content(runner: Runner, table: DeclaredTable, known: TableRecord | None) -> Iterator[pa.Table]:
     """The content of the table, with NULL in new columns."""
     if known is not None and known.shard:
         before = runner.members.shard(known.shard)
-        for piece in runner.members.pieces(before, before.upper):
+        for piece in runner.members.read_pieces(before, before.upper):
             yield align_columns(piece, pa.schema([*table.schema, piece.schema.field(DIFF)]))
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from evertide.errors import EvertideError, OutcomeUnknown, StorageForbidden, StorageFull, Unavailable
-from evertide.pipeline.replicas.ownership import Role, register_as
+from evertide.pipeline.replicas.ownership import ProcessRole, register_as
 from evertide.pipeline.status.process_state import ProcessState
 from evertide.runtime import Runtime
 from evertide.scratch import using_system
@@ -41,16 +41,16 @@ class StorageWait:
         self._settings = settings
 
     def __call__(self, call: Callable[[], _T]) -> _T:
-        answer = _until_answered(call, self._stopping, self._settings, self._waits)
+        answer = _retry_until_answered(call, self._stopping, self._settings, self._report_wait)
         self._process_state.clear_storage_wait()
         return answer
 
-    def _waits(self, error: EvertideError) -> None:
+    def _report_wait(self, error: EvertideError) -> None:
         self._process_state.report_storage_wait(error)
         self._check()
 
 
-def _until_answered(
+def _retry_until_answered(
     call: Callable[[], _T],
     stopping: threading.Event,
     settings: Settings,
@@ -64,17 +64,17 @@ def _until_answered(
         except (StorageFull, StorageForbidden):
             raise
         except (Unavailable, OutcomeUnknown) as error:
-            logger.warning("opening waits for storage: %s", error)
+            logger.warning("the opening of the pipeline waits for storage: %s", error)
             waits(error)
             note_step()  # waiting is not a hang
             stopping.wait(settings.retry_wait_max_s)
 
 
 def register_with_retry(
-    role: Role, meta: Meta, stopping: threading.Event, *, runtime: Runtime, settings: Settings
+    role: ProcessRole, meta: Meta, stopping: threading.Event, *, runtime: Runtime, settings: Settings
 ) -> Writer:
     """A registration whose answer was lost is ended by the next try, or ends for lack of heartbeats."""
     instance = runtime.new_id()
-    return _until_answered(
+    return _retry_until_answered(
         lambda: register_as(role, meta, runtime=runtime, settings=settings, instance=instance), stopping, settings
     )

@@ -9,12 +9,13 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from evertide.checkpoint.records import CatalogEntry
-from evertide.errors import EvertideError, Fenced, GenerationMoved, NotAllowedNow
+from evertide.errors import EvertideError, Fenced, GenerationMoved, NotAllowedNow, OutcomeUnknown, Unavailable
 from evertide.pipeline.backfill.scheduler import BackfillScheduler
 from evertide.pipeline.maintenance.checkpointer import Checkpointer
-from evertide.pipeline.recovery.opening import ProcessContext
+from evertide.pipeline.process_context import ProcessContext
 from evertide.pipeline.replicas.ownership import read_live_holder
 from evertide.pipeline.sinks.delivery_threads import DeliveryThreads, PreparedSinks
 from evertide.pipeline.status.source_record import SourceReporter, read_source_records
@@ -47,6 +48,7 @@ class LeaderTasks:
         self._context = context
         self._runner = runner
         self._turn = turn
+        self._stopping = stopping
         self._reporter = reporter
         self._sinks = sinks
         self._has_threads = threads
@@ -62,24 +64,24 @@ class LeaderTasks:
     def is_active(self) -> bool:
         return self.delivery_threads is not None
 
-    def begin(self, *, anew: bool = False) -> None:
-        """Start the leader's work. `anew`: another process led meanwhile, so the sinks' records are read again."""
+    def begin(self, *, has_another_led: bool = False) -> None:
+        """Start the leader's work. If another process led meanwhile, the records of the sinks are read again."""
         context = self._context
         with self._turn:  # if storage does not answer here, nothing has started, and the caller retries
-            sinks = self._sinks.reload() if anew or self._is_tried else self._sinks
+            sinks = self._sinks.reload() if has_another_led or self._is_tried else self._sinks
             self._is_tried = True
             delivery_threads = DeliveryThreads(
                 sinks, lambda: self._runner.members, self._turn, context.journal, context.observer
             )
             self.checkpointer.refresh()
         self.delivery_threads = delivery_threads
-        self._reporter.watch_sinks(lambda: delivery_threads.healths(self._runner.time - 1))
+        self._reporter.watch_sinks(lambda: delivery_threads.list_healths(self._runner.time - 1))
         self._reporter.watch_warnings(lambda: [*self._failures(), *self.troubles()])
-        self._reporter.begun(threads=self._has_threads)
+        self._reporter.begin(threads=self._has_threads)
         if self._has_threads:
-            self._maintenance = Maintenance(context.shards, context.writer, context.checkpoints.pinned).start()
+            self._maintenance = Maintenance(context.shards, context.writer, context.checkpoints.find_pins).start()
             delivery_threads.start()
-        self.backfills.begin()
+        self.backfills.start_due()
 
     def watch_feeds(self, look: Callable[[], Iterable[Problem]]) -> None:
         """Report why live clients are not served. Any thread may call `look`, which must not block."""
@@ -92,10 +94,16 @@ class LeaderTasks:
             raise NotAllowedNow(
                 where="checkpoint", why="only the leader makes checkpoints; send this request to the leader"
             )
-        catch_up()
-        if not self.checkpointer.is_due() and self.checkpointer.last is not None:
-            return self.checkpointer.last
-        return self.checkpointer.checkpoint(catch_up)
+        try:
+            catch_up()
+            if not self.checkpointer.is_due() and self.checkpointer.last is not None:
+                return self.checkpointer.last
+            return self.checkpointer.checkpoint(catch_up)
+        except (Unavailable, OutcomeUnknown) as error:
+            if not self._stopping.is_set():
+                raise
+            why = "the pipeline stops without a checkpoint; nothing is lost, and the next start replays more"
+            raise replace(error, why=f"{error.why}; {why}") from error
 
     def try_checkpoint(self, catch_up: Callable[[], object]) -> None:
         """Make the checkpoint that is due, if any. If it fails, transactions continue, and the next round retries."""
@@ -105,12 +113,19 @@ class LeaderTasks:
             except EvertideError as error:
                 if isinstance(error, Fenced) and not isinstance(error, GenerationMoved):
                     raise
-                logger.warning("no checkpoint was made: %s", error)
+                logger.warning("could not make a checkpoint; the next round retries: %s", error)
+
+    def retry(self, view: str) -> None:
+        """Recompute a failed view, and wait for the result."""
+        if not self.is_active:
+            why = "only the leader recomputes views; send this request to the leader"
+            raise NotAllowedNow(where=f"view {view!r}", why=why)
+        self.backfills.retry(view)
 
     def deliver_once(self) -> None:
         if self.delivery_threads is not None:
-            self.delivery_threads.once()
-            self._reporter.once()
+            self.delivery_threads.deliver_all()
+            self._reporter.write_if_changed()
 
     def has_delivered(self, time: int) -> bool:
         """Whether every sink that can continue has received all transactions up to `time`."""
@@ -119,7 +134,7 @@ class LeaderTasks:
     def sink_statuses(self, time: int) -> tuple[SinkStatus, ...]:
         """A process that does not lead reads what the leader recorded."""
         if self.delivery_threads is not None:
-            return self.delivery_threads.statuses(time)
+            return self.delivery_threads.list_statuses(time)
         meta, runtime, settings = self._context.meta, self._context.runtime, self._context.settings
         told = retry_read(lambda: read_source_records(meta), runtime, settings)
         held = read_live_holder(meta, runtime, settings)
@@ -141,10 +156,10 @@ class LeaderTasks:
         running = (self._maintenance, self.backfills, self.delivery_threads, self._reporter)
         return [one for thread in running if thread is not None for one in thread.troubles()]
 
-    def ended(self) -> list[str]:
+    def list_ended(self) -> list[str]:
         """The names of threads that have ended unexpectedly."""
         running = (self._maintenance, self.delivery_threads, self._reporter)
-        return [name for thread in running if thread is not None for name in thread.ended()]
+        return [name for thread in running if thread is not None for name in thread.list_ended()]
 
     def stop(self) -> None:
         for thread in (self._maintenance, self.backfills, self.delivery_threads, self._reporter):

@@ -18,7 +18,15 @@ from __future__ import annotations
 import logging
 
 from evertide.errors import Conflict, NotAllowedNow
-from evertide.pipeline.replicas.ownership import FOLLOWING, RUNNING, Leader, end_registration, is_gone, read_leader
+from evertide.pipeline.replicas.ownership import (
+    FOLLOWING,
+    RUNNING,
+    Leader,
+    ReplicaRole,
+    end_registration,
+    is_gone,
+    read_leader,
+)
 from evertide.runtime import Runtime
 from evertide.settings import Settings
 from evertide.store.meta import Guard, Meta, Write
@@ -26,6 +34,7 @@ from evertide.store.paths import LEADER, writer_key
 from evertide.store.retry import commit_until_known, retry_read, truncate_sometimes
 from evertide.store.sealed import seal
 from evertide.store.writers import Registration, Writer, read_registrations
+from evertide.types import SequenceNumber
 
 __all__ = ["Leadership", "promote"]
 
@@ -42,9 +51,10 @@ class Leadership:
         self._may_take = may_take
 
     @property
-    def role(self) -> str:
-        """`leads`, `follows` or `read-only`."""
-        return "leads" if self.is_leader else "follows" if self._may_take else "read-only"
+    def role(self) -> ReplicaRole:
+        if self.is_leader:
+            return ReplicaRole.LEADS
+        return ReplicaRole.FOLLOWS if self._may_take else ReplicaRole.READ_ONLY
 
     def try_acquire(self) -> bool:
         """Take the lead if no live process has it."""
@@ -55,7 +65,7 @@ class Leadership:
             self.is_leader = self._is_vacant(leader) and self._take(number, leader)
         return self.is_leader
 
-    def leader(self) -> Registration | None:
+    def read_registration(self) -> Registration | None:
         """The leader's registration; None if the leader is not registered."""
         _, leader = retry_read(lambda: read_leader(self._meta), self._runtime, self._settings)
         known = retry_read(lambda: read_registrations(self._meta), self._runtime, self._settings)
@@ -71,10 +81,10 @@ class Leadership:
             self._writer.is_heard and is_gone(self._meta, known, self._runtime, self._settings)
         ):
             return False
-        logger.warning("the leader, process %d on %s, is gone", known.pid, known.host)
+        logger.warning("the leader, process %d on %s, has ended or sends no heartbeat", known.pid, known.host)
         return end_registration(self._meta, known, self._runtime, self._settings)
 
-    def _take(self, number: int, before: Leader | None) -> bool:
+    def _take(self, number: SequenceNumber, before: Leader | None) -> bool:
         guards = [self._writer.guards()[0]]
         if before is not None:
             guards.append(Guard(writer_key(before.writer), 0))
@@ -92,28 +102,26 @@ def promote(meta: Meta, writer: str, *, runtime: Runtime, settings: Settings) ->
     """Make a read-only replica the leader: `writer`, or the only one. All replicas that can write are fenced."""
     known = retry_read(lambda: read_registrations(meta), runtime, settings)
     alive = {name: one for name, one in known.items() if not one.has_ended()}
-    chosen = _chosen(meta, {name: one for name, one in alive.items() if one.label == FOLLOWING}, writer)
+    chosen = _choose(meta, {name: one for name, one in alive.items() if one.label == FOLLOWING}, writer)
     for name, other in known.items():
         if name != chosen.writer and other.label == RUNNING:
-            logger.warning("process %d on %s is fenced", other.pid, other.host)
+            logger.warning("the promotion fences process %d on %s", other.pid, other.host)
             while not end_registration(meta, other, runtime, settings):
                 pass  # a heartbeat came in between: retry
     number, _ = retry_read(lambda: read_leader(meta), runtime, settings)
     made = Leader(chosen.writer, runtime.wall_s(), runtime.new_id())
     guards = [Guard(writer_key(chosen.writer), 1)]
     if commit_until_known(meta, [Write(LEADER, number, seal(made))], guards, runtime, settings) is not None:
-        raise Conflict(where=meta.path(LEADER), why="another process took the lead at the same time")
+        raise Conflict(where=meta.path(LEADER), why="another process took the lead at the same time; retry")
     return chosen
 
 
-def _chosen(meta: Meta, following: dict[str, Registration], writer: str) -> Registration:
+def _choose(meta: Meta, following: dict[str, Registration], writer: str) -> Registration:
     told = ", ".join(f"{name} (process {one.pid} on {one.host})" for name, one in sorted(following.items())) or "none"
     if writer and writer not in following:
         why = f"{writer!r} is not a running read-only replica; running read-only replicas: {told}"
         raise NotAllowedNow(where=meta.path(LEADER), why=why)
     if not writer and len(following) != 1:
-        why = (
-            f"name the replica to promote unless exactly one read-only replica runs; running read-only replicas: {told}"
-        )
+        why = f"name the replica to promote: {told}" if following else "no read-only replica runs; start one"
         raise NotAllowedNow(where=meta.path(LEADER), why=why)
     return following[writer] if writer else next(iter(following.values()))

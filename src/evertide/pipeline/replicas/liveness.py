@@ -1,7 +1,8 @@
-"""`Liveness`: whether a process that runs a pipeline is alive. Whether it is healthy is the matter of `status`.
+"""`Liveness`: whether a process that runs a pipeline is alive. `status` says whether it is healthy.
 
-1. A process is alive if all its threads run, and its loop came round, or the current phase made a step
-   (`evertide.threads.steps`), within `hang_after_s`. Tasks that Spark finished count as steps.
+1. A process is alive if all its threads run and, within `hang_after_s`, its loop (`evertide.pipeline.transaction.loop`)
+   began a new round, or the current phase made a step (`evertide.threads.steps`). Tasks that Spark finished count as
+   steps.
 2. A process that waits for input, for storage or for the end of a pause is alive.
 3. The check reads memory only, and Spark's progress after half of `hang_after_s`, so it works during a storage outage.
 4. A leader that hangs stops its heartbeat, so that another replica takes the lead (decision 15). This applies from the
@@ -88,38 +89,38 @@ class Liveness:
     def report(self) -> LivenessReport:
         current = self._current()
         ended = sorted(self._ended())
-        why = f"the threads {ended} have ended: see the log" if ended else self.find_hang()
+        why = f"the threads {ended} have ended; the log has the error" if ended else self.find_hang()
         return LivenessReport(not why, why, current.phase.value, current.time, self._clock() - current.since_s)
 
     def find_hang(self) -> str:
         """Why this process hangs; empty if it does not."""
-        if self._still_s() > self._hang_after_s / 2 and (seen := self._activity()) != self._seen:
+        if self._measure_pause_s() > self._hang_after_s / 2 and (seen := self._activity()) != self._seen:
             self._seen = seen
             self.note_step()
-        still_s, current = self._still_s(), self._current()
+        still_s, current = self._measure_pause_s(), self._current()
         if still_s <= self._hang_after_s:
             return ""
         if current.phase is Phase.OPEN:
             return f"{current.what} has made no step for {still_s:.0f} s"
         if current.phase is not Phase.WAIT:
-            return f"transaction {current.time} is in phase {current.phase.value!r} for {still_s:.0f} s without a step"
-        return f"the loop has not come round for {still_s:.0f} s"
+            return f"transaction {current.time} has made no step in phase {current.phase.value!r} for {still_s:.0f} s"
+        return f"the loop has made no step for {still_s:.0f} s"
 
     def find_stall(self, after_s: float) -> tuple[str, float] | None:
         """Why the next transaction is not bound (S1), and for how long; None if it is not stalled.
 
         Opening makes long steps (Spark analyzes views), so opening is stalled only once it hangs.
         """
-        current, still_s = self._current(), self._still_s()
+        current, still_s = self._current(), self._measure_pause_s()
         if current.phase is Phase.OPEN:
             why = self.find_hang()
             return (why, still_s) if why else None
         if current.phase not in (Phase.READ, Phase.BIND) or still_s <= after_s:
             return None
         what = "its sources are read" if current.phase is Phase.READ else "it is bound"
-        return f"transaction {current.time} does not get on while {what}: a call does not return", still_s
+        return f"transaction {current.time} makes no progress while {what}: a call does not return", still_s
 
-    def _still_s(self) -> float:
+    def _measure_pause_s(self) -> float:
         """The time since the last sign of progress; 0 if no loop runs."""
         current, now_s = self._current(), self._clock()
         if current.phase is not Phase.WAIT:
@@ -140,7 +141,7 @@ class HeartbeatGate:
     def __call__(self) -> str:
         why = self._liveness.find_hang() if self._leads() else ""
         if why and not self._is_on:
-            logger.error("no heartbeat, so that another replica can take the lead: %s", why)
+            logger.error("withholding the heartbeat, so that another replica can take the lead: %s", why)
         self._is_on = bool(why)
         return why
 
@@ -158,7 +159,7 @@ class HangLog(Ticker):
         if why and not self._is_logged:
             logger.error("this process hangs: %s (hang_after_s); a call to storage or to Spark may not return", why)
         elif self._is_logged and not why:
-            logger.warning("this process makes steps again")
+            logger.warning("this process makes progress again")
         self._is_logged = bool(why)
         return True
 

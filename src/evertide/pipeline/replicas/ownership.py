@@ -24,12 +24,14 @@ from evertide.store.paths import LEADER, beat_key, writer_key
 from evertide.store.retry import commit_until_known, retry_read
 from evertide.store.sealed import unseal
 from evertide.store.writers import Beat, Registration, Writer, end_silent_writers, read_registrations
+from evertide.types import SequenceNumber
 
 __all__ = [
     "FOLLOWING",
     "RUNNING",
     "Leader",
-    "Role",
+    "ProcessRole",
+    "ReplicaRole",
     "check_free",
     "end_registration",
     "is_gone",
@@ -47,9 +49,17 @@ FOLLOWING = "read-only"
 """The label of a read-only replica, which does not write until it is promoted."""
 
 
-class Role(enum.Enum):
+class ProcessRole(enum.Enum):
     ALONE = "alone"
     REPLICA = "replica"
+    READ_ONLY = "read-only"
+
+
+class ReplicaRole(enum.StrEnum):
+    """What a replica does now; `ProcessRole` is what it was started as."""
+
+    LEADS = "leads"
+    FOLLOWS = "follows"
     READ_ONLY = "read-only"
 
 
@@ -60,23 +70,25 @@ class Leader(msgspec.Struct, frozen=True):
     """A unique id, by which a writer recognizes its own commit after an unknown outcome."""
 
 
-def read_leader(meta: Meta) -> tuple[int, Leader | None]:
+def read_leader(meta: Meta) -> tuple[SequenceNumber, Leader | None]:
     """The number of the record, and the record."""
     record = meta.head(LEADER)
-    return (0, None) if record is None else (record.seqno, unseal(record.data, Leader, meta.path(LEADER)))
+    if record is None:
+        return SequenceNumber(0), None
+    return record.seqno, unseal(record.data, Leader, meta.path(LEADER))
 
 
 def take_over(meta: Meta, *, runtime: Runtime, settings: Settings, instance: str = "") -> Writer:
     """Register as the only process that runs the pipeline. `Conflict` if another process runs or repairs it."""
     retry_read(lambda: end_silent_writers(meta, runtime=runtime, settings=settings), runtime, settings)
-    for other in (*_running(meta, runtime, settings), *_repairing(meta, runtime, settings)):
+    for other in _read_holders(meta, runtime, settings):
         if not other.has_ended():
-            raise _held(meta, other)
+            raise _make_conflict(meta, other)
         end_registration(meta, other, runtime, settings)
     writer = Writer.register(meta, runtime=runtime, settings=settings, label=RUNNING, instance=instance)
     others = [
         other
-        for other in (*_running(meta, runtime, settings), *_repairing(meta, runtime, settings))
+        for other in _read_holders(meta, runtime, settings)
         if other.writer != writer.id and not _is_same(other, instance)
     ]
     if others:  # two registered at the same moment: only one that sees no other may continue
@@ -84,24 +96,24 @@ def take_over(meta: Meta, *, runtime: Runtime, settings: Settings, instance: str
         other = others[0]
         raise Conflict(
             where=meta.path(writer_key(other.writer)),
-            why=f"process {other.pid} on {other.host} has just started to run the pipeline",
+            why=f"process {other.pid} on {other.host} has started to run the pipeline at the same moment; retry",
         )
     return writer
 
 
-def register_as(role: Role, meta: Meta, *, runtime: Runtime, settings: Settings, instance: str = "") -> Writer:
+def register_as(role: ProcessRole, meta: Meta, *, runtime: Runtime, settings: Settings, instance: str = "") -> Writer:
     """Register in a role. A registration that an earlier try of unknown outcome made as `instance` is ended."""
     for other in retry_read(lambda: read_registrations(meta), runtime, settings).values():
         if _is_same(other, instance):
             end_registration(meta, other, runtime, settings)
-    if role is Role.ALONE:
+    if role is ProcessRole.ALONE:
         return take_over(meta, runtime=runtime, settings=settings, instance=instance)
-    label = FOLLOWING if role is Role.READ_ONLY else RUNNING
+    label = FOLLOWING if role is ProcessRole.READ_ONLY else RUNNING
     writer = Writer.register(meta, runtime=runtime, settings=settings, label=label, instance=instance)
-    for other in _repairing(meta, runtime, settings):
-        if not is_gone(meta, other, runtime, settings):
+    for other in _read_holders(meta, runtime, settings):
+        if other.label == REPAIRING and not is_gone(meta, other, runtime, settings):
             writer.unregister()
-            raise _held(meta, other)
+            raise _make_conflict(meta, other)
     return writer
 
 
@@ -111,9 +123,9 @@ def _is_same(other: Registration, instance: str) -> bool:
 
 def check_free(meta: Meta, runtime: Runtime, settings: Settings) -> None:
     """Raise `Conflict` if a live process runs or repairs the pipeline. Nothing is changed."""
-    for other in (*_running(meta, runtime, settings), *_repairing(meta, runtime, settings)):
+    for other in _read_holders(meta, runtime, settings):
         if not is_gone(meta, other, runtime, settings):
-            raise _held(meta, other)
+            raise _make_conflict(meta, other)
 
 
 def read_holder(meta: Meta) -> Registration | None:
@@ -141,24 +153,23 @@ def is_gone(meta: Meta, other: Registration, runtime: Runtime, settings: Setting
     return runtime.wall_s() - beat.beat_at_s > other.ttl_s
 
 
-def _held(meta: Meta, other: Registration) -> Conflict:
+def _make_conflict(meta: Meta, other: Registration) -> Conflict:
     work, then = (
-        ("repairs the storage", "wait until it ends") if other.label == REPAIRING else ("runs it", "stop it first")
+        ("repairs the storage", "wait until it ends")
+        if other.label == REPAIRING
+        else ("runs the pipeline", "stop it first")
     )
     why = f"process {other.pid} on {other.host} {work} (writer {other.writer}); {then}"
     return Conflict(where=meta.path(writer_key(other.writer)), why=why)
 
 
-def _running(meta: Meta, runtime: Runtime, settings: Settings) -> list[Registration]:
+def _read_holders(meta: Meta, runtime: Runtime, settings: Settings) -> list[Registration]:
+    """The processes that run the pipeline, then those that repair the storage."""
     known = retry_read(lambda: read_registrations(meta), runtime, settings)
     _, leader = retry_read(lambda: read_leader(meta), runtime, settings)
     leads = leader.writer if leader is not None else ""  # a promoted replica keeps the label read-only
-    return [other for other in known.values() if other.label == RUNNING or other.writer == leads]
-
-
-def _repairing(meta: Meta, runtime: Runtime, settings: Settings) -> list[Registration]:
-    known = retry_read(lambda: read_registrations(meta), runtime, settings)
-    return [other for other in known.values() if other.label == REPAIRING]
+    running = [other for other in known.values() if other.label == RUNNING or other.writer == leads]
+    return running + [other for other in known.values() if other.label == REPAIRING]
 
 
 def end_registration(meta: Meta, other: Registration, runtime: Runtime, settings: Settings) -> bool:

@@ -28,7 +28,7 @@ from evertide.errors import (
 from evertide.journal.records import Committed
 from evertide.journal.replay import ReplayGroup, ReplayResult, check_replay
 from evertide.pipeline.definition import Definition, Evolution, compare_definition, read_definition
-from evertide.pipeline.recovery.divergence import Backoff
+from evertide.pipeline.recovery.divergence import RecomputationBackoff
 from evertide.pipeline.recovery.hydration import ContentDigests, find_differing_views, hydrate_cohort
 from evertide.pipeline.transaction.runner import Runner
 from evertide.store.paths import GENERATION
@@ -45,7 +45,7 @@ class PeerFollower:
     def __init__(self, runner: Runner, leads: Callable[[], bool] = lambda: True) -> None:
         self._runner = runner
         self._leads = leads
-        self._backoff = Backoff(runner.settings.retry_view_s)
+        self._backoff = RecomputationBackoff(runner.settings.retry_view_s)
         self._taken = 0
         """The generation whose views the machine has."""
         self._stretch: ReplayGroup | None = None
@@ -68,12 +68,15 @@ class PeerFollower:
             self._adopt()
             self._recover()
             while runner.time < committed:
-                self._replay(runner.stretch(committed))
+                self._replay(runner.read_stretch(committed))
                 self._recover()
             if self._taken == runner.writer.generation:
                 break
-            if runner.journal.committed_upper == committed and self._number_in_force() == runner.writer.generation:
-                self._align(runner.definition.members())  # nothing was committed since the generation was made
+            if (
+                runner.journal.committed_upper == committed
+                and self._read_generation_number() == runner.writer.generation
+            ):
+                self._align(runner.definition.list_members())  # nothing was committed since the generation was made
                 self._taken = runner.writer.generation
                 self._recover()
         return runner.time - first
@@ -125,9 +128,9 @@ class PeerFollower:
     def _adopt(self) -> None:
         """Adopt the generation in force, if it is not the one that this process knows."""
         runner = self._runner
-        if self._number_in_force() == runner.writer.generation:
+        if self._read_generation_number() == runner.writer.generation:
             return
-        number, made, definition = self._in_force()
+        number, made, definition = self._read_in_force()
         if made.writer == runner.writer.id:  # a change of this process, whose outcome was unknown
             runner.adopt(definition, number)
             self._differs = (compare_definition(definition, runner.machine.engine), definition.sources)
@@ -135,22 +138,22 @@ class PeerFollower:
         if (compare_definition(definition, runner.machine.engine), definition.sources) != self._differs:
             why = f"generation {definition.generation} belongs to another version of the script, which took over"
             raise Fenced(writer=runner.writer.id, why=why)
-        logger.info("adopting generation %d of a peer", definition.generation)
+        logger.info("adopting generation %d, which a peer made", definition.generation)
         runner.adopt(definition, number)
 
-    def _number_in_force(self) -> Generation:
+    def _read_generation_number(self) -> Generation:
         runner = self._runner
         record = retry_read(lambda: runner.meta.head(GENERATION), runner.runtime, runner.settings)
         return Generation(record.seqno if record else 0)
 
-    def _in_force(self) -> tuple[Generation, GenerationRecord, Definition]:
+    def _read_in_force(self) -> tuple[Generation, GenerationRecord, Definition]:
         """The number of the generation's record, the generation, and its definition."""
         runner = self._runner
         while True:
-            number = self._number_in_force()
+            number = self._read_generation_number()
             made = retry_read(lambda: read_generation(runner.meta), runner.runtime, runner.settings)
             _, definition = retry_read(lambda: read_definition(runner.meta), runner.runtime, runner.settings)
-            if made and definition and self._number_in_force() == number:
+            if made and definition and self._read_generation_number() == number:
                 return number, made, definition
 
     def _align(self, shards: Collection[str]) -> None:
@@ -158,7 +161,9 @@ class PeerFollower:
         runner, machine = self._runner, self._runner.machine
         machine.drop_views(lambda name: runner.view_shards.get(name) not in shards)
         live = {
-            name: view for name, view in runner.definition.live().items() if name not in self._differs[0].views_gone
+            name: view
+            for name, view in runner.definition.live_views().items()
+            if name not in self._differs[0].views_gone
         }
         here = machine.views() | runner.lost_views()  # `_recover` handles lost views
         missing = [name for name, view in live.items() if name not in here and view.shard in shards]
@@ -173,7 +178,7 @@ class PeerFollower:
         try:
             cohort = hydrate_cohort(machine, runner.members, views, runner.time, ContentDigests())
         except ViewFailed as error:
-            self._fails(error)
+            self._note_failure(error)
             left = [name for name in views if name not in error.views]
             if left:
                 self._take_in(left)
@@ -181,13 +186,13 @@ class PeerFollower:
         if outcome is None or not outcome.count:
             machine.add(cohort)
             return
-        found, failures = machine.add_late(cohort, outcome.table_deltas(runner.members), outcome.time)
+        found, failures = machine.add_late(cohort, outcome.read_table_deltas(runner.members), outcome.time)
         outcome.add({runner.view_shards[name]: delta for name, delta in found.items()}, failures)
 
-    def _fails(self, error: ViewFailed) -> None:
+    def _note_failure(self, error: ViewFailed) -> None:
         """Note that a view that a peer has computed fails here."""
         runner = self._runner
-        logger.error("a peer computed a view that fails here: %s", error)
+        logger.error("a view that a peer has computed fails in this process: %s", error)
         if runner.outcome is None:
             runner.set_lost([*runner.lost, ViewFailed(views=error.views, time=runner.time - 1, why=error.why)])
         else:
@@ -200,11 +205,11 @@ class PeerFollower:
         if outcome is None:
             self._adopt()
             return False
-        recorded = runner.journal.committed(outcome.time)
+        recorded = runner.journal.read_outcome(outcome.time)
         self._adopt()
         try:
             if self._taken != runner.writer.generation:
-                self._align(recorded.shards if recorded is not None else runner.definition.members())
+                self._align(recorded.shards if recorded is not None else runner.definition.list_members())
             if recorded is None:
                 self._taken = runner.writer.generation
             if recorded is None or not outcome.is_computed:
@@ -222,7 +227,7 @@ class PeerFollower:
     def _compare(self, recorded: Committed) -> None:
         outcome = self._runner.outcome
         if outcome is not None:
-            shards = {name: outcome.stored(name) for name in recorded.shards}
+            shards = {name: outcome.sum_content(name) for name in recorded.shards}
             found = ReplayResult(outcome.time, outcome.sources.all, shards)
             check_replay(self._runner.discard_diverged(found, recorded), recorded)
 
@@ -249,21 +254,21 @@ class PeerFollower:
             raise Recomputing(path=f"state of the views {views}", why=why)
         self._backoff.note_try(now_s)
         logger.warning("recomputing the views %s as of transaction %d", views, runner.time - 1)
-        live = runner.definition.live()  # a view with a new shard joins when that shard begins
+        live = runner.definition.live_views()  # a view with a new shard joins when that shard begins
         left = [name for name in views if name in live and live[name].shard == runner.view_shards.get(name)]
         if left:
             digests = ContentDigests()
             try:
                 cohort = hydrate_cohort(runner.machine, runner.members, left, runner.time, digests)
             except ViewFailed as error:
-                raise self._lost_again(views, error.why) from error
+                raise self._lose_again(views, error.why) from error
             for wrong in find_differing_views(runner.members, digests.all, left, runner.time).values():
                 runner.machine.store.abandoned.extend(part.key for part in cohort.parts())
                 why = f"computed from the tables, {wrong.where} has {wrong.found}, and its shard {wrong.expected}"
-                raise self._lost_again(views, why)
+                raise self._lose_again(views, why)
             runner.machine.add(cohort)
         runner.set_lost(())
 
-    def _lost_again(self, views: Sequence[str], why: str) -> Recomputing:
+    def _lose_again(self, views: Sequence[str], why: str) -> Recomputing:
         self._runner.set_lost([StateDiverged(views=tuple(views), time=self._runner.time - 1, why=why)])
         return Recomputing(path=f"state of the views {list(views)}", why=why)

@@ -18,21 +18,22 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from evertide.errors import EvertideError
-from evertide.pipeline.replicas.ownership import is_gone
-from evertide.pipeline.status.health_record import tell
+from evertide.pipeline.replicas.ownership import ReplicaRole, is_gone
+from evertide.pipeline.status.health_record import write_report
+from evertide.problem import ComponentState
 from evertide.runtime import Runtime
 from evertide.settings import Settings
-from evertide.store.meta import Guard, Meta, Write
-from evertide.store.paths import replica_key, writer_key
+from evertide.store.meta import Meta, Write
+from evertide.store.paths import replica_key
 from evertide.store.retry import commit_until_known, retry_read
 from evertide.store.sealed import unseal
 from evertide.store.writers import read_registrations
 from evertide.threads.ticker import Ticker
 
 if TYPE_CHECKING:
-    from evertide.pipeline.recovery.opening import OnProgress
+    from evertide.pipeline.process_context import OnProgress
 
-__all__ = ["LongWork", "ReplicaRecord", "ReplicaReporter", "ReplicaStatus", "replica_statuses"]
+__all__ = ["LongWork", "ReplicaRecord", "ReplicaReporter", "ReplicaStatus", "read_replica_statuses"]
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +56,7 @@ class LongWork:
 class ReplicaRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     writer: str
     role: str
-    """`leads`, `follows` or `read-only`."""
+    """A `ReplicaRole`."""
     state: str
     time: int
     """The last transaction that the replica has; -1 while it opens."""
@@ -83,7 +84,7 @@ class ReplicaStatus:
 class ReplicaReporter(Ticker):
     def __init__(self, role: Callable[[], str], meta: Meta, writer: str, runtime: Runtime, settings: Settings) -> None:
         super().__init__("evertide-replica", settings.lead_interval_s)
-        self._progress_of: Callable[[], tuple[str, int]] = lambda: ("running", -1)
+        self._progress_of: Callable[[], tuple[str, int]] = lambda: (ComponentState.RUNNING, -1)
         """State and time; the time is -1 until the pipeline is open."""
         self._role = role
         self._meta = meta
@@ -97,7 +98,7 @@ class ReplicaReporter(Ticker):
         """Report the state and the time that `progress` returns; the thread of this reporter calls it."""
         self._progress_of = progress
 
-    def noting(self, progress: OnProgress) -> OnProgress:
+    def wrap_progress(self, progress: OnProgress) -> OnProgress:
         """Wrap `progress` so that this reporter records long work, too."""
 
         def noted(what: str, done: int, of: int) -> None:
@@ -107,23 +108,24 @@ class ReplicaReporter(Ticker):
         return noted
 
     def tick(self) -> bool:
-        now = self._now()
+        now = self._read_progress()
         if now != self._last:
             self._last = now
             role, state, time, work = now
             told_at_s, change = self._runtime.wall_s(), self._runtime.new_id()
             record = ReplicaRecord(self._writer, role, state, time, told_at_s, change, work)
-            registered_still = (Guard(writer_key(self._writer), 1),)
-            tell(self._meta, replica_key(self._writer), record, self._runtime, self._settings, guards=registered_still)
-            if role == "leads":
+            write_report(self._meta, replica_key(self._writer), self._writer, record, self._runtime, self._settings)
+            if role == ReplicaRole.LEADS:
                 self._remove(lambda writer, alive: writer not in alive)
         return True
 
-    def _now(self) -> tuple[str, str, int, LongWork | None]:
+    def _read_progress(self) -> tuple[str, str, int, LongWork | None]:
         state, time = self._progress_of()
         work = self._work
-        if state == "running" and (time < 0 or (work is not None and work.what not in _HYDRATING)):
-            state = "hydrating" if work is not None and work.what in _HYDRATING else "replaying"
+        if state == ComponentState.RUNNING and (time < 0 or (work is not None and work.what not in _HYDRATING)):
+            state = (
+                ComponentState.HYDRATING if work is not None and work.what in _HYDRATING else ComponentState.REPLAYING
+            )
         return self._role(), state, time, work
 
     def stop(self) -> None:
@@ -143,7 +145,9 @@ class ReplicaReporter(Ticker):
             logger.warning("could not delete the status records of replicas that are gone: %s", error)
 
 
-def replica_statuses(meta: Meta, committed: int, runtime: Runtime, settings: Settings) -> tuple[ReplicaStatus, ...]:
+def read_replica_statuses(
+    meta: Meta, committed: int, runtime: Runtime, settings: Settings
+) -> tuple[ReplicaStatus, ...]:
     """All live replicas, the leader first. `committed` is the first time that is not committed."""
     alive = retry_read(lambda: read_registrations(meta), runtime, settings)
     heads = retry_read(lambda: meta.heads(replica_key("")), runtime, settings)
@@ -168,4 +172,4 @@ def replica_statuses(meta: Meta, committed: int, runtime: Runtime, settings: Set
                 record.work,
             )
         )
-    return tuple(sorted(found, key=lambda one: (one.role != "leads", one.since_s, one.writer)))
+    return tuple(sorted(found, key=lambda one: (one.role != ReplicaRole.LEADS, one.since_s, one.writer)))

@@ -33,6 +33,7 @@ from evertide.rows.changes import DIFF
 from evertide.rows.slices import SLICES_MAX
 from evertide.shard.shard import Shard
 from evertide.sinks.contract import Changes, Prepared, Sink, SinkDeclaration
+from evertide.types import SequenceNumber
 
 __all__ = ["Delivery"]
 
@@ -60,7 +61,7 @@ class Delivery:
         self.waits_for = ""
         """Why the sink waits, if not for transactions."""
         self._prepared = prepared
-        self._number = recorded.number if recorded else 0
+        self._number = recorded.number if recorded else SequenceNumber(0)
         self._record = recorded.record if recorded and recorded.record.is_declared else None
         self._records = records
         self._members = members
@@ -118,7 +119,7 @@ class Delivery:
 
     def wait(self, timeout_s: float) -> None:
         """Wait until the shard changes, or for `timeout_s`."""
-        shard = self._current()
+        shard = self._open_current_shard()
         if shard is None:
             return
         log = shard.log
@@ -130,9 +131,9 @@ class Delivery:
             try:
                 sink.close()
             except Exception as error:  # noqa: BLE001 - what was written is durable, and the sink is not used again
-                logger.warning("sink %r did not close: %s", self.name, type(error).__name__)
+                logger.warning("could not close sink %r: %s", self.name, type(error).__name__)
 
-    def _current(self) -> Shard | None:
+    def _open_current_shard(self) -> Shard | None:
         """The current shard of the collection; None while it has none."""
         members, collection = self._members(), self.declaration.collection
         tables, views = members.definition.tables, members.definition.views
@@ -141,7 +142,7 @@ class Delivery:
 
     def _read_back(self) -> None:
         """Read the stored record. Only the leader writes it, so the last write either happened or did not."""
-        found = self._records.all().get(self.name)
+        found = self._records.read_all().get(self.name)
         if found is not None:
             self._number = found.number
             self._record = found.record if found.record.is_declared else None
@@ -155,8 +156,11 @@ class Delivery:
         if record is None:
             return False
         sink = self._sink or self._open(record)
-        current = self._current()
+        current = self._open_current_shard()
         if record.moving_to == "" and current is not None and current.name != record.shard:
+            if self._position < 0 and self._has_sent_requests(record):
+                self._deliver_new(self._members().shard(record.shard), sink)
+                return True
             if self._position < 0:  # nothing of the old shard was written
                 if self._register() is not None:
                     self._leave(record.shard)
@@ -175,7 +179,7 @@ class Delivery:
         if not self._turn.acquire(timeout=_PATIENCE_S):
             return None
         try:
-            shard, collection = self._current(), self.declaration.collection
+            shard, collection = self._open_current_shard(), self.declaration.collection
             if shard is None or shard.upper == 0:
                 self.waits_for = f"{collection!r} has no content yet"
                 return None
@@ -204,11 +208,11 @@ class Delivery:
         held = -1 if last is None else last
         if sink.remembers and held < record.written:
             why = f"the target no longer has transaction {record.written}, which was written to it"
-            raise self._failure(f"{why}. Restore the target; or give the sink another name and another target")
+            raise self._make_failure(f"{why}. Restore the target; or give the sink another name and another target")
         upper = self._members().shard(record.shard).upper
         if held >= max(upper, record.moving_at + 1):
             why = f"the target has transaction {held}, and the pipeline is at {upper - 1}"
-            raise self._failure(f"{why}. If the storage was restored from a backup, give the sink another name")
+            raise self._make_failure(f"{why}. If the storage was restored from a backup, give the sink another name")
         return held
 
     def _deliver_new(self, shard: Shard, sink: Sink) -> bool:
@@ -216,7 +220,7 @@ class Delivery:
         if self._position + 1 >= upper:
             return False
         if self._position < 0:
-            time = self._first_time(upper - 1)
+            time = self._choose_first_time(upper - 1)
             with shard.snapshot(time) as found, self._reader.content(time, found) as content:
                 self._deliver(sink, time, content)
             upper = time + 1
@@ -231,28 +235,37 @@ class Delivery:
         self.record_position(shard.log.settings.beat_interval_s)
         return self._position + 1 < shard.upper
 
-    def _first_time(self, time: int) -> int:
+    def _choose_first_time(self, time: int) -> int:
         """The time of the first content: the recorded one, if an earlier try may have written some of it."""
         record = self._record
         return record.cut[0] if record is not None and record.cut is not msgspec.UNSET else time
 
-    def _count_pieces(self, time: int, count: int) -> int:
-        """The number of pieces. It is recorded before the first write, so that a retry cuts in the same way."""
+    def _count_pieces(self, time: int, count: int, rows: int) -> int:
+        """The number of pieces. It is recorded before the first write, so that a retry cuts in the same way. This is
+        not needed for one piece, unless the target takes it in several numbered requests."""
         record = self._record
         if record is not None and record.cut is not msgspec.UNSET and record.cut[0] == time:
             return record.cut[1]
-        if count > 1 or self._position < 0:
+        if count > 1 or self._position < 0 or 0 < self._prepared.request_rows < rows:
             self._write(cut=(time, count))
         return count
+
+    def _has_sent_requests(self, record: SinkRecord) -> bool:
+        """Whether the target may have some numbered requests of the first content: it must get the others as well."""
+        return self._prepared.request_rows > 0 and record.cut is not msgspec.UNSET
 
     def _halve_pieces(self) -> None:
         """Cut the current transaction into twice as many pieces, unless the target numbers its requests."""
         record = self._record
-        if record is None or record.cut is msgspec.UNSET or not self._is_known or self._prepared.numbers_requests:
+        if record is None or record.cut is msgspec.UNSET or not self._is_known or self._prepared.request_rows:
             return
         time, count = record.cut
         if count < SLICES_MAX and time > max(record.written, record.position):
-            logger.warning("sink %r: not enough memory for a piece; using %d pieces instead", self.name, 2 * count)
+            logger.warning(
+                "sink %r has not enough memory for a piece of the transaction; cutting it into %d pieces",
+                self.name,
+                2 * count,
+            )
             self._write(cut=(time, 2 * count))
 
     def _deliver(self, sink: Sink, time: int, changes: Changes) -> None:
@@ -272,7 +285,7 @@ class Delivery:
         """Record the move. The difference needs a higher number than the target has: else wait for a transaction."""
         time = current.upper - 1
         if time <= self._held:
-            self.waits_for = f"the new content of {self.declaration.collection!r} goes with the next transaction"
+            self.waits_for = f"the new content of {self.declaration.collection!r} is written with the next transaction"
             return record
         current.hold(hold_name(self.name), time)
         return self._write(moving_to=current.name, moving_at=time)
@@ -300,7 +313,10 @@ class Delivery:
         old.release(hold_name(self.name))
         named = {one.shard for one in definition.tables.values()} | {one.shard for one in definition.views.values()}
         others = {
-            each for name, found in self._records.all().items() if name != self.name for each in found.record.shards
+            each
+            for name, found in self._records.read_all().items()
+            if name != self.name
+            for each in found.record.shards
         }
         if shard not in named | others:
             old.finalize(self._writer)
@@ -312,7 +328,7 @@ class Delivery:
         for field in have:
             if field.name != DIFF and (field.name not in wanted.names or wanted.field(field.name).type != field.type):
                 why = f"the column {field.name!r} of {self.declaration.collection!r} was removed or has another type"
-                raise self._failure(f"{why}. Give the sink another name and another target")
+                raise self._make_failure(f"{why}. Give the sink another name and another target")
         columns = [
             changes[field.name] if field.name in have.names else pa.nulls(changes.num_rows, field.type)
             for field in wanted
@@ -333,7 +349,7 @@ class Delivery:
         self._number, self._record = found.number, found.record
         return found.record
 
-    def _failure(self, why: str) -> SinkFailed:
+    def _make_failure(self, why: str) -> SinkFailed:
         return SinkFailed(sink=self.name, where=f"{self.declaration.where}, {self.declaration.collection!r}", why=why)
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +19,7 @@ import msgspec
 
 from evertide.errors import EvertideError, Fenced, InvalidInput, SinkFailed
 from evertide.journal.journal import Journal
-from evertide.observer import NO_OBSERVER, Fault, Observer
+from evertide.observer import NO_OBSERVER, FaultEvent, Observer
 from evertide.pipeline.definition import ViewRecord
 from evertide.pipeline.engine import DeclaredTable, DeclaredView, Engine
 from evertide.pipeline.sinks.delivery import Delivery
@@ -26,6 +27,7 @@ from evertide.pipeline.sinks.sink_record import SinkRecords, StoredSinkRecord, h
 from evertide.pipeline.status.source_record import SinkHealth
 from evertide.pipeline.status.status import Problem, SinkStatus
 from evertide.pipeline.transaction.members import Members
+from evertide.problem import ComponentState
 from evertide.runtime import Runtime
 from evertide.sinks.contract import Prepared, SinkDeclaration
 from evertide.sinks.registry import prepare_sinks
@@ -43,12 +45,12 @@ class PreparedSinks:
     """The sinks that a script declares, checked before anything is changed."""
 
     def __init__(self, engine: Engine, records: SinkRecords, base: Path) -> None:
-        declared = _declared(engine, base, records.runtime)
+        declared = _list_declarations(engine, base, records.runtime)
         self._engine, self._base = engine, base
         self.records = records
         self.declarations = {one.name: one for one in declared}
         self.prepared = prepare_sinks(declared)
-        self.recorded = records.all()
+        self.recorded = records.read_all()
         for name, declaration in self.declarations.items():
             self._check(declaration, self.prepared[name], self.recorded.get(name))
 
@@ -95,7 +97,7 @@ class DeliveryThreads:
             prepared, recorded = sinks.prepared[name], sinks.recorded.get(name)
             delivery = Delivery(declaration, prepared, recorded, sinks.records, members, turn, observer)
             self._lanes[name] = _Lane(delivery)
-        self._end(sinks.recorded)
+        self._end_undeclared(sinks.recorded)
 
     def start(self) -> DeliveryThreads:
         for name, lane in self._lanes.items():
@@ -110,19 +112,19 @@ class DeliveryThreads:
                 lane.thread.join()
             lane.delivery.close()
 
-    def ended(self) -> list[str]:
+    def list_ended(self) -> list[str]:
         """The names of threads that have ended unexpectedly. Threads of failed sinks are expected to end."""
         return [
             lane.thread.name
             for lane in self._lanes.values()
             if lane.thread is not None and not lane.thread.is_alive() and not self._stopping.is_set()
-            if lane.problem is None or lane.problem.state != "failed"
+            if lane.problem is None or lane.problem.state != ComponentState.FAILED
         ]
 
     def troubles(self) -> list[Problem]:
         return [one for lane in self._lanes.values() if lane.thread is not None for one in lane.thread.troubles()]
 
-    def once(self) -> None:
+    def deliver_all(self) -> None:
         """Deliver all outstanding transactions, for a pipeline without threads."""
         for lane in self._lanes.values():
             while self._step(lane):
@@ -137,32 +139,32 @@ class DeliveryThreads:
             for lane in self._lanes.values()
         )
 
-    def statuses(self, time: int) -> tuple[SinkStatus, ...]:
+    def list_statuses(self, time: int) -> tuple[SinkStatus, ...]:
         """`time` is the pipeline's last transaction."""
-        return tuple(self._status(lane, time) for lane in self._lanes.values())
+        return tuple(self._make_status(lane, time) for lane in self._lanes.values())
 
-    def healths(self, time: int) -> dict[str, SinkHealth]:
+    def list_healths(self, time: int) -> dict[str, SinkHealth]:
         """The states of sinks for other processes, which read the positions from the sinks' own records."""
-        return {one.name: SinkHealth(one.state, one.problem) for one in self.statuses(time)}
+        return {one.name: SinkHealth(one.state, one.problem) for one in self.list_statuses(time)}
 
-    def _status(self, lane: _Lane, time: int) -> SinkStatus:
+    def _make_status(self, lane: _Lane, time: int) -> SinkStatus:
         delivery, problem = lane.delivery, lane.problem
         declaration, behind = delivery.declaration, time - delivery.position
-        waits_for = delivery.waits_for or self._away(declaration.collection)
-        state = "running"
+        waits_for = delivery.waits_for or self._explain_away(declaration.collection)
+        state: str = ComponentState.RUNNING
         if problem is not None:
             state = problem.state
         elif waits_for and behind:
-            state = "waiting"
-            problem = Problem("waiting", "", waits_for, "", self._runtime.wall_s())
-        elif (problem := self._lag(delivery.position, behind)) is not None:
-            state = "lagging"
+            state = ComponentState.WAITING
+            problem = Problem(ComponentState.WAITING, "", waits_for, "", self._runtime.wall_s())
+        elif (problem := self._find_lag(delivery.position, behind)) is not None:
+            state = ComponentState.LAGGING
         written = None if delivery.written < 0 else delivery.written
         return SinkStatus(
             declaration.name, declaration.collection, declaration.connector, written, behind, state, problem
         )
 
-    def _lag(self, position: int, behind: int) -> Problem | None:
+    def _find_lag(self, position: int, behind: int) -> Problem | None:
         if behind <= 0:
             return None
         since_s = self._began_s if position < 0 else self._journal.bound_at_s(position + 1)
@@ -172,10 +174,10 @@ class DeliveryThreads:
             return None
         what = "the first content has been under way" if position < 0 else "the oldest of them has been waiting"
         why = f"the sink is {behind} transactions behind, and {what} for {age_s:.0f} s; their changes are kept for it"
-        remedy = "Make the target faster, or take the sink out of the script. No transaction waits for it."
-        return Problem("lagging", "", why, remedy, since_s)
+        remedy = "Make the target faster, or remove the sink from the script. No transaction waits for the sink."
+        return Problem(ComponentState.LAGGING, "", why, remedy, since_s)
 
-    def _away(self, collection: str) -> str:
+    def _explain_away(self, collection: str) -> str:
         view = self._members().definition.views.get(collection)
         if isinstance(view, ViewRecord) and view.away is not None:
             return f"the view {collection!r} is {view.away.state}: {view.away.why}"
@@ -187,61 +189,63 @@ class DeliveryThreads:
             if self._step(lane):
                 wait_s = self._settings.retry_wait_s
             elif lane.problem is None:
-                self._idle(lane)
-            elif lane.problem.state == "failed":
+                self._wait_for_changes(lane)
+            elif lane.problem.state == ComponentState.FAILED:
                 return
             else:
                 self._stopping.wait(wait_s * (0.5 + self._runtime.random()))
                 wait_s = min(wait_s * 2, self._settings.retry_wait_max_s)
 
-    def _idle(self, lane: _Lane) -> None:
-        try:
+    def _wait_for_changes(self, lane: _Lane) -> None:
+        with self._report_failure(lane):
             lane.delivery.wait(_WAIT_S)
             lane.delivery.record_position(self._settings.beat_interval_s)
-        except EvertideError as error:
-            self._stalls(lane, error)
-        except Exception as error:  # noqa: BLE001 - a connector's bug must be reported, and stop nothing else
-            self._stalls(lane, _fault(lane.delivery.name, error))
         if lane.delivery.waits_for:
             self._stopping.wait(_WAIT_S)
 
     def _step(self, lane: _Lane) -> bool:
         """True if there may be more to deliver now."""
+        has_more = False
+        with self._report_failure(lane):
+            has_more = lane.delivery.step()
+            if lane.problem is not None:
+                logger.info("sink %r continues", lane.delivery.name)
+                lane.problem = None
+        return has_more and not self._stopping.is_set()
+
+    @contextmanager
+    def _report_failure(self, lane: _Lane) -> Iterator[None]:
         try:
-            more = lane.delivery.step()
+            yield
         except EvertideError as error:
-            self._stalls(lane, error)
-            return False
+            self._note_stall(lane, error)
         except Exception as error:  # noqa: BLE001 - a connector's bug must be reported, and stop nothing else
-            self._stalls(lane, _fault(lane.delivery.name, error))
-            return False
-        if lane.problem is not None:
-            logger.info("sink %r continues", lane.delivery.name)
-            lane.problem = None
-        return more and not self._stopping.is_set()
+            self._note_stall(lane, _make_failure(lane.delivery.name, error))
 
-    def _stalls(self, lane: _Lane, error: EvertideError) -> None:
+    def _note_stall(self, lane: _Lane, error: EvertideError) -> None:
         """Note the problem. A fenced process does not retry: the new leader delivers."""
-        self._observer.on_fault(Fault("sink", lane.delivery.name, error.error_code))
+        self._observer.on_fault(FaultEvent("sink", lane.delivery.name, error.error_code))
         if lane.problem is None or lane.problem.why != error.message:
-            logger.error("sink %r stalls: %s", lane.delivery.name, error)
-            state = "failed" if isinstance(error, Fenced) else "stalled"
-            lane.problem = Problem(state, error.error_code, error.message, error.remedy, self._runtime.wall_s())
+            logger.error("sink %r is stalled: %s", lane.delivery.name, error)
+            state = ComponentState.FAILED if isinstance(error, Fenced) else ComponentState.STALLED
+            lane.problem = Problem.from_error(state, error, self._runtime.wall_s())
 
-    def _end(self, recorded: Mapping[str, StoredSinkRecord]) -> None:
+    def _end_undeclared(self, recorded: Mapping[str, StoredSinkRecord]) -> None:
         """End the sinks that are no longer declared, and release their holds."""
         for name, found in recorded.items():
             if name in self._lanes or not found.record.is_declared:
                 continue
             logger.warning(
-                "sink %r is no longer declared: its target stays as it is, at %d", name, found.record.written
+                "sink %r is no longer declared: its target stays as it is, at transaction %d",
+                name,
+                found.record.written,
             )
             self._records.write(name, found.number, msgspec.structs.replace(found.record, is_declared=False))
             for shard in found.record.shards:
                 self._members().shard(shard).release(hold_name(name))
 
 
-def _declared(engine: Engine, base: Path, runtime: Runtime) -> list[SinkDeclaration]:
+def _list_declarations(engine: Engine, base: Path, runtime: Runtime) -> list[SinkDeclaration]:
     collections: list[DeclaredTable | DeclaredView] = [*engine.tables.values(), *engine.views.values()]
     return [
         SinkDeclaration(
@@ -260,7 +264,7 @@ def _declared(engine: Engine, base: Path, runtime: Runtime) -> list[SinkDeclarat
     ]
 
 
-def _fault(sink: str, error: Exception) -> SinkFailed:
+def _make_failure(sink: str, error: Exception) -> SinkFailed:
     """Without the error's message, which may contain a secret."""
     at = error.__traceback__
     while at is not None and at.tb_next is not None:

@@ -4,7 +4,7 @@ The memory needed depends on the piece, not on the transaction (`evertide.sinks.
 
 1. Up to `portion_rows_max` rows and `portion_bytes_max` bytes, the changes of a transaction are one piece, in memory.
 2. Larger ones are spread over slices in temporary files, by the hash of the sink's key, or of the row if there is no
-   key. One slice, netted, is one piece.
+   key. One slice, consolidated, is one piece.
 3. Many transactions that compaction merged into one large batch are first spread over slices by their times.
 4. The number of pieces depends on how the shard is stored, which compaction changes. A webhook numbers its requests,
    and a repeated request must have the same content, so the caller decides on the number of pieces and records it.
@@ -42,19 +42,19 @@ class SinkReader:
     fit: Callable[[pa.Table], pa.Table]
     """Converts rows of any version of the collection, with `__diff`, to the columns of the sink."""
     settings: Settings
-    count_pieces: Callable[[int, int], int]
-    """Takes a time and the number of pieces that its size suggests; returns the number to use."""
+    count_pieces: Callable[[int, int, int], int]
+    """Takes a time, the number of pieces that its size suggests, and its rows at most; returns the number to use."""
 
     @contextmanager
     def content(self, time: int, added: Snapshot, removed: Snapshot | None = None) -> Iterator[Changes]:
         """The content `added` as additions, minus the content `removed`, if given."""
         snapshots = [added] if removed is None else [removed, added]
         tables = (
-            _negated(self._fit(table)) if snapshot is removed else self._fit(table)
+            _negate(self._fit(table)) if snapshot is removed else self._fit(table)
             for snapshot in snapshots
             for table in snapshot.scan()
         )
-        with self._cut(time, tables, _size(snapshots), is_addition=removed is None) as changes:
+        with self._cut(time, tables, _measure(snapshots), is_addition=removed is None) as changes:
             yield changes
 
     def transactions(self, shard: Shard, lower: int, upper: int) -> Generator[tuple[int, Changes], None, None]:
@@ -64,19 +64,19 @@ class SinkReader:
             if part.time_max >= lower and part.time_min < upper:
                 size = _Size(size.rows + part.rows, size.bytes + part.bytes)
         if self._fits(size):
-            yield from self._each(shard.changes(lower, upper))
+            yield from self._split_by_time(shard.changes(lower, upper))
             return
         with shard.lease_changes(lower, upper) as found:
             is_addition = not any(part.retractions for part in found.parts)
-            yield from self._windows(found.scan(), size, lower, upper, is_addition=is_addition)
+            yield from self._read_windows(found.scan(), size, lower, upper, is_addition=is_addition)
 
-    def _windows(
+    def _read_windows(
         self, tables: Iterable[pa.Table], size: _Size, lower: int, upper: int, *, is_addition: bool
     ) -> Iterator[tuple[int, Changes]]:
         if self._fits(size):
             found = [*tables]
             if found:
-                yield from self._each(consolidate(pa.concat_tables(found), "sink"))
+                yield from self._split_by_time(consolidate(pa.concat_tables(found), "sink"))
         elif upper - lower == 1:
             rows = (self._fit(table) for table in tables)
             with self._cut(lower, rows, size, is_addition=is_addition) as changes:
@@ -87,7 +87,7 @@ class SinkReader:
     def _spread_by_time(
         self, tables: Iterable[pa.Table], size: _Size, lower: int, upper: int, *, is_addition: bool
     ) -> Iterator[tuple[int, Changes]]:
-        count, times = max(2, min(self._pieces(size), upper - lower)), upper - lower
+        count, times = max(2, min(self._estimate_pieces(size), upper - lower)), upper - lower
         with ExitStack() as stack:
             slices: Slices | None = None
             for table in tables:
@@ -98,16 +98,22 @@ class SinkReader:
             for index in range(count):
                 first, last = (lower - (-place * times // count) for place in (index, index + 1))
                 within = _Size(slices.rows[index], slices.bytes[index])
-                yield from self._windows(slices.scan(index), within, first, last, is_addition=is_addition)
+                yield from self._read_windows(slices.scan(index), within, first, last, is_addition=is_addition)
 
     @contextmanager
     def _cut(self, time: int, tables: Iterable[pa.Table], size: _Size, *, is_addition: bool) -> Iterator[Changes]:
         """`tables` have the columns of the sink, and `__diff`."""
-        count = self.count_pieces(time, 1 if self._fits(size) else slice_count(self._pieces(size)))
+        suggested = 1 if self._fits(size) else slice_count(self._estimate_pieces(size))
+        count = self.count_pieces(time, suggested, size.rows)
         if count == 1:
             found = [*tables]
             yield Changes.of(net(pa.concat_tables(found), "sink")) if found else Changes(list, is_addition=True)
             return
+        with self._slice(tables, count, is_addition=is_addition) as changes:
+            yield changes
+
+    @contextmanager
+    def _slice(self, tables: Iterable[pa.Table], count: int, *, is_addition: bool) -> Iterator[Changes]:
         with ExitStack() as stack:
             slices: Slices | None = None
             for table in tables:
@@ -121,7 +127,7 @@ class SinkReader:
                 is_addition=is_addition,
             )
 
-    def _each(self, changes: pa.Table) -> Iterator[tuple[int, Changes]]:
+    def _split_by_time(self, changes: pa.Table) -> Iterator[tuple[int, Changes]]:
         """One transaction after the other, each in an order that depends only on its content."""
         if changes.num_rows == 0:
             return
@@ -130,7 +136,13 @@ class SinkReader:
         ordered = self.fit(changes.take(pa.array(order)).drop_columns([TIME]))
         starts = np.flatnonzero(np.diff(times[order], prepend=-1))
         for start, end in zip(starts, [*starts[1:], len(times)], strict=True):
-            yield int(times[order[start]]), Changes.of(ordered.slice(int(start), int(end - start)))
+            time, whole = int(times[order[start]]), Changes.of(ordered.slice(int(start), int(end - start)))
+            count = self.count_pieces(time, 1, whole.rows)
+            if count == 1:
+                yield time, whole
+                continue
+            with self._slice(whole, count, is_addition=whole.is_addition) as sliced:
+                yield time, sliced
 
     def _fit(self, table: pa.Table) -> pa.Table:
         return self.fit(table.drop_columns([TIME]))
@@ -138,16 +150,16 @@ class SinkReader:
     def _fits(self, size: _Size) -> bool:
         return size.rows <= self.settings.portion_rows_max and size.bytes <= self.settings.portion_bytes_max
 
-    def _pieces(self, size: _Size) -> int:
+    def _estimate_pieces(self, size: _Size) -> int:
         settings = self.settings
         wanted = max(size.rows / settings.portion_rows_max, size.bytes / settings.portion_bytes_max)
         return max(2, min(SLICES_MAX, int(-(-wanted // 1))))
 
 
-def _size(snapshots: Sequence[Snapshot]) -> _Size:
+def _measure(snapshots: Sequence[Snapshot]) -> _Size:
     parts = [part for snapshot in snapshots for part in snapshot.parts]
     return _Size(sum(part.rows for part in parts), sum(part.bytes for part in parts))
 
 
-def _negated(changes: pa.Table) -> pa.Table:
+def _negate(changes: pa.Table) -> pa.Table:
     return changes.set_column(changes.num_columns - 1, changes.schema.field(DIFF), pc.negate(changes[DIFF]))

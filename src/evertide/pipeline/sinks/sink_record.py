@@ -9,6 +9,7 @@ registration (I16). The record of a sink that is no longer declared stays, with 
    record; `Sink.last` returns its last transaction.
 4. `cut` is recorded before that transaction is written, so that a retry cuts it into the same pieces; or into twice as
    many, if a piece did not fit into memory and the target kept nothing. A retry of the first content has the same time.
+   A transaction of one piece needs no `cut`, unless it is the first content or the target numbers several requests.
 5. A shard that a record names is not finalized, as the sink received its content. Before a sink moves to another shard,
    `moving_to` and `moving_at` are recorded, so that it is known which shard a number in the target belongs to.
 """
@@ -25,8 +26,9 @@ from evertide.store.paths import sink_key
 from evertide.store.retry import commit_until_known, retry_read, truncate_sometimes
 from evertide.store.sealed import seal, unseal
 from evertide.store.writers import Writer
+from evertide.types import SequenceNumber
 
-__all__ = ["SinkRecord", "SinkRecords", "StoredSinkRecord", "held_by_sinks", "hold_name", "read_sinks"]
+__all__ = ["SinkRecord", "SinkRecords", "StoredSinkRecord", "find_shards_of_sinks", "hold_name", "read_sinks"]
 
 
 class SinkRecord(msgspec.Struct, frozen=True):
@@ -55,7 +57,7 @@ class SinkRecord(msgspec.Struct, frozen=True):
 class StoredSinkRecord(msgspec.Struct, frozen=True):
     """A record as read; the next write expects `number`."""
 
-    number: int
+    number: SequenceNumber
     record: SinkRecord
 
 
@@ -73,7 +75,7 @@ def read_sinks(meta: Meta, runtime: Runtime, settings: Settings) -> dict[str, St
     }
 
 
-def held_by_sinks(meta: Meta, runtime: Runtime, settings: Settings) -> set[str]:
+def find_shards_of_sinks(meta: Meta, runtime: Runtime, settings: Settings) -> set[str]:
     """The shards that declared sinks still need."""
     return {shard for found in read_sinks(meta, runtime, settings).values() for shard in found.record.shards}
 
@@ -85,10 +87,10 @@ class SinkRecords:
         self.runtime = runtime
         self.settings = settings
 
-    def all(self) -> dict[str, StoredSinkRecord]:
+    def read_all(self) -> dict[str, StoredSinkRecord]:
         return read_sinks(self.meta, self.runtime, self.settings)
 
-    def write(self, sink: str, number: int, record: SinkRecord) -> StoredSinkRecord:
+    def write(self, sink: str, number: SequenceNumber, record: SinkRecord) -> StoredSinkRecord:
         """Write the record that follows `number`; 0 if there is none yet."""
         key = sink_key(sink)
         record = msgspec.structs.replace(record, change=self.runtime.new_id())
@@ -98,6 +100,6 @@ class SinkRecords:
         stale = commit_until_known(self.meta, [write], guards, self.runtime, self.settings)
         if stale is not None:
             self.writer.check_registered()  # whichever key the answer names
-            raise Conflict(where=self.meta.path(key), why="another process delivers to this sink")
+            raise Conflict(where=self.meta.path(key), why=f"another process delivers to sink {sink!r}")
         truncate_sometimes(self.meta, key, number + 1)
-        return StoredSinkRecord(number + 1, record)
+        return StoredSinkRecord(SequenceNumber(number + 1), record)

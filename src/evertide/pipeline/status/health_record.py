@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
 
 import msgspec
 
@@ -21,7 +20,7 @@ from evertide.store.paths import HEALTH, writer_key
 from evertide.store.retry import commit_until_known, retry_read, truncate_sometimes
 from evertide.store.sealed import seal, unseal
 
-__all__ = ["HealthRecord", "HealthReporter", "read_health", "tell"]
+__all__ = ["HealthRecord", "HealthReporter", "read_health", "write_report"]
 
 logger = logging.getLogger(__name__)
 
@@ -37,16 +36,19 @@ class HealthRecord(msgspec.Struct, frozen=True):
     remedy: str = ""
 
 
-def tell(
+def write_report(  # noqa: PLR0917
     meta: Meta,
     key: str,
+    writer: str,
     record: msgspec.Struct,
     runtime: Runtime,
     settings: Settings,
-    *,
-    guards: Sequence[Guard] = (),
 ) -> None:
-    """Make a record the newest of its key; log a failure. The record must be unique, so it carries an id."""
+    """Make a record the newest of its key, if `writer` is still registered; log a failure.
+
+    The record must be unique, so it carries an id. A fenced process must not report for the leader.
+    """
+    guards = (Guard(writer_key(writer), 1),)
     try:
         head = retry_read(lambda: meta.head(key), runtime, settings)
         number = head.seqno if head else 0
@@ -74,8 +76,7 @@ class HealthReporter:
         if is_news:
             change = self._runtime.new_id()
             health = HealthRecord(self._writer, now.state, now.since_s, change, now.error_code, now.why, now.remedy)
-            registered = (Guard(writer_key(self._writer), 1),)  # a fenced process must not report for the leader
-            tell(self._meta, HEALTH, health, self._runtime, self._settings, guards=registered)
+            write_report(self._meta, HEALTH, self._writer, health, self._runtime, self._settings)
 
 
 def read_health(meta: Meta) -> HealthRecord | None:

@@ -18,6 +18,7 @@ from evertide.pipeline.replicas.leadership import Leadership
 from evertide.pipeline.status.health_record import HealthReporter
 from evertide.pipeline.status.status import Facts, Problem, Status, assemble_status, problem_from_error
 from evertide.pipeline.transaction.runner import Runner
+from evertide.problem import ComponentState
 from evertide.runtime import Runtime
 from evertide.settings import Settings
 from evertide.store.meta import Meta
@@ -61,26 +62,28 @@ class ProcessState:
                 fenced.__cause__ = error
                 error = fenced
             except EvertideError:
-                logger.warning("whether this process is still registered could not be read")
+                logger.warning("could not read whether this process is still registered")
         self.error, self._failed = error, problem_from_error(error, self._runtime.wall_s())
         return error
 
     def warn(self, code: str, why: str, remedy: str) -> None:
-        self._warnings.append(Problem("warning", code, why, remedy, self._runtime.wall_s()))
+        self._warnings.append(Problem(ComponentState.WARNING, code, why, remedy, self._runtime.wall_s()))
 
     def publish(self) -> None:
-        self._publish(self.worst())
+        self._publish(self.find_worst())
 
     def publish_replaying(self) -> None:
         """Publish that the pipeline opens, or the problem that keeps it from opening."""
-        begun = Problem("replaying", "", "it comes back from its last checkpoint", "", self._opened_s)
+        begun = Problem(
+            ComponentState.REPLAYING, "", "the pipeline restarts from its last checkpoint", "", self._opened_s
+        )
         self._publish(next(iter(self.problems()), begun))
 
     def report_storage_wait(self, error: EvertideError) -> None:
         now_s = self._runtime.wall_s()
         known = self._stalled.get("")
         since_s = known.since_s if known is not None else now_s
-        self._stalled[""] = Problem("stalled", error.error_code, error.message, error.remedy, since_s)
+        self._stalled[""] = Problem.from_error(ComponentState.STALLED, error, since_s)
         self.publish()
 
     def clear_storage_wait(self) -> None:
@@ -88,25 +91,27 @@ class ProcessState:
             self.publish_replaying()
 
     def publish_stopped(self) -> None:
-        self._publish(Problem("stopped", "", "it was closed", "", self._runtime.wall_s()))
+        self._publish(Problem(ComponentState.STOPPED, "", "the pipeline was closed", "", self._runtime.wall_s()))
 
     def problems(self) -> list[Problem]:
         """The worst first."""
-        return [*self._known(), *self._still()]
+        return [*self._list_known(), *self._find_hang()]
 
-    def _known(self) -> list[Problem]:
+    def _list_known(self) -> list[Problem]:
         return [*([] if self._failed is None else [self._failed]), *self._stalled.values()]
 
-    def _still(self) -> list[Problem]:
+    def _find_hang(self) -> list[Problem]:
         """A hang before the bind. A hang after it shows in the journal, which every process can read."""
         found = self._stall()
         if found is None:
             return []
         why, still_s = found
-        remedy = "Look at the log, and at what the source's server does; another replica takes over after hang_after_s."
-        return [Problem("stalled", "stalled", why, remedy, self._runtime.wall_s() - still_s)]
+        remedy = (
+            "Check the log, and whether sources, storage and Spark answer; another replica leads after hang_after_s."
+        )
+        return [Problem(ComponentState.STALLED, "stalled", why, remedy, self._runtime.wall_s() - still_s)]
 
-    def worst(self) -> Problem:
+    def find_worst(self) -> Problem:
         return next(iter(self.problems()), self.pause.problem(self._opened_s))
 
     def status(
@@ -118,12 +123,12 @@ class ProcessState:
         troubles: Iterable[Problem],
     ) -> Status:
         """`facts` come from storage, `troubles` from threads."""
-        found = self.problems() if facts.stalled is None else [*self._known(), facts.stalled]
+        found = self.problems() if facts.stalled is None else [*self._list_known(), facts.stalled]
         if facts.problem is not None and all(one.error_code != facts.problem.error_code for one in found):
-            is_warning = facts.problem.state == "warning"
+            is_warning = facts.problem.state == ComponentState.WARNING
             found = [*found, facts.problem] if is_warning or self._failed else [facts.problem, *found]
-        first = next((one for one in found if one.state != "warning"), self.pause.problem(self._opened_s))
-        sources = [input_reader.status(source, facts.positions[name]) for name, source in runner.sources.items()]
+        first = next((one for one in found if one.state != ComponentState.WARNING), self.pause.problem(self._opened_s))
+        sources = [input_reader.make_status(source, facts.positions[name]) for name, source in runner.sources.items()]
         problems = (*found, *self._warnings, *leader_tasks.warnings(), *troubles)
         generation, writer = runner.definition.generation, self._writer.id
         return assemble_status(

@@ -18,13 +18,13 @@ from typing import Self
 import msgspec
 
 from evertide.errors import EvertideError
-from evertide.pipeline.status.health_record import tell
+from evertide.pipeline.status.health_record import write_report
 from evertide.problem import Problem
 from evertide.runtime import Runtime
 from evertide.settings import Settings
 from evertide.sources.contract import Lag
-from evertide.store.meta import Guard, Meta
-from evertide.store.paths import SOURCES, writer_key
+from evertide.store.meta import Meta
+from evertide.store.paths import SOURCES
 from evertide.store.sealed import unseal
 from evertide.threads.ticker import Ticker
 
@@ -98,23 +98,23 @@ class SourceReporter(Ticker):
         """Report failures that stop no transaction, too. This reporter's thread calls `look`."""
         self._look_at_warnings = look
 
-    def begun(self, *, threads: bool) -> Self:
+    def begin(self, *, threads: bool) -> Self:
         """Report once, and then periodically if `threads`."""
-        self.once()
+        self.write_if_changed()
         return self.start() if threads else self
 
     def tick(self) -> bool:
         try:
-            self.once()
+            self.write_if_changed()
         except EvertideError as error:
-            logger.warning("the state of sources and sinks could not be recorded: %s", error)
+            logger.warning("could not record the state of sources and sinks: %s", error)
         except Exception:  # if this thread died, other processes would read an outdated record (I13)
-            logger.exception("a bug: the state of sources and sinks could not be recorded")
+            logger.exception("could not record the state of sources and sinks, because of a bug")
         return True
 
-    def once(self) -> None:
+    def write_if_changed(self) -> None:
         """Write the record if it has changed enough."""
-        found = {name: _lasting(record) for name, record in self._look().items()}
+        found = {name: _drop_waits(record) for name, record in self._look().items()}
         sinks, feeds = dict(self._look_at_sinks()), tuple(self._look_at_feeds())
         warnings = tuple(replace(one, wait_s=None) for one in self._look_at_warnings())
         now_s = self._runtime.monotonic_s()
@@ -123,8 +123,7 @@ class SourceReporter(Ticker):
         self._told, self._told_s = (found, sinks, feeds, warnings), now_s
         told_at_s, change = self._runtime.wall_s(), self._runtime.new_id()
         records = SourceRecords(self._writer, told_at_s, change, found, sinks, feeds, warnings)
-        registered = (Guard(writer_key(self._writer), 1),)  # a later leader reports its own sources
-        tell(self._meta, SOURCES, records, self._runtime, self._settings, guards=registered)
+        write_report(self._meta, SOURCES, self._writer, records, self._runtime, self._settings)
 
 
 def read_source_records(meta: Meta) -> SourceRecords | None:
@@ -132,7 +131,7 @@ def read_source_records(meta: Meta) -> SourceRecords | None:
     return unseal(record.data, SourceRecords, meta.path(SOURCES)) if record else None
 
 
-def _lasting(record: SourceRecord) -> SourceRecord:
+def _drop_waits(record: SourceRecord) -> SourceRecord:
     """The record without waiting times, which change at every call."""
     problems = tuple(replace(problem, wait_s=None) for problem in record.problems)
     return msgspec.structs.replace(record, problems=problems)
@@ -142,31 +141,30 @@ _All = tuple[Mapping[str, SourceRecord], Mapping[str, SinkHealth], tuple[Problem
 
 
 def _is_news(told: _All, found: _All, since_s: float) -> bool:
-    if _each(told[0], _kind) != _each(found[0], _kind) or _sink_kinds(told[1]) != _sink_kinds(found[1]):
+    if _list_kinds(told) != _list_kinds(found):
         return True
-    if _kinds(told[2]) != _kinds(found[2]) or _kinds(told[3]) != _kinds(found[3]):
-        return True
-    if _each(told[0], _size) != _each(found[0], _size):
+    if {name: _round_lag(one) for name, one in told[0].items()} != {
+        name: _round_lag(one) for name, one in found[0].items()
+    }:
         return since_s >= _LAG_S
     return told != found and since_s >= _SAME_LAG_S
 
 
-def _sink_kinds(sinks: Mapping[str, SinkHealth]) -> dict[str, object]:
-    return {name: (one.state, one.problem.error_code if one.problem else "") for name, one in sinks.items()}
+def _list_kinds(reported: _All) -> tuple[object, ...]:
+    """The states and error codes, without reasons and lags."""
+    sources, sinks, feeds, warnings = reported
+    return (
+        {name: (one.tables, one.state, set(_list_codes(one.problems))) for name, one in sources.items()},
+        {name: (one.state, one.problem.error_code if one.problem else "") for name, one in sinks.items()},
+        _list_codes(feeds),
+        _list_codes(warnings),
+    )
 
 
-def _kinds(problems: Iterable[Problem]) -> list[tuple[str, str]]:
+def _list_codes(problems: Iterable[Problem]) -> list[tuple[str, str]]:
     return sorted((one.state, one.error_code) for one in problems)
 
 
-def _each(records: Mapping[str, SourceRecord], what: Callable[[SourceRecord], Iterable[object]]) -> dict[str, object]:
-    return {name: what(record) for name, record in records.items()}
-
-
-def _kind(record: SourceRecord) -> tuple[object, ...]:
-    return record.tables, record.state, {(problem.state, problem.error_code) for problem in record.problems}
-
-
-def _size(record: SourceRecord) -> tuple[object, ...]:
+def _round_lag(record: SourceRecord) -> tuple[object, ...]:
     """The lag, each value rounded to a power of two."""
     return tuple(None if each is None else int(each).bit_length() for each in astuple(record.lag or Lag()))

@@ -27,12 +27,12 @@ from evertide.journal.journal import Journal
 from evertide.pipeline.definition import Definition, read_definition
 from evertide.pipeline.names import ERRORS
 from evertide.pipeline.replicas.ownership import is_gone, read_holder
-from evertide.pipeline.replicas.replica_record import ReplicaStatus, replica_statuses
+from evertide.pipeline.replicas.replica_record import ReplicaStatus, read_replica_statuses
 from evertide.pipeline.sinks.sink_record import SinkRecord, read_sinks
 from evertide.pipeline.status.health_record import HealthRecord, read_health
 from evertide.pipeline.status.source_record import SinkHealth, SourceRecord, SourceRecords, read_source_records
 from evertide.pipeline.transaction.members import Members
-from evertide.problem import Problem
+from evertide.problem import ComponentState, Problem
 from evertide.runtime import Runtime
 from evertide.settings import Settings
 from evertide.shard.shard import Shards
@@ -52,16 +52,16 @@ __all__ = [
     "SourceStatus",
     "Status",
     "assemble_status",
-    "collection_statuses",
     "divergences",
     "find_stall",
+    "make_collection_statuses",
     "problem_from_error",
     "read_status",
     "sink_statuses",
 ]
 
 
-_ENDED = ("failed", "diverged", "frozen")
+_ENDED = (ComponentState.FAILED, ComponentState.DIVERGED, ComponentState.FROZEN)
 """States that end a process."""
 
 
@@ -204,12 +204,12 @@ def assemble_status(
 
 def problem_from_error(error: EvertideError, since_s: float) -> Problem:
     if isinstance(error, Diverged):
-        state = "diverged"
+        state = ComponentState.DIVERGED
     elif isinstance(error, BlobMissing | BlobDamaged):
-        state = "frozen"
+        state = ComponentState.FROZEN
     else:
-        state = "failed"
-    return Problem(state, error.error_code, error.message, error.remedy, since_s)
+        state = ComponentState.FAILED
+    return Problem.from_error(state, error, since_s)
 
 
 def find_stall(meta: Meta, journal: Journal, members: Members, runtime: Runtime, settings: Settings) -> Problem | None:
@@ -221,12 +221,12 @@ def find_stall(meta: Meta, journal: Journal, members: Members, runtime: Runtime,
     bound_at_s = journal.read(waiting).bound_at_s
     if runtime.wall_s() - bound_at_s < settings.stall_after_s:
         return None
-    behind = [name for name, shard in members.all().items() if shard.upper <= waiting]
+    behind = [name for name, shard in members.open_all().items() if shard.upper <= waiting]
     held = read_holder(meta)
-    who = f"process {held.pid} on {held.host} holds it" if held else "nobody runs the pipeline"
+    who = f"process {held.pid} on {held.host} runs the pipeline" if held else "no process runs the pipeline"
     why = f"transaction {waiting} is bound and not committed; the shards {behind} wait for it; {who}"
-    remedy = "Look at the log of that process; if it hangs, end it and start again: nothing is lost."
-    return Problem("stalled", "stalled", why, remedy, bound_at_s)
+    remedy = "Check the log of that process; if the process hangs, end it and start it again: nothing is lost."
+    return Problem(ComponentState.STALLED, "stalled", why, remedy, bound_at_s)
 
 
 def read_status(storage: Storage, shards: Shards, journal: Journal, checkpoints: Checkpoints) -> Status:
@@ -242,21 +242,21 @@ def read_status(storage: Storage, shards: Shards, journal: Journal, checkpoints:
         bound=head.time if head else -1,
         stalled=find_stall(meta, journal, members, runtime, settings) if live and members is not None else None,
         positions=journal.positions(),
-        collections=collection_statuses(members) if members is not None else (),
+        collections=make_collection_statuses(members) if members is not None else (),
         checkpoints=tuple((entry.number, entry.time) for entry in checkpoints.entries()),
         sinks=sink_statuses(meta, reports, live, committed - 1, runtime, settings),
-        replicas=replica_statuses(meta, committed, runtime, settings),
+        replicas=read_replica_statuses(meta, committed, runtime, settings),
     )
-    health = _reported_health(retry_read(lambda: read_health(meta), runtime, settings), live)
+    health = _to_problem(retry_read(lambda: read_health(meta), runtime, settings), live)
     if live is not None:
-        first = facts.stalled or health or Problem("running", "", "", "", live.registered_at_s)
+        first = facts.stalled or health or Problem(ComponentState.RUNNING, "", "", "", live.registered_at_s)
     else:
-        why = _why_stopped(holder, committed, head.time + 1 if head else 0)
-        first = health or Problem("stopped", "", why, "", head.bound_at_s if head else 0.0)
+        why = _explain_stop(holder, committed, head.time + 1 if head else 0)
+        first = health or Problem(ComponentState.STOPPED, "", why, "", head.bound_at_s if head else 0.0)
     problems = [first] if first.error_code else []
     problems += divergences(definition).values() if definition else ()
     problems += reports.feeds + reports.warnings if reports is not None and _is_current(reports, live) else ()
-    sources = _sources(facts.positions, reports, definition, live)
+    sources = _make_source_statuses(facts.positions, reports, definition, live)
     generation = definition.generation if definition else 0
     return assemble_status(first, problems, facts, sources, time=committed - 1, generation=generation, leader=live)
 
@@ -266,7 +266,7 @@ def _is_current(reports: SourceRecords | None, live: Registration | None) -> boo
     return reports is not None and live is not None and reports.writer == live.writer
 
 
-def _reported_health(health: HealthRecord | None, held: Registration | None) -> Problem | None:
+def _to_problem(health: HealthRecord | None, held: Registration | None) -> Problem | None:
     """The health that the live process reported; if no process lives, the error that the last one ended with."""
     if health is None or (held is not None and health.writer != held.writer):
         return None
@@ -275,27 +275,22 @@ def _reported_health(health: HealthRecord | None, held: Registration | None) -> 
     return Problem(health.state, health.error_code, health.why, health.remedy, health.since_s)
 
 
-def _sources(
+def _make_source_statuses(
     positions: Mapping[str, str], told: SourceRecords | None, definition: Definition | None, held: Registration | None
 ) -> tuple[SourceStatus, ...]:
     """State, lag and problems come from the live process; the tables may come from an earlier one."""
     known = told.sources if told is not None else {}
-    is_so = told is not None and held is not None and told.writer == held.writer
-    told_at_s = told.told_at_s if told is not None and is_so else None
     found = []
     for name, position in positions.items():
-        record = known.get(name) or SourceRecord(_tables(name, definition), "")
-        if is_so:
-            one = SourceStatus(name, record.tables, position, record.state, record.lag, record.problems, told_at_s)
+        # A source without a record has the table of the same name, if there is one.
+        tables = (name,) if definition is not None and name in definition.tables else ()
+        record = known.get(name) or SourceRecord(tables, "")
+        if told is not None and _is_current(told, held):
+            one = SourceStatus(name, record.tables, position, record.state, record.lag, record.problems, told.told_at_s)
         else:
-            one = SourceStatus(name, record.tables, position, "" if held is not None else "stopped")
+            one = SourceStatus(name, record.tables, position, "" if held is not None else ComponentState.STOPPED)
         found.append(one)
     return tuple(found)
-
-
-def _tables(source: str, definition: Definition | None) -> tuple[str, ...]:
-    """The tables of a source that has no record: the table of the same name, if there is one."""
-    return (source,) if definition is not None and source in definition.tables else ()
 
 
 def sink_statuses(  # noqa: PLR0917
@@ -307,75 +302,81 @@ def sink_statuses(  # noqa: PLR0917
     settings: Settings,
 ) -> tuple[SinkStatus, ...]:
     """The recorded status, for a process that does not deliver. `held` is the live leader's registration."""
-    is_so = told is not None and held is not None and told.writer == held.writer
-    healths = told.sinks if told is not None and is_so else {}
-    unknown = SinkHealth("" if held is not None else "stopped")
+    healths = told.sinks if told is not None and _is_current(told, held) else {}
+    unknown = SinkHealth("" if held is not None else ComponentState.STOPPED)
     found = read_sinks(meta, runtime, settings)
     return tuple(
-        _sink(name, one.record, healths.get(name, unknown), time)
+        _make_sink_status(name, one.record, healths.get(name, unknown), time)
         for name, one in found.items()
         if one.record.is_declared
     )
 
 
-def _sink(name: str, record: SinkRecord, health: SinkHealth, time: int) -> SinkStatus:
+def _make_sink_status(name: str, record: SinkRecord, health: SinkHealth, time: int) -> SinkStatus:
     """From the recorded position; an idle sink may be further."""
     last = None if record.written < 0 else record.written
     behind = max(0, time - record.position)
     return SinkStatus(name, record.collection, record.connector, last, behind, health.state, health.problem)
 
 
-def _why_stopped(held: Registration | None, committed: int, bound: int) -> str:
+def _explain_stop(held: Registration | None, committed: int, bound: int) -> str:
     if bound == 0:
         return "no pipeline ever ran on this storage"
-    who = f"process {held.pid} on {held.host} ended without saying so" if held else "nobody runs it"
-    return (
-        f"{who}; {bound - committed} transactions are bound, and completed by the next start"
-        if bound > committed
-        else who
+    who = (
+        f"process {held.pid} on {held.host} ended without closing the pipeline"
+        if held
+        else "no process runs the pipeline"
     )
+    return f"{who}; the next start completes {bound - committed} bound transactions" if bound > committed else who
 
 
 def divergences(definition: Definition) -> dict[str, Problem]:
     """By name, the problems of views whose state was discarded and is recomputed (X7)."""
     code, remedy = StateDiverged.error_code, StateDiverged.remedy
     return {
-        name: Problem("warning", code, f"view {name!r}: {away.why}", remedy, away.since_s)
-        for name, away in definition.diverged().items()
+        name: Problem(ComponentState.WARNING, code, f"view {name!r}: {away.why}", remedy, away.since_s)
+        for name, away in definition.find_diverged().items()
     }
 
 
-def collection_statuses(members: Members, *, is_fresh: bool = True) -> tuple[CollectionStatus, ...]:
+def make_collection_statuses(members: Members, *, is_fresh: bool = True) -> tuple[CollectionStatus, ...]:
     """Unless `is_fresh`, from the shard states in memory and without shapes: no storage call is made."""
     definition: Definition = members.definition
     found = []
 
     def of(name: str, kind: str, shard: str, state: str, why: str = "") -> CollectionStatus:
-        return _of(members, name, kind, shard, state, why, is_fresh=is_fresh)
+        return _make_collection_status(members, name, kind, shard, state, why, is_fresh=is_fresh)
 
     for name, table in definition.tables.items():
         if table.shard:
-            found.append(of(name, "table", table.shard, "running" if table.is_declared else "undeclared"))
+            found.append(
+                of(
+                    name,
+                    "table",
+                    table.shard,
+                    ComponentState.RUNNING if table.is_declared else ComponentState.UNDECLARED,
+                )
+            )
     for name, view in definition.views.items():
-        state, why = (view.away.state, view.away.why) if view.away else ("running", "")
+        state, why = (view.away.state, view.away.why) if view.away else (ComponentState.RUNNING, "")
         found.append(of(name, "view", view.shard, state, why))
-    found.append(of(ERRORS, "errors", definition.errors, "running"))
-    shapes = _shapes(members) if is_fresh else Counter()
+    found.append(of(ERRORS, "errors", definition.errors, ComponentState.RUNNING))
+    shapes = _count_shapes(members) if is_fresh else Counter()
     return tuple(replace(one, shapes=shapes[one.name]) for one in found)
 
 
-def _shapes(members: Members) -> Counter[str]:
+def _count_shapes(members: Members) -> Counter[str]:
     shards = members.shards
     records = retry_read(lambda: shards.meta.heads(shape_prefix()), shards.runtime, shards.settings)
     return Counter(unseal(record.data, _Followed, shards.meta.path(key)).collection for key, record in records.items())
 
 
-def _of(  # noqa: PLR0917
+def _make_collection_status(  # noqa: PLR0917
     members: Members, name: str, kind: str, shard: str, state: str, why: str, *, is_fresh: bool
 ) -> CollectionStatus:
     known = None
     if shard:
-        known = members.shard(shard).log.read().state if is_fresh else members.remembered(shard)
+        known = members.shard(shard).log.read().state if is_fresh else members.peek(shard)
     if known is None:
         return CollectionStatus(name, kind, state, 0, 0, 0, 0, why)
     rows = sum(batch.rows for batch in known.batches)

@@ -9,15 +9,16 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 from evertide.errors import EvertideError, OutcomeUnknown, Unavailable
 from evertide.pipeline.input.source_positions import read_positions
-from evertide.pipeline.recovery.opening import ProcessContext
+from evertide.pipeline.process_context import ProcessContext
 from evertide.pipeline.replicas.leader_tasks import LeaderTasks
-from evertide.pipeline.replicas.replica_record import replica_statuses
-from evertide.pipeline.status.status import Facts, collection_statuses, find_stall
+from evertide.pipeline.replicas.replica_record import read_replica_statuses
+from evertide.pipeline.status.status import Facts, find_stall, make_collection_statuses
 from evertide.pipeline.transaction.runner import Runner
-from evertide.problem import Problem
+from evertide.problem import ComponentState, Problem
 from evertide.store.retry import limit_retries
 
 __all__ = ["WAIT_S", "StoredFacts"]
@@ -41,31 +42,23 @@ class StoredFacts:
             with limit_retries(WAIT_S):
                 found = self._read()
         except EvertideError as error:
-            return self.last(error)
+            return self.recall(error)
         with self._lock:
             self._last, self._since_s, self._answered_at_s = found, None, self._context.runtime.wall_s()
         return found
 
-    def last(self, error: EvertideError) -> Facts:
+    def recall(self, error: EvertideError) -> Facts:
         """The facts without a storage call. `error` is why no call is made."""
         with self._lock:
             if self._since_s is None:
                 self._since_s = self._context.runtime.wall_s()
             last, since_s, answered_at_s = self._last, self._since_s, self._answered_at_s
-        found = self._remembered() if last is None else last
+        found = self._read_memory() if last is None else last
         is_away = isinstance(error, Unavailable | OutcomeUnknown)
-        problem = Problem("stalled" if is_away else "warning", error.error_code, str(error), error.remedy, since_s)
-        return Facts(
-            bound=max(found.bound, self._runner.time - 1),
-            stalled=None,
-            positions=found.positions,
-            collections=found.collections,
-            checkpoints=found.checkpoints,
-            sinks=found.sinks,
-            replicas=found.replicas,
-            problem=problem,
-            stored_at_s=answered_at_s,
-        )
+        state = ComponentState.STALLED if is_away else ComponentState.WARNING
+        problem = Problem.from_error(state, error, since_s)
+        bound = max(found.bound, self._runner.time - 1)
+        return replace(found, bound=bound, stalled=None, problem=problem, stored_at_s=answered_at_s)
 
     def _read(self) -> Facts:
         context, runner = self._context, self._runner
@@ -75,12 +68,12 @@ class StoredFacts:
             positions=read_positions(journal, runner.definition, runner.sources),
             sinks=self._leader_tasks.sink_statuses(runner.time - 1),
             bound=journal.upper - 1,
-            collections=collection_statuses(members),
+            collections=make_collection_statuses(members),
             checkpoints=tuple((entry.number, entry.time) for entry in context.checkpoints.entries()),
-            replicas=replica_statuses(context.meta, journal.committed_upper, context.runtime, context.settings),
+            replicas=read_replica_statuses(context.meta, journal.committed_upper, context.runtime, context.settings),
         )
 
-    def _remembered(self) -> Facts:
+    def _read_memory(self) -> Facts:
         runner = self._runner
-        collections = collection_statuses(runner.members, is_fresh=False)
+        collections = make_collection_statuses(runner.members, is_fresh=False)
         return Facts(runner.time - 1, None, dict.fromkeys(runner.sources, ""), collections, (), (), ())

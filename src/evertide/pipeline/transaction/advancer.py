@@ -16,27 +16,30 @@ from evertide.errors import EvertideError, TimeCompacted
 from evertide.journal.records import Bound, Input
 from evertide.pipeline.input.input_reader import InputReader
 from evertide.pipeline.input.pushes import PUSH
-from evertide.pipeline.recovery.opening import ProcessContext, open_follower, open_runner, take_lead
+from evertide.pipeline.process_context import ProcessContext
+from evertide.pipeline.recovery.opening import open_follower, open_runner, take_lead
 from evertide.pipeline.replicas.leader_tasks import LeaderTasks
 from evertide.pipeline.replicas.leadership import Leadership
-from evertide.pipeline.replicas.ownership import Role
+from evertide.pipeline.replicas.ownership import ProcessRole
 from evertide.pipeline.replicas.peer_follower import PeerFollower
 from evertide.pipeline.transaction.phases import Phase
 from evertide.pipeline.transaction.runner import Runner
 from evertide.sources.contract import Rows
 
-__all__ = ["Advancer", "opened"]
+__all__ = ["Advancer", "open_in_role"]
 
 logger = logging.getLogger(__name__)
 
 
-def opened(context: ProcessContext, leadership: Leadership, stopping: threading.Event, role: Role) -> Runner:
+def open_in_role(
+    context: ProcessContext, leadership: Leadership, stopping: threading.Event, role: ProcessRole
+) -> Runner:
     """Open as the leader if there is none, else as a follower once the leader has committed. Can be retried."""
     context.writer.adopt_generation()
     while not leadership.try_acquire():
-        leader, is_read_only = leadership.leader(), role is Role.READ_ONLY
+        leader, is_read_only = leadership.read_registration(), role is ProcessRole.READ_ONLY
         if context.journal.committed_upper and (leader is not None or is_read_only):
-            who = f"process {leader.pid} on {leader.host}" if leader is not None else "nobody"
+            who = f"process {leader.pid} on {leader.host}" if leader is not None else "no process"
             logger.info("%s leads; this process follows", who)
             return open_follower(context, who, is_read_only=is_read_only)
         stopping.wait(context.settings.poll_interval_s)
@@ -59,7 +62,7 @@ class Advancer:
         leader_tasks: LeaderTasks,
         leadership: Leadership,
         *,
-        role: Role,
+        role: ProcessRole,
     ) -> None:
         self._context = context
         self._runner = runner
@@ -67,7 +70,7 @@ class Advancer:
         self._leader_tasks = leader_tasks
         self._leadership = leadership
         self._follower = PeerFollower(runner, lambda: leadership.is_leader)
-        self._asked = () if role is Role.READ_ONLY else (PUSH,)
+        self._asked = () if role is ProcessRole.READ_ONLY else (PUSH,)
         """The sources that this process reads while it does not lead."""
         self._checked_s = context.runtime.monotonic_s()
 
@@ -119,7 +122,9 @@ class Advancer:
                 self._leader_tasks.is_active or self._runner.machine.time > error.since
             ):  # to replay t, t - 1 must be readable
                 raise
-            logger.warning("this replica fell behind the history that is kept; restarting from the newest checkpoint")
+            logger.warning(
+                "this replica needs transactions that storage no longer has; restarting from the newest checkpoint"
+            )
             fresh = open_follower(self._context, "a peer", is_read_only=not self._asked)
             self._runner.take_state(fresh)
             self._follower.restart()
@@ -151,5 +156,5 @@ class Advancer:
                 pass
             take_lead(self._runner, self._context.progress)
             self._follower.restart()
-            self._leader_tasks.begin(anew=True)
+            self._leader_tasks.begin(has_another_led=True)
             self._leader_tasks.try_checkpoint(self.settle)

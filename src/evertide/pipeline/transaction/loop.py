@@ -75,7 +75,7 @@ class Loop:
                 replaced = damaged  # try once now; if that fails, again at the next interval
                 self._pipeline.try_checkpoint()
             began_s = self._clock()
-            t = None if self._pause.is_on else self._patiently()
+            t = None if self._pause.is_on else self._advance_with_retry()
             for each in range(last + 1, self._pipeline.time + 1):  # pushes may have made some, too
                 made, last = made + 1, each
                 if told is not None:
@@ -96,12 +96,12 @@ class Loop:
         is_asked = made is None or self._pipeline.leads
         return is_asked and not self._pause.is_on and self._input_reader.is_idle()
 
-    def _patiently(self) -> int | None:
+    def _advance_with_retry(self) -> int | None:
         try:
             made = self._pipeline.advance()
         except (Unavailable, OutcomeUnknown) as error:
-            self._input_reader.stalls("", error)
+            self._input_reader.note_stall("", error)
             self._stopping.wait(self._settings.retry_wait_max_s)
             return None
-        self._input_reader.goes_on("")
+        self._input_reader.note_progress("")
         return made

@@ -18,12 +18,13 @@ import pyarrow as pa
 
 from evertide.errors import Damaged, StateDiverged, Unexpected, ViewFailed
 from evertide.flow.blame import find_culprit
-from evertide.flow.circuit import new_names
+from evertide.flow.circuit import make_name_source
 from evertide.flow.state.arrangement import Arrangement
-from evertide.flow.state.manifest import Manifest
+from evertide.flow.state.manifest import ArrangementManifest
 from evertide.flow.state.row_groups import RowGroupCache
-from evertide.pipeline.definition import tables_under
-from evertide.pipeline.engine import Cohort, Engine, StatePart, StateStore, drain, parts_of
+from evertide.flow.state.state_part import PartEntry
+from evertide.pipeline.definition import find_tables_under
+from evertide.pipeline.engine import Cohort, Engine, StateStore, drain
 from evertide.pipeline.transaction.table_deltas import Tables
 from evertide.runtime import Runtime
 from evertide.settings import Settings
@@ -31,8 +32,9 @@ from evertide.store.blob import Blob
 from evertide.store.retry import RetryingBlob
 from evertide.store.sealed import seal
 from evertide.threads.stopping import IsStopping, never_stopping
+from evertide.types import Time
 
-__all__ = ["CohortState", "Machine", "MachineState", "state_store"]
+__all__ = ["CohortState", "Machine", "MachineState", "make_state_store"]
 
 _CACHE_BYTES = 256 * 1024 * 1024
 
@@ -46,9 +48,9 @@ class CohortState(msgspec.Struct, frozen=True):
 class MachineState(msgspec.Struct, frozen=True):
     """What a checkpoint stores besides the parts; sealed, so that another version is refused."""
 
-    time: int
+    time: Time
     cohorts: tuple[CohortState, ...]
-    tables: dict[str, Manifest]
+    tables: dict[str, ArrangementManifest]
     shards: dict[str, str]
     """The shard of each table."""
 
@@ -59,7 +61,7 @@ class Machine:
     store: StateStore
     tables: Tables
     cohorts: list[Cohort]
-    time: int
+    time: Time
     failures: list[ViewFailed] = field(default_factory=list)
     """Of the last step."""
     broken: BaseException | None = None
@@ -89,7 +91,7 @@ class Machine:
         self._results = {}
         self.failures, self._failed = self._failed, []
         self.cohorts = [cohort for cohort in self.cohorts if cohort.views]
-        self.time += count
+        self.time = Time(self.time + count)
         return found
 
     def add_late(
@@ -114,7 +116,7 @@ class Machine:
                 if not self.is_computable(cohort.views):
                     self.broken = error
                     raise
-                self._failed.append(self._discard_cohort(cohort, str(error)))
+                self._failed.append(self._discard_cohort(cohort, error.message))
             except ViewFailed as error:
                 row = find_culprit(cohort.fails, deltas)
                 why = f"{error.why}; because of {row}" if row else error.why
@@ -131,7 +133,7 @@ class Machine:
     def replace_tables(self, tables: Tables) -> None:
         """Replace the state of the tables; the parts of the old state are abandoned."""
         before, self.tables = self.tables, tables
-        self.lost_parts[()] = tuple(part.key for kept in before.kept() for part in kept.parts())
+        self.lost_parts[()] = tuple(part.key for kept in before.list_arrangements() for part in kept.parts())
         self.store.abandoned.extend(self.lost_parts[()])
 
     def mark_broken(self, error: BaseException) -> None:
@@ -146,7 +148,7 @@ class Machine:
     def is_computable(self, views: Iterable[str]) -> bool:
         """Whether all tables under the views are kept."""
         engine = self.engine
-        tables = {table for view in views for table in tables_under(engine.views, view)}
+        tables = {table for view in views for table in find_tables_under(engine.views, view)}
         return all(engine.tables[name].is_kept for name in tables)
 
     def discard(self, view: str, why: str) -> StateDiverged | None:
@@ -165,7 +167,7 @@ class Machine:
         self.lost_parts[views] = tuple(keys)
         return StateDiverged(views=views, time=self.time, why=why)
 
-    def save(self, shards: Mapping[str, str], tables: Mapping[str, str]) -> tuple[bytes, list[StatePart]]:
+    def save(self, shards: Mapping[str, str], tables: Mapping[str, str]) -> tuple[bytes, list[PartEntry]]:
         """Make the state durable. `shards` has the shard of each view, `tables` that of each table."""
         saved = [cohort.save() for cohort in self.cohorts]
         cohorts = tuple(
@@ -173,29 +175,27 @@ class Machine:
             for cohort, (state, _) in zip(self.cohorts, saved, strict=True)
         )
         manifests = self.tables.save()
-        parts = [part for _, several in saved for part in several] + parts_of(manifests.values())
+        parts = [part for _, several in saved for part in several]
+        parts += [part for manifest in manifests.values() for part in manifest.list_entries()]
         return seal(MachineState(self.time, cohorts, manifests, dict(tables))), parts
 
-    def parts(self) -> list[StatePart]:
+    def parts(self) -> list[PartEntry]:
         found = [part for cohort in self.cohorts for part in cohort.parts()]
-        found += [
-            StatePart(entry.key, entry.bytes, entry.checksum) for kept in self.tables.kept() for entry in kept.parts()
-        ]
-        return found
+        return found + [part for kept in self.tables.list_arrangements() for part in kept.parts()]
 
     def arrangements(self) -> list[Arrangement]:
         """All state. Any thread may call it at any time."""
-        return [*self.tables.kept(), *(one for cohort in [*self.cohorts] for one in cohort.arrangements())]
+        return [*self.tables.list_arrangements(), *(one for cohort in [*self.cohorts] for one in cohort.arrangements())]
 
     def released(self) -> list[str]:
         found = [key for cohort in self.cohorts for key in cohort.released()] + drain(self.store.abandoned)
-        return found + [key for kept in self.tables.kept() for key in drain(kept.released)]
+        return found + [key for kept in self.tables.list_arrangements() for key in drain(kept.released)]
 
     def maintain(self, is_stopping: IsStopping = never_stopping) -> bool:
         done = [self.tables.maintain(is_stopping), *(cohort.maintain(is_stopping) for cohort in self.cohorts)]
         return any(done)
 
 
-def state_store(blob: Blob, writer: str, runtime: Runtime, settings: Settings) -> StateStore:
+def make_state_store(blob: Blob, writer: str, runtime: Runtime, settings: Settings) -> StateStore:
     """Its blob calls are retried during a short outage, as a step may be half applied."""
-    return StateStore(RetryingBlob(blob, runtime, settings), RowGroupCache(_CACHE_BYTES), new_names(writer))
+    return StateStore(RetryingBlob(blob, runtime, settings), RowGroupCache(_CACHE_BYTES), make_name_source(writer))

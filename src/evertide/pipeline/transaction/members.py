@@ -37,7 +37,7 @@ class Members:
         self.definition = definition
         self._open: dict[str, Shard] = {}
 
-    def moved(self, definition: Definition) -> Members:
+    def move_to(self, definition: Definition) -> Members:
         """The members of another generation, with the shards that are already open.
 
         Shards that it does not have are forgotten, as a view gets a new shard each time it recovers. A sink that needs
@@ -55,19 +55,19 @@ class Members:
             found = self._open[name] = self.shards.open(name)
         return found
 
-    def remembered(self, name: str) -> ShardState | None:
+    def peek(self, name: str) -> ShardState | None:
         """The last known state of a shard, without a storage call; None if it was never read."""
         found = self._open.get(name)
-        version = found.log.remembered() if found is not None else None
+        version = found.log.peek() if found is not None else None
         return None if version is None else version.state
 
     def end(self, name: str, writer: Writer) -> None:
         self.shard(name).finalize(writer)
         self._open.pop(name, None)
 
-    def all(self) -> dict[str, Shard]:
+    def open_all(self) -> dict[str, Shard]:
         """The member shards, by the name of the shard."""
-        return {name: self.shard(name) for name in self.definition.members()}
+        return {name: self.shard(name) for name in self.definition.list_members()}
 
     @cached_property
     def collections(self) -> dict[str, str]:
@@ -77,10 +77,10 @@ class Members:
         views = {name: view.shard for name, view in definition.views.items() if view.shard}
         return {**tables, **views, ERRORS: definition.errors}
 
-    def by_collection(self, shards: Mapping[str, _T]) -> dict[str, _T]:
+    def group_by_collection(self, shards: Mapping[str, _T]) -> dict[str, _T]:
         return {name: shards[shard] for name, shard in self.collections.items() if shard in shards}
 
-    def record(self, collection: str) -> TableRecord | ViewRecord:
+    def find_record(self, collection: str) -> TableRecord | ViewRecord:
         """The record of a table or view; upper and lower case are not distinguished."""
         known: dict[str, TableRecord | ViewRecord] = {**self.definition.tables, **self.definition.views}
         spelled = {name.lower(): name for name in known}
@@ -90,10 +90,10 @@ class Members:
             raise InvalidInput(where=f"collection {collection!r}", why=why)
         return known[found]
 
-    def collection(self, name: str) -> Shard:
+    def open_collection(self, name: str) -> Shard:
         if name.lower() == ERRORS:
             return self.shard(self.definition.errors)
-        record = self.record(name)
+        record = self.find_record(name)
         if not record.shard and isinstance(record, ViewRecord):
             why = f"the view is {record.away.state} and has no content yet: {record.away.why}" if record.away else ""
             raise NotAllowedNow(where=f"view {name!r}", why=why or "the view has no content yet")
@@ -102,53 +102,53 @@ class Members:
             raise InvalidInput(where=f"table {name!r}", why=why)
         return self.shard(record.shard)
 
-    def table_content(self, table: str, upper: int) -> pa.Table:
+    def read_table(self, table: str, upper: int) -> pa.Table:
         """The rows of a kept table, with their counts, before time `upper`."""
-        return self.content(self.collection(table), upper)
+        return self.read_content(self.open_collection(table), upper)
 
-    def table_rows(self, table: str) -> int:
+    def count_table_rows(self, table: str) -> int:
         """The number of rows that the shard stores: an upper bound for the table."""
-        return sum(part.rows for part in self.collection(table).log.read().state.parts)
+        return sum(part.rows for part in self.open_collection(table).log.read().state.parts)
 
-    def table_pieces(self, table: str, upper: int) -> Iterator[pa.Table]:
-        """The same as `table_content`, in pieces of about one portion."""
-        return self.pieces(self.collection(table), upper)
+    def read_table_pieces(self, table: str, upper: int) -> Iterator[pa.Table]:
+        """The same as `read_table`, in pieces of about one portion."""
+        return self.read_pieces(self.open_collection(table), upper)
 
-    def pieces(self, shard: Shard, upper: int) -> Iterator[pa.Table]:
+    def read_pieces(self, shard: Shard, upper: int) -> Iterator[pa.Table]:
         settings = self.shards.settings
         if upper:
             with shard.snapshot(upper - 1) as found:
                 yield from pieces(found, settings.portion_rows_max, settings.portion_bytes_max)
 
-    def content(self, shard: Shard, upper: int) -> pa.Table:
+    def read_content(self, shard: Shard, upper: int) -> pa.Table:
         if upper == 0:
             return pa.schema([*shard.schema, pa.field(DIFF, pa.int64(), nullable=False)]).empty_table()
         with shard.snapshot(upper - 1) as found:
             return found.to_arrow()
 
-    def table_changes(self, time: int, upper: int, only: Collection[str] | None = None) -> dict[str, pa.Table]:
+    def read_table_changes(self, time: int, upper: int, only: Collection[str] | None = None) -> dict[str, pa.Table]:
         """The deltas of the kept tables, or of those in `only`, over the transactions [time, upper)."""
         found = {}
         for name, table in self.definition.tables.items():
             if table.shard and table.is_declared and (only is None or name in only):
-                delta = _changes(self.shard(table.shard), time, upper)
+                delta = _read_changes(self.shard(table.shard), time, upper)
                 if delta.num_rows:
                     found[name] = delta
         return found
 
-    def dead_letter_changes(self, time: int, upper: int) -> pa.Table:
-        return _changes(self.shard(self.definition.errors), time, upper)
+    def read_dead_letter_changes(self, time: int, upper: int) -> pa.Table:
+        return _read_changes(self.shard(self.definition.errors), time, upper)
 
     def is_changed_since(self, table: str, time: int) -> bool:
         """Whether a kept table may have changed after `time`; merged changes count with their latest time."""
-        return any(part.rows and part.time_max > time for part in self.collection(table).log.read().state.parts)
+        return any(part.rows and part.time_max > time for part in self.open_collection(table).log.read().state.parts)
 
     def create(self, name: str, schema: pa.Schema, writer: Writer) -> Shard:
         found = self._open[name] = self.shards.create(name, schema, writer)
         return found
 
 
-def _changes(shard: Shard, lower: int, upper: int) -> pa.Table:
-    """The changes without times, netted; those of a single transaction are netted already."""
+def _read_changes(shard: Shard, lower: int, upper: int) -> pa.Table:
+    """The changes without times, consolidated; those of a single transaction already are."""
     found = shard.changes(lower, upper).drop_columns([TIME])
     return found if upper == lower + 1 else net(found, shard.name)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from evertide.errors import EvertideError
 from evertide.logs import TRANSACTION
-from evertide.observer import Fault, Lap, Observer, TransactionEvent, WrittenSize
+from evertide.observer import FaultEvent, Lap, Observer, TransactionEvent, WrittenSize
 from evertide.runtime import Runtime
 from evertide.settings import Settings
 
@@ -61,23 +61,23 @@ class PhaseTracker:
     def enter_wait(self, time: int) -> None:
         """Discard the laps: there was no transaction."""
         if self.current.phase is not Phase.WAIT:
-            self._over(time)
+            self._end_laps(time)
 
     def finish(self, time: int, how: str, sources: Mapping[str, int], collections: Mapping[str, WrittenSize]) -> None:
-        made = TransactionEvent(time, how, self._over(time + 1), sources, collections)
+        made = TransactionEvent(time, how, self._end_laps(time + 1), sources, collections)
         if made.took_s > self._slow_s:
             took: dict[str, float] = {}
             for lap in made.laps:
                 took[lap.phase] = took.get(lap.phase, 0.0) + lap.took_s
             told = ", ".join(f"{phase} {seconds:.1f} s" for phase, seconds in took.items())
-            logger.warning("transaction %d took %.1f s, which is slow: %s", time, made.took_s, told)
+            logger.warning("transaction %d took %.1f s, more than slow_transaction_s: %s", time, made.took_s, told)
         self.observer.on_transaction(made)
 
     def fail(self, time: int, error: EvertideError) -> None:
         """Report the failed transaction with its laps."""
-        self.observer.on_fault(Fault("transaction", "", error.error_code, self._over(time), time))
+        self.observer.on_fault(FaultEvent("transaction", "", error.error_code, self._end_laps(time), time))
 
-    def _over(self, time: int) -> tuple[Lap, ...]:
+    def _end_laps(self, time: int) -> tuple[Lap, ...]:
         self.enter(Phase.WAIT, time)
         laps, self._laps = tuple(self._laps), []
         return laps

@@ -52,7 +52,7 @@ class Portions:
         self._ahead: Batch | None = None
         self._current: list[Batch] | None = None
 
-    def current(self) -> list[Batch]:
+    def read_current(self) -> list[Batch]:
         """The current portion, until `finish`. The first may be empty."""
         if self._current is None:
             try:
@@ -124,19 +124,21 @@ class Pending:
         least = members.shards.settings.store_ahead_rows
         large = {name: delta for name, delta in deltas.items() if delta.num_rows >= least}
         if large:
-            seq = self._claimed()
+            seq = self._open_claim()
             pool = ThreadPoolExecutor(1, "evertide-store")
-            self._ahead = {name: pool.submit(self._stored, name, delta, seq, members) for name, delta in large.items()}
+            self._ahead = {
+                name: pool.submit(self._store_parts, name, delta, seq, members) for name, delta in large.items()
+            }
             pool.shutdown(wait=False)  # its thread ends after these tasks
 
     def store(self, members: Members) -> None:
         """Store the changes in memory as parts. Can be repeated after a failure."""
         if not self.deltas:
             return
-        seq = self._claimed()
+        seq = self._open_claim()
         for name, delta in list(self.deltas.items()):
             if not self._take_ahead(name) and delta.num_rows:
-                self.parts.setdefault(name, []).extend(self._stored(name, delta, seq, members))
+                self.parts.setdefault(name, []).extend(self._store_parts(name, delta, seq, members))
             self.deltas.pop(name, None)
 
     def forget(self, shard: str, members: Members) -> None:
@@ -148,7 +150,7 @@ class Pending:
         self._take_ahead(shard)
         if shard in self.parts:
             return self.parts[shard]
-        return at_time(self.deltas.get(shard, _nothing(schema)), self.time)
+        return at_time(self.deltas.get(shard, _make_empty(schema)), self.time)
 
     def _take_ahead(self, shard: str) -> bool:
         """Use the parts that were stored ahead for the shard, instead of memory. False if there are none."""
@@ -158,7 +160,9 @@ class Pending:
         try:
             found = begun.result()
         except EvertideError as error:
-            logger.warning("shard %s: could not store rows ahead of the commit, storing them with it: %s", shard, error)
+            logger.warning(
+                "could not store rows of shard %s ahead of the commit, will store them with it: %s", shard, error
+            )
             return False
         self.parts.setdefault(shard, []).extend(found)
         self.deltas.pop(shard, None)
@@ -171,7 +175,7 @@ class Pending:
             with suppress(EvertideError):
                 withdraw(members.shards.blob, future.result())
 
-    def _claimed(self) -> int:
+    def _open_claim(self) -> int:
         self._claims.append(self._writer.open_claim())
         return self._claims[-1]
 
@@ -199,7 +203,7 @@ class Pending:
             self._writer.settle(seq)
         self._claims = []
 
-    def _stored(self, shard: str, delta: pa.Table, seq: int, members: Members) -> tuple[Part, ...]:
+    def _store_parts(self, shard: str, delta: pa.Table, seq: int, members: Members) -> tuple[Part, ...]:
         shards, schema = members.shards, members.shard(shard).schema
         return store_parts(
             check_changes(at_time(delta, self.time), schema, self.time, self.time + 1, f"shard {shard!r}"),
@@ -226,7 +230,7 @@ class TransactionOutcome:
         """The tables that change."""
         self.failures: list[ViewFailed] = []
         """Of views that failed in this transaction, and have not left the definition yet."""
-        self._pending = Pending(bound.time, writer)
+        self.pending = Pending(bound.time, writer)
 
     @property
     def is_computed(self) -> bool:
@@ -236,14 +240,11 @@ class TransactionOutcome:
     @property
     def is_complete(self) -> bool:
         """Whether the outcome can be committed."""
-        return self.is_computed and not self.failures and not (self.count > 1 and self._pending.deltas)
-
-    def store_ahead(self, deltas: Mapping[str, pa.Table], members: Members) -> None:
-        self._pending.store_ahead(deltas, members)
+        return self.is_computed and not self.failures and not (self.count > 1 and self.pending.deltas)
 
     def take(self, by_shard: Mapping[str, pa.Table], deltas: TableDeltas, failures: Iterable[ViewFailed] = ()) -> None:
         """Add the result of the current portion. Call `keep` before the next one."""
-        self._pending.put(by_shard)
+        self.pending.put(by_shard)
         self.sources.take(deltas.sources)
         self.tables.update(deltas.tables)
         self.failures.extend(failures)
@@ -256,55 +257,46 @@ class TransactionOutcome:
     def keep(self, members: Members) -> None:
         """Store the changes in memory, unless there is only one portion. Can be repeated after a failure."""
         if not (self.count == 1 and self.portions.is_over):
-            self._pending.store(members)
+            self.pending.store(members)
 
     def remove_views(self, shards: Iterable[str], members: Members) -> None:
         """Drop the changes of failed views, which are no longer members."""
         for shard in shards:
-            self._pending.forget(shard, members)
+            self.pending.forget(shard, members)
         self.failures = []
 
-    def changes(self, shard: str, schema: pa.Schema) -> Changes:
-        return self._pending.changes(shard, schema)
-
-    def stored(self, shard: str) -> Content:
+    def sum_content(self, shard: str) -> Content:
         """The count and digest that the commit would record for a shard."""
         found = ContentSums()
-        for part in self._pending.parts.get(shard, ()):
+        for part in self.pending.parts.get(shard, ()):
             found.take({shard: Content(part.rows, part.digest)})
-        if shard in self._pending.deltas:
-            found.take({shard: content_of(self._pending.deltas[shard])})
+        if shard in self.pending.deltas:
+            found.take({shard: content_of(self.pending.deltas[shard])})
         return found.all.get(shard, _EMPTY)
 
-    def table_deltas(self, members: Members) -> dict[str, pa.Table]:
+    def read_table_deltas(self, members: Members) -> dict[str, pa.Table]:
         """The deltas of kept tables, by name, over all portions so far."""
         found = {}
         for name in self.tables:
-            shard = members.record(name).shard
-            deltas = [_loaded(part, shard, members) for part in self._pending.parts.get(shard, ())]
-            if shard in self._pending.deltas:
-                deltas.append(self._pending.deltas[shard])
+            shard = members.find_record(name).shard
+            deltas = [_load_part(part, shard, members) for part in self.pending.parts.get(shard, ())]
+            if shard in self.pending.deltas:
+                deltas.append(self.pending.deltas[shard])
             if deltas:
                 found[name] = net(pa.concat_tables(deltas), name) if len(deltas) > 1 else deltas[0]
         return found
 
     def add(self, deltas: Mapping[str, pa.Table], failures: Iterable[ViewFailed]) -> None:
         """Add the deltas of views that joined after the computation; the next `keep` stores them."""
-        self._pending.put({**self._pending.deltas, **deltas})
+        self.pending.put({**self.pending.deltas, **deltas})
         self.failures.extend(failures)
 
-    def content(self, table: str, members: Members) -> pa.Table:
+    def read_table(self, table: str, members: Members) -> pa.Table:
         """The rows of a kept table, with their counts, before the current portion."""
-        before = members.table_content(table, self.time)
-        shard = members.collection(table)
-        stored = [_loaded(part, shard.name, members) for part in self._pending.parts.get(shard.name, ())]
+        before = members.read_table(table, self.time)
+        shard = members.open_collection(table)
+        stored = [_load_part(part, shard.name, members) for part in self.pending.parts.get(shard.name, ())]
         return net(pa.concat_tables([before, *stored]), table) if stored else before
-
-    def drop(self, members: Members) -> None:
-        self._pending.drop(members)
-
-    def settle(self) -> None:
-        self._pending.settle()
 
 
 def content_of(delta: pa.Table) -> Content:
@@ -312,11 +304,11 @@ def content_of(delta: pa.Table) -> Content:
     return Content(delta.num_rows, to_hex(digest(delta.drop_columns([DIFF]), diffs)))
 
 
-def _loaded(part: Part, shard: str, members: Members) -> pa.Table:
+def _load_part(part: Part, shard: str, members: Members) -> pa.Table:
     shards = members.shards
     data = part.inline or retry_read(lambda: shards.blob.get(part.key), shards.runtime, shards.settings)
     return decode_part(part, data, members.shard(shard).schema, shards.blob.path(part.key)).drop_columns([TIME])
 
 
-def _nothing(schema: pa.Schema) -> pa.Table:
+def _make_empty(schema: pa.Schema) -> pa.Table:
     return pa.schema([*schema, pa.field(DIFF, pa.int64(), nullable=False)]).empty_table()

@@ -40,7 +40,6 @@ from functools import partial, reduce
 import msgspec
 import pyarrow as pa
 
-from evertide.checkpoint.catalog import Checkpoints
 from evertide.errors import (
     Damaged,
     Diverged,
@@ -51,14 +50,14 @@ from evertide.errors import (
     Unexpected,
     ViewFailed,
 )
-from evertide.journal.journal import Journal
 from evertide.journal.records import Bound, Committed, Content, Input
 from evertide.journal.replay import ReplayGroup, ReplayResult, find_divergences
 from evertide.journal.staging import staged_of
-from evertide.observer import NO_OBSERVER, Fault, Observer, WrittenSize
-from evertide.pipeline.definition import Away, Definition, definition_write, read_definition, tables_under
-from evertide.pipeline.input.bound_rows import read_input, xids_of
+from evertide.observer import FaultEvent, Observer, WrittenSize
+from evertide.pipeline.definition import Away, Definition, find_tables_under, make_definition_write, read_definition
+from evertide.pipeline.input.bound_rows import collect_xids, read_input
 from evertide.pipeline.names import ERRORS
+from evertide.pipeline.process_context import ProcessContext
 from evertide.pipeline.recovery.divergence import add_evidence
 from evertide.pipeline.recovery.hydration import rehydrate_tables
 from evertide.pipeline.transaction.machine import Machine
@@ -66,16 +65,13 @@ from evertide.pipeline.transaction.members import Members
 from evertide.pipeline.transaction.phases import Phase, PhaseTracker
 from evertide.pipeline.transaction.portions import ContentSums, Portions, TransactionOutcome, content_of
 from evertide.rows.digest import ZERO, add
-from evertide.runtime import Runtime
 from evertide.scratch import using_system
-from evertide.settings import Settings
 from evertide.shard.append import Append, append_together
 from evertide.shard.parts.part import Part
-from evertide.sources.contract import HasXids, Rows, Source
-from evertide.store.meta import Guard, Meta, Write
+from evertide.sources.contract import HasXids, Rows
+from evertide.store.meta import Guard, Write
 from evertide.store.retry import retry_read
-from evertide.store.writers import Writer
-from evertide.types import Generation
+from evertide.types import Generation, Time
 
 __all__ = ["Runner"]
 
@@ -83,31 +79,18 @@ logger = logging.getLogger(__name__)
 
 
 class Runner:
-    def __init__(
-        self,
-        *,
-        meta: Meta,
-        members: Members,
-        machine: Machine,
-        journal: Journal,
-        checkpoints: Checkpoints,
-        writer: Writer,
-        sources: Mapping[str, Source],
-        runtime: Runtime,
-        settings: Settings,
-        observer: Observer = NO_OBSERVER,
-    ) -> None:
-        self.meta = meta
-        self.members = members
+    def __init__(self, context: ProcessContext, definition: Definition, machine: Machine) -> None:
+        self.meta = context.meta
+        self.journal = context.journal
+        self.checkpoints = context.checkpoints
+        self.writer = context.writer
+        self.sources = dict(context.sources)
+        self.runtime = context.runtime
+        self.settings = context.settings
+        self.members = Members(context.shards, definition)
         self.machine = machine
-        self.journal = journal
-        self.checkpoints = checkpoints
-        self.writer = writer
-        self.sources = dict(sources)
-        self.runtime = runtime
-        self.settings = settings
-        self.phases = PhaseTracker(observer, runtime, settings, machine.time)
-        self.view_shards = {name: view.shard for name, view in members.definition.live().items()}
+        self.phases = PhaseTracker(context.observer, context.runtime, context.settings, machine.time)
+        self.view_shards = {name: view.shard for name, view in definition.live_views().items()}
         """By view, the shard whose content its state produced."""
         self.outcome: TransactionOutcome | None = None
         """Of the transaction under way."""
@@ -131,7 +114,7 @@ class Runner:
         return self.members.definition
 
     @property
-    def time(self) -> int:
+    def time(self) -> Time:
         """The first transaction that is not committed."""
         outcome = self.outcome  # read once: other threads call this, too
         return self.machine.time if outcome is None else outcome.time
@@ -165,7 +148,7 @@ class Runner:
 
     def _finish_portion(self, outcome: TransactionOutcome) -> None:
         """Make durable what the next portion needs."""
-        self._leave(outcome)
+        self._remove_failed_views(outcome)
         outcome.keep(self.members)
 
     def commit(self) -> None:
@@ -175,17 +158,17 @@ class Runner:
             return
         self._check_views()
         self.phases.enter(Phase.COMMIT, self.time)
-        shards = self.members.all()
+        shards = self.members.open_all()
         appends = [
-            Append(shard.log, outcome.changes(name, shard.schema), outcome.time, outcome.time + 1)
+            Append(shard.log, outcome.pending.changes(name, shard.schema), outcome.time, outcome.time + 1)
             for name, shard in shards.items()
         ]
-        append_together(appends, self.writer, writes=self._record(outcome, tuple(shards)))
+        append_together(appends, self.writer, writes=self._make_record_writer(outcome, tuple(shards)))
         self.finish("committed")
 
     def _check_views(self) -> None:
         """A member view without state would miss the transaction."""
-        missing = sorted(self.definition.live().keys() - self.machine.views())
+        missing = sorted(self.definition.live_views().keys() - self.machine.views())
         if missing:
             raise Unexpected(where="Runner.commit", why=f"the views {missing} are members, and have no state")
 
@@ -193,20 +176,20 @@ class Runner:
         """Forget the outcome: it is committed, here or by a peer (`how`)."""
         outcome, self.outcome = self.outcome, None
         if outcome is not None:
-            outcome.settle()
+            outcome.pending.settle()
             given = {name: content.rows for name, content in outcome.sources.all.items()}
             stored, self._stored = self._stored, {}
             self.last_changed |= dict.fromkeys(outcome.tables, outcome.time)
-            self.phases.finish(outcome.time, how, given, self.members.by_collection(stored))
+            self.phases.finish(outcome.time, how, given, self.members.group_by_collection(stored))
 
-    def stretch(self, upper: int) -> ReplayGroup:
+    def read_stretch(self, upper: int) -> ReplayGroup:
         """The next transactions to replay in one step, all below `upper`; one, if a table is not kept."""
         is_several = all(table.shard for table in self.definition.tables.values() if table.is_declared)
-        return ReplayGroup.take(self._recorded(upper), self.settings.replay_rows_max if is_several else 0)
+        return ReplayGroup.take(self._read_recorded(upper), self.settings.replay_rows_max if is_several else 0)
 
-    def _recorded(self, upper: int) -> Iterator[tuple[Bound, Committed]]:
+    def _read_recorded(self, upper: int) -> Iterator[tuple[Bound, Committed]]:
         for time in range(self.machine.time, upper):
-            recorded = self.journal.committed(time)
+            recorded = self.journal.read_outcome(time)
             if recorded is None:
                 raise Damaged(path=self.journal.path, why=f"the result of transaction {time} is not recorded")
             yield self.journal.read(time), recorded
@@ -225,13 +208,13 @@ class Runner:
         if recorded.portions > 1 and len(staged_of(bound)) == sum(len(one.fragments) for one in bound.inputs.values()):
             return self._replay_in_portions(stretch, is_peers=is_peers)
         tables = [name for name in self.definition.tables if self.machine.tables.has(name)]
-        deltas = self.members.table_changes(stretch.time, stretch.upper, tables)
-        errors = self.members.dead_letter_changes(stretch.time, stretch.upper)
+        deltas = self.members.read_table_changes(stretch.time, stretch.upper, tables)
+        errors = self.members.read_dead_letter_changes(stretch.time, stretch.upper)
         unkept = {name for name, table in self.definition.tables.items() if table.is_declared and not table.shard}
         given: Mapping[str, Content] = {}
         if unkept:
             batches = read_input(bound, self.journal, self.sources, lambda table: table in unkept)
-            read = self.machine.tables.deltas(batches, lambda _: pa.schema([]).empty_table())
+            read = self.machine.tables.compute_deltas(batches, lambda _: pa.schema([]).empty_table())
             deltas, given = {**deltas, **read.tables}, read.sources
         found = self._replay_step(deltas, errors, count=len(stretch.bound))
         contents = {name: content_of(delta) for name, delta in found.items()}
@@ -246,12 +229,12 @@ class Runner:
         try:
             outcome.keep(self.members)  # of a portion that an earlier call has applied
             while not outcome.is_complete:
-                deltas = self.machine.tables.deltas(
-                    outcome.portions.current(), partial(outcome.content, members=self.members)
+                deltas = self.machine.tables.compute_deltas(
+                    outcome.portions.read_current(), partial(outcome.read_table, members=self.members)
                 )
                 found = self._replay_step(deltas.tables, deltas.errors, count=int(outcome.portions.is_last))
                 views.take({name: content_of(delta) for name, delta in found.items()})
-                outcome.take(self._without_key(deltas.tables), deltas)
+                outcome.take(self._select_without_key(deltas.tables), deltas)
                 outcome.keep(self.members)
         except (Unavailable, OutcomeUnknown):
             if not is_peers:  # opening starts over
@@ -268,9 +251,9 @@ class Runner:
         replaying, self._replaying = self._replaying, None
         self._cohorts_before = []
         if replaying is not None:
-            replaying[0].drop(self.members)
+            replaying[0].pending.drop(self.members)
 
-    def _without_key(self, deltas: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
+    def _select_without_key(self, deltas: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
         """By shard, the deltas of tables without a key: later portions may need them, and no state has them."""
         tables = self.definition.tables
         return {
@@ -362,7 +345,7 @@ class Runner:
         for name, error in wrong.items():
             why = f"the state of table {name!r} has {error.found}, but {error.expected} is recorded"
             logger.error("%s", self._add_evidence(StateDiverged(views=(), time=error.time, why=why)))
-            for view in [view for view in self.view_shards if name in tables_under(machine.engine.views, view)]:
+            for view in [view for view in self.view_shards if name in find_tables_under(machine.engine.views, view)]:
                 if (lost := machine.discard(view, why)) is not None:
                     self._lose(StateDiverged(views=lost.views, time=error.time, why=why))
         return {shard for shard in differ if shard in names}
@@ -375,12 +358,12 @@ class Runner:
         shards: dict[str, Content | None] = dict.fromkeys(recorded.shards)
         is_same = not is_peers and bound.generation == self.definition.generation
         if is_same:
-            shards = dict.fromkeys(self.definition.members())
+            shards = dict.fromkeys(self.definition.list_members())
         for name, content in found.items():
             shard = self.view_shards[name]
             if shard in recorded.shards or is_same:
                 shards[shard] = content
-        unkept_only = self._sources_of_unkept()
+        unkept_only = self._find_unkept_sources()
         sources = {name: given.get(name, Content(0, ZERO)) if name in unkept_only else None for name in bound.inputs}
         return ReplayResult(stretch.time, sources, shards, len(stretch.bound))
 
@@ -393,22 +376,22 @@ class Runner:
                     self.last_changed[name] = recorded.time
             taken = {name: WrittenSize(content.rows, 0) for name, content in recorded.shards.items()}
             rows = {name: content.rows for name, content in recorded.sources.items()}
-            self.phases.finish(recorded.time, how, rows, self.members.by_collection(taken))
+            self.phases.finish(recorded.time, how, rows, self.members.group_by_collection(taken))
 
-    def _sources_of_unkept(self) -> set[str]:
+    def _find_unkept_sources(self) -> set[str]:
         """Sources without kept tables: a replay reads all their rows again."""
         kept = {name for name, table in self.definition.tables.items() if table.shard}
         return {name for name, source in self.sources.items() if not kept.intersection(source.tables)}
 
     def _compute(self, outcome: TransactionOutcome) -> None:
         self.phases.enter(Phase.READ, self.time)
-        batches = outcome.portions.current()
-        deltas = self.machine.tables.deltas(batches, partial(outcome.content, members=self.members))
+        batches = outcome.portions.read_current()
+        deltas = self.machine.tables.compute_deltas(batches, partial(outcome.read_table, members=self.members))
         self.phases.enter(Phase.COMPUTE, self.time)
         tables = self.definition.tables
         by_shard = {tables[name].shard: delta for name, delta in deltas.tables.items() if tables[name].shard}
         by_shard[self.definition.errors] = deltas.errors
-        outcome.store_ahead(by_shard, self.members)
+        outcome.pending.store_ahead(by_shard, self.members)
         try:
             with using_system(f"transaction {outcome.time}"):
                 found = self.machine.step(deltas.tables, deltas.errors, count=int(outcome.portions.is_last))
@@ -428,13 +411,13 @@ class Runner:
     def _report(self, failure: ViewFailed) -> None:
         logger.error("%s", failure)
         for name in failure.views:
-            self.observer.on_fault(Fault("view", name, failure.error_code, time=failure.time))
+            self.observer.on_fault(FaultEvent("view", name, failure.error_code, time=failure.time))
 
     def _add_evidence(self, failure: StateDiverged) -> StateDiverged:
         parts = self.machine.lost_parts.pop(failure.views, ())
         return add_evidence(failure, self.definition, parts, self.writer.id, self.members.shards.blob, self.runtime)
 
-    def _leave(self, outcome: TransactionOutcome) -> None:
+    def _remove_failed_views(self, outcome: TransactionOutcome) -> None:
         self._set_away(outcome.failures)
         views = self.definition.views
         outcome.remove_views(
@@ -452,7 +435,9 @@ class Runner:
         for failure in failures:
             for name in failure.views:
                 if name in views and views[name].away is None:
-                    views[name] = msgspec.structs.replace(views[name], away=Away.after(failure, self.runtime.wall_s()))
+                    views[name] = msgspec.structs.replace(
+                        views[name], away=Away.from_failure(failure, self.runtime.wall_s())
+                    )
         if views != self.definition.views:
             self.change(views=views)
 
@@ -465,16 +450,16 @@ class Runner:
         definition = msgspec.structs.replace(
             self.definition, generation=self.definition.generation + 1, change=self.runtime.new_id(), **changes
         )
-        self.writer.change_generation(definition.members(), [definition_write(number, definition)], guards)
-        self.members = self.members.moved(definition)
-        self.view_shards = {name: view.shard for name, view in definition.live().items()}
+        self.writer.change_generation(definition.list_members(), [make_definition_write(number, definition)], guards)
+        self.members = self.members.move_to(definition)
+        self.view_shards = {name: view.shard for name, view in definition.live_views().items()}
 
     def adopt(self, definition: Definition, generation: Generation) -> None:
         """Adopt a peer's definition and generation together, without a storage call in between."""
-        self.members = self.members.moved(definition)
+        self.members = self.members.move_to(definition)
         self.writer.know_generation(generation)
 
-    def _record(
+    def _make_record_writer(
         self, outcome: TransactionOutcome, names: Sequence[str]
     ) -> Callable[[Sequence[tuple[Part, ...]]], Sequence[Write]]:
         def made(stored: Sequence[tuple[Part, ...]]) -> Sequence[Write]:
@@ -486,7 +471,7 @@ class Runner:
                 name: WrittenSize(contents[name].rows, sum(part.bytes for part in parts))
                 for name, parts in zip(names, stored, strict=True)
             }
-            given, xids = outcome.sources.all, xids_of(outcome.bound, has_upstream=self.has_upstream)
+            given, xids = outcome.sources.all, collect_xids(outcome.bound, has_upstream=self.has_upstream)
             record = Committed(outcome.time, given, contents, self.writer.id, outcome.count, xids)
             return [self.journal.commit_write(record)]
 

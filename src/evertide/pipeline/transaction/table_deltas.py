@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 from evertide.errors import InvalidInput
 from evertide.flow.state.arrangement import Arrangement
 from evertide.flow.state.keys import canonicalize
-from evertide.flow.state.manifest import Manifest
+from evertide.flow.state.manifest import ArrangementManifest
 from evertide.journal.records import Content
 from evertide.pipeline.engine import DeclaredTable, StateStore
 from evertide.pipeline.names import ERRORS, path_name
@@ -64,7 +64,10 @@ class TableDeltas:
 
 class Tables:
     def __init__(
-        self, tables: Mapping[str, DeclaredTable], store: StateStore, saved: Mapping[str, Manifest] | None = None
+        self,
+        tables: Mapping[str, DeclaredTable],
+        store: StateStore,
+        saved: Mapping[str, ArrangementManifest] | None = None,
     ) -> None:
         """`saved` is the result of `save`, from a checkpoint; without it the tables are empty."""
         self._tables: dict[str, DeclaredTable] = {}
@@ -75,7 +78,7 @@ class Tables:
         self._errors = self._arrange(f"{ERRORS}.keyed", ERRORS_SCHEMA, _ERRORS_KEY, saved)
 
     def _arrange(
-        self, name: str, schema: pa.Schema, key: tuple[str, ...], all_saved: Mapping[str, Manifest] | None
+        self, name: str, schema: pa.Schema, key: tuple[str, ...], all_saved: Mapping[str, ArrangementManifest] | None
     ) -> Arrangement:
         store = self._store
         parts: dict[str, Any] = {"blob": store.blob, "cache": store.cache, "new_name": store.new_name}
@@ -91,31 +94,31 @@ class Tables:
         """
         self._add(table, None)
 
-    def _add(self, table: DeclaredTable, saved: Mapping[str, Manifest] | None) -> None:
+    def _add(self, table: DeclaredTable, saved: Mapping[str, ArrangementManifest] | None) -> None:
         self._tables[table.name] = table
         if table.key:
             name = f"{path_name(table.name)}.keyed{len(table.schema)}"
             self._by_key[table.name] = self._arrange(name, table.schema, table.key, saved)
 
-    def kept(self) -> Iterator[Arrangement]:
+    def list_arrangements(self) -> Iterator[Arrangement]:
         yield from self._by_key.values()
         yield self._errors
 
-    def deltas(self, batches: Iterable[tuple[str, Rows]], content: Callable[[str], pa.Table]) -> TableDeltas:
+    def compute_deltas(self, batches: Iterable[tuple[str, Rows]], content: Callable[[str], pa.Table]) -> TableDeltas:
         """The deltas for batches with the names of their sources. `content` returns a table's rows with counts."""
         by_table: dict[str, list[tuple[str, Rows]]] = {}
         given: dict[str, tuple[int, int]] = {}
         for source, batch in batches:
             by_table.setdefault(batch.table, []).append((source, batch))
             rows, total = given.get(source, (0, 0))
-            given[source] = (rows + batch.rows.num_rows + len(batch.faults), total + _digest(batch))
+            given[source] = (rows + batch.rows.num_rows + len(batch.faults), total + _digest_batch(batch))
         found, errors = {}, []
         for name, several in by_table.items():
             made = self._gather(name, several)
-            delta = self._delta(made, content)
+            delta = self._compute_delta(made, content)
             if delta.num_rows:
                 found[name] = delta
-            errors.append(self._errors_delta(made))
+            errors.append(self._compute_errors_delta(made))
         empty = pa.schema([*ERRORS_SCHEMA, _DIFF_FIELD]).empty_table()
         contents = {source: Content(rows, to_hex(total % (1 << 128))) for source, (rows, total) in given.items()}
         return TableDeltas(found, net(pa.concat_tables([empty, *errors]), ERRORS), contents)
@@ -148,28 +151,28 @@ class Tables:
             calls.append(self._errors.prepare(errors))
         return calls
 
-    def save(self) -> dict[str, Manifest]:
-        return {kept.name: kept.save() for kept in self.kept()}
+    def save(self) -> dict[str, ArrangementManifest]:
+        return {kept.name: kept.save() for kept in self.list_arrangements()}
 
     def maintain(self, is_stopping: IsStopping) -> bool:
-        done = [kept.maintain(is_stopping) for kept in self.kept()]
+        done = [kept.maintain(is_stopping) for kept in self.list_arrangements()]
         return any(done)
 
-    def _delta(self, made: TableInput, content: Callable[[str], pa.Table]) -> pa.Table:
+    def _compute_delta(self, made: TableInput, content: Callable[[str], pa.Table]) -> pa.Table:
         table = made.table
         if not table.key:
-            return _unkeyed_delta(made, content)
+            return _compute_unkeyed_delta(made, content)
         kept = self._by_key[table.name]
         old = kept.scan() if made.is_truncated else kept.lookup(made.keys_once)
         new = made.upserts
         return net(
-            pa.concat_tables([_with_diffs(old, -_diffs(old)), _with_diffs(new, np.ones(new.num_rows, np.int64))]),
+            pa.concat_tables([_add_diffs(old, -_read_diffs(old)), _add_diffs(new, np.ones(new.num_rows, np.int64))]),
             table.name,
         )
 
-    def _errors_delta(self, made: TableInput) -> pa.Table:
+    def _compute_errors_delta(self, made: TableInput) -> pa.Table:
         letters = made.final_letters
-        new = _with_diffs(_letters(made.table, letters), np.ones(len(letters), np.int64))
+        new = _add_diffs(_make_letter_rows(made.table, letters), np.ones(len(letters), np.int64))
         if not made.table.key or not self._errors.rows:
             return new
         if made.is_truncated:
@@ -177,17 +180,17 @@ class Tables:
             of_keys = pc.and_(pc.equal(all_old.column("table"), made.table.name), all_old.column("key").is_valid())
             old = all_old.filter(of_keys)
         else:
-            texts = _key_texts(made.keys_once)
+            texts = _write_keys(made.keys_once)
             names = [made.table.name] * len(texts)
             schema = pa.schema([ERRORS_SCHEMA.field(column) for column in _ERRORS_KEY])
             old = self._errors.lookup(pa.Table.from_arrays([pa.array(names), pa.array(texts)], schema=schema))
-        return pa.concat_tables([_with_diffs(old, -_diffs(old)), new])
+        return pa.concat_tables([_add_diffs(old, -_read_diffs(old)), new])
 
 
-def _unkeyed_delta(made: TableInput, content: Callable[[str], pa.Table]) -> pa.Table:
+def _compute_unkeyed_delta(made: TableInput, content: Callable[[str], pa.Table]) -> pa.Table:
     table, ops = made.table, made.ops
     rows = pa.Table.from_arrays(made.rows.columns, schema=table.schema)
-    changes = _with_diffs(rows, np.where(ops == UPSERT, 1, -1))
+    changes = _add_diffs(rows, np.where(ops == UPSERT, 1, -1))
     taken = lowest(changes) if (ops == DELETE).any() else changes.slice(0, 0)
     delta = net(changes, table.name)
     if not made.is_truncated and taken.num_rows == 0:
@@ -197,21 +200,21 @@ def _unkeyed_delta(made: TableInput, content: Callable[[str], pa.Table]) -> pa.T
         raise InvalidInput(where=f"table {table.name!r}", why=why)
     before = content(table.name)
     if made.is_truncated:
-        gone, before = _with_diffs(before, -_diffs(before)), before.slice(0, 0)
+        gone, before = _add_diffs(before, -_read_diffs(before)), before.slice(0, 0)
         delta = pa.concat_tables([delta, gone])
-    return net(pa.concat_tables([delta, _excess(taken, before, table.name)]), table.name)
+    return net(pa.concat_tables([delta, _find_excess(taken, before, table.name)]), table.name)
 
 
-def _excess(taken: pa.Table, before: pa.Table, where: str) -> pa.Table:
+def _find_excess(taken: pa.Table, before: pa.Table, where: str) -> pa.Table:
     """Additions that cancel the deletes of rows that do not exist."""
     left = net(pa.concat_tables([taken, before]), where)
     below = left.filter(pc.less(left.column(DIFF), 0))
-    return _with_diffs(below, -_diffs(below))
+    return _add_diffs(below, -_read_diffs(below))
 
 
-def _letters(table: DeclaredTable, letters: Sequence[DeadLetter]) -> pa.Table:
+def _make_letter_rows(table: DeclaredTable, letters: Sequence[DeadLetter]) -> pa.Table:
     keys = [letter.fault.key for letter in letters if table.key and letter.fault.key is not None]
-    texts = iter(_key_texts(pa.concat_tables(keys)) if keys else [])
+    texts = iter(_write_keys(pa.concat_tables(keys)) if keys else [])
     rows = [
         {
             "table": table.name,
@@ -227,13 +230,13 @@ def _letters(table: DeclaredTable, letters: Sequence[DeadLetter]) -> pa.Table:
     return pa.Table.from_pylist(rows, ERRORS_SCHEMA)
 
 
-def _key_texts(keys: pa.Table) -> list[str]:
+def _write_keys(keys: pa.Table) -> list[str]:
     """Equal keys have equal texts, independent of other keys, so that a valid row finds the letters of its key."""
     columns = [canonicalize(one_chunk(column)) for column in keys.columns]
     return json_texts(pa.Table.from_arrays(columns, names=keys.schema.names))
 
 
-def _digest(batch: Rows) -> int:
+def _digest_batch(batch: Rows) -> int:
     ones = np.ones(batch.rows.num_rows, np.int64)
     if not batch.faults:
         return digest(batch.rows, ones)
@@ -241,11 +244,11 @@ def _digest(batch: Rows) -> int:
     return digest(batch.rows, ones) + digest(raw, np.ones(raw.num_rows, np.int64))
 
 
-def _with_diffs(rows: pa.Table, diffs: Longs) -> pa.Table:
+def _add_diffs(rows: pa.Table, diffs: Longs) -> pa.Table:
     plain = rows.drop_columns([DIFF]) if DIFF in rows.schema.names else rows
     return plain.append_column(_DIFF_FIELD, pa.array(diffs))
 
 
-def _diffs(rows: pa.Table) -> Longs:
+def _read_diffs(rows: pa.Table) -> Longs:
     found: Longs = rows.column(DIFF).to_numpy()
     return found

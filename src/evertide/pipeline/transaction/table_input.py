@@ -19,9 +19,9 @@ import numpy as np
 import pyarrow as pa
 
 from evertide.flow.aggregates.groups import group_rows
-from evertide.json_values import python_rows
 from evertide.pipeline.engine import DeclaredTable
 from evertide.rows.columns import Longs, one_chunk
+from evertide.rows.python_rows import python_rows
 from evertide.sources.contract import DELETE, OP, SAME, TRUNCATE, UPSERT, Fault, Rows
 from evertide.sources.values.fit import extract_key
 
@@ -103,10 +103,10 @@ def gather_input(table: DeclaredTable, batches: Sequence[tuple[str, Rows]]) -> T
         rows.drop_columns([OP, SAME]),
         ops,
         _place_letters(letters, ops) if table.key else tuple(letters),
-        _marks(rows.column(SAME)),
+        _read_marks(rows.column(SAME)),
         tuple(dict.fromkeys(source for source, _ in batches)),
     )
-    return _since_truncate(made)
+    return _cut_at_truncate(made)
 
 
 def _place_letters(letters: Sequence[DeadLetter], ops: Longs) -> tuple[DeadLetter, ...]:
@@ -115,13 +115,13 @@ def _place_letters(letters: Sequence[DeadLetter], ops: Longs) -> tuple[DeadLette
     return tuple(letter if letter.fault.key is None else replace(letter, row=next(rows)) for letter in letters)
 
 
-def _marks(same: Any) -> dict[int, str]:
+def _read_marks(same: Any) -> dict[int, str]:
     if same.null_count == len(same):
         return {}
     return {row: same[row].as_py() for row in np.flatnonzero(np.asarray(same.is_valid())).tolist()}
 
 
-def _since_truncate(made: TableInput) -> TableInput:
+def _cut_at_truncate(made: TableInput) -> TableInput:
     cuts = np.flatnonzero(made.ops == TRUNCATE)
     if not len(cuts):
         return made
@@ -152,7 +152,7 @@ def _check_nulls(
 ) -> tuple[pa.Table, list[Fault]]:
     """The rows that fit, and all faults in order: the given ones, and rows with a NULL in a NOT NULL column."""
     ops = rows.column(OP).to_numpy()
-    marks = _marks(rows.column(SAME))
+    marks = _read_marks(rows.column(SAME))
     bad = np.zeros(rows.num_rows, np.bool_)
     why = np.full(rows.num_rows, -1)
     for at, field in enumerate(table.schema):
@@ -163,24 +163,24 @@ def _check_nulls(
         if field.name not in table.key:
             missing = missing & (ops == UPSERT)
         for row, mark in marks.items():
-            missing[row] = missing[row] and field.name not in _named(mark)[1]
+            missing[row] = missing[row] and field.name not in _parse_mark(mark)[1]
         why[missing & ~bad] = at
         bad |= missing
     if not bad.any():
         return rows, sorted(given, key=lambda fault: fault.after)
     found = [(fault.after, 0, fault) for fault in given]  # a given fault comes before the row that it names
     names = table.schema.names
-    found += [(at, 1, _null_fault(table, rows, at, names[why[at]], source)) for at in np.flatnonzero(bad).tolist()]
+    found += [(at, 1, _make_null_fault(table, rows, at, names[why[at]], source)) for at in np.flatnonzero(bad).tolist()]
     found.sort(key=lambda one: one[:2])
     kept = np.concatenate([[0], np.cumsum(~bad)])  # the number of remaining rows before each
     return rows.filter(pa.array(~bad)), [replace(fault, after=int(kept[fault.after])) for _, _, fault in found]
 
 
-def _null_fault(table: DeclaredTable, rows: pa.Table, at: int, column: str, source: str) -> Fault:
-    return _fault(table, rows, at, f"column {column!r} is NULL, and the table allows none", source)
+def _make_null_fault(table: DeclaredTable, rows: pa.Table, at: int, column: str, source: str) -> Fault:
+    return _make_fault(table, rows, at, f"column {column!r} is NULL, and the table allows none", source)
 
 
-def _fault(table: DeclaredTable, rows: pa.Table, at: int, reason: str, source: str) -> Fault:
+def _make_fault(table: DeclaredTable, rows: pa.Table, at: int, reason: str, source: str) -> Fault:
     row = rows.slice(at, 1).select(table.schema.names)
     return Fault(
         table=table.name,
@@ -207,7 +207,7 @@ def json_texts(rows: pa.Table) -> list[str]:
     """Each row as JSON. The text of a row does not depend on the others."""
     try:
         found: list[Mapping[str, Any]] = rows.to_pylist()
-    except (OverflowError, ValueError):  # values that Python lacks, such as the year 10000
+    except (OverflowError, ValueError):  # values that Python lacks: the year 10000, texts that are not UTF-8
         found = [row for at in range(rows.num_rows) for row in python_rows(rows.slice(at, 1))]
     return [json.dumps(row, default=str, ensure_ascii=False) for row in found]
 
@@ -215,7 +215,7 @@ def json_texts(rows: pa.Table) -> list[str]:
 # Columns that an upsert leaves unchanged
 
 
-def _named(mark: str) -> tuple[bool, list[str]]:
+def _parse_mark(mark: str) -> tuple[bool, list[str]]:
     """Whether the key changed, and the unchanged columns."""
     found = json.loads(mark)
     return (True, found["moved"]) if isinstance(found, dict) else (False, found)
@@ -226,7 +226,7 @@ def fill_unchanged(made: TableInput, lookup: Callable[[pa.Table], pa.Table]) -> 
     if not made.same:
         return made
     values = _Values(made, lookup)
-    found, bad = values.found()
+    found, bad = values.find_values()
     rows, ops = made.rows, made.ops.copy()
     for at, field in enumerate(made.table.schema):
         here = {row: given[field.name] for row, given in found.items() if field.name in given}
@@ -240,7 +240,7 @@ def fill_unchanged(made: TableInput, lookup: Callable[[pa.Table], pa.Table]) -> 
     for row, column in bad.items():
         ops[row] = _FAULT
         why = f"column {column!r} is as it was, but the row that had its value did not fit either, or is not there"
-        letters.append(DeadLetter(made.sources[0], _fault(made.table, rows, row, why, made.sources[0]), row))
+        letters.append(DeadLetter(made.sources[0], _make_fault(made.table, rows, row, why, made.sources[0]), row))
     return replace(made, rows=rows, ops=ops, letters=tuple(letters), same={})
 
 
@@ -262,23 +262,23 @@ class _Values:
         """By changed key, its current row in the input; None if it has no row."""
         self._found: dict[int, dict[str, Any]] = {}
 
-    def found(self) -> tuple[dict[int, dict[str, Any]], dict[int, str]]:
+    def find_values(self) -> tuple[dict[int, dict[str, Any]], dict[int, str]]:
         """Values by row and column, as arrays of length 1; and rows without a value, each with the column."""
         bad: dict[int, str] = {}
-        deleted: Callable[[str], Any] = self._nothing
+        deleted: Callable[[str], Any] = self._raise_missing
         for row, (key, op) in enumerate(zip(self._keys, self._made.ops.tolist(), strict=True)):
             if op == UPSERT and row in self._made.same:
-                is_moved, names = _named(self._made.same[row])
-                value_of = deleted if is_moved else self._reader(key)
+                is_moved, names = _parse_mark(self._made.same[row])
+                value_of = deleted if is_moved else self._make_reader(key)
                 try:
                     self._found[row] = {name: value_of(name) for name in names}
                 except KeyError as error:
                     bad[row] = str(error.args[0])
-            deleted = self._reader(key) if op == DELETE else self._nothing
+            deleted = self._make_reader(key) if op == DELETE else self._raise_missing
             self._now[key] = row if op == UPSERT and row not in bad else None
         return self._found, bad
 
-    def _reader(self, key: int) -> Callable[[str], Any]:
+    def _make_reader(self, key: int) -> Callable[[str], Any]:
         """A function that returns the key's current value of a column."""
         at, is_changed, old = self._now.get(key), key in self._now, self._old.get(key)
 
@@ -293,5 +293,5 @@ class _Values:
         return value
 
     @staticmethod
-    def _nothing(name: str) -> Any:
+    def _raise_missing(name: str) -> Any:
         raise KeyError(name)

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from evertide.errors import InvalidInput
-from evertide.plan.algebra.nodes import Aggregate, Attribute, Function, Join, Map, Node
+from evertide.plan.algebra.nodes import Aggregate, Attribute, EvalMode, Function, Join, JoinType, Map, PlanNode
 from evertide.plan.algebra.order import canonicalize_aggregate, sort_collected
 from evertide.plan.catalyst.catalyst import Catalyst
-from evertide.plan.catalyst.scala import optional, sequence
-from evertide.plan.catalyst.walk import kind, within
+from evertide.plan.catalyst.scala import read_list, read_option
+from evertide.plan.catalyst.walk import kind, walk_parts
 
 __all__ = [
     "make_aggregate",
@@ -58,7 +58,7 @@ def to_attribute(attribute: Any) -> Attribute:
     return Attribute(attribute.exprId().id(), attribute.name(), attribute.dataType().json(), bool(attribute.nullable()))
 
 
-def make_map(catalyst: Catalyst, columns: list[Any], child: Node) -> Map:
+def make_map(catalyst: Catalyst, columns: list[Any], child: PlanNode) -> Map:
     """Project a node to attributes and aliases of Catalyst."""
     passed = {}
     for column in columns:
@@ -66,20 +66,18 @@ def make_map(catalyst: Catalyst, columns: list[Any], child: Node) -> Map:
         if kind(source) == "AttributeReference":
             passed[column.exprId().id()] = source.exprId().id()
     jvm = catalyst.project(columns, child.jvm)
-    output = tuple(to_attribute(attribute) for attribute in sequence(jvm.output()))
+    output = tuple(to_attribute(attribute) for attribute in read_list(jvm.output()))
     is_moves_only = len(passed) == len(columns)
     return Map(jvm=jvm, output=output, children=(child,), passed=passed, is_moves_only=is_moves_only)
 
 
-def make_aggregate(catalyst: Catalyst, jvm: Any, child: Node, where: str) -> Node:
+def make_aggregate(catalyst: Catalyst, jvm: Any, child: PlanNode, where: str) -> PlanNode:
     """Convert a Catalyst Aggregate whose child is already converted."""
     keys, results, child = _move_keys_to_columns(catalyst, jvm, child)
     refuse_collated(catalyst, keys, where)
     refuse_collated(catalyst, _list_distinct_arguments(results), where)
     results = [_canonicalize(catalyst, result, where) for result in results]
-    found = _remove_duplicates(
-        part for result in results for part in within(result) if kind(part) == "AggregateExpression"
-    )
+    found = _remove_duplicates(_list_functions(results))
     if not keys and not found:  # its one row must exist
         found = [catalyst.count_rows()]
     parts = _split_parts(found)
@@ -98,59 +96,60 @@ def refuse_collated(catalyst: Catalyst, keys: list[Any], where: str) -> None:
             raise InvalidInput(where=where, why=why)
 
 
+def _list_functions(results: list[Any]) -> list[Any]:
+    return [part for result in results for part in walk_parts(result) if kind(part) == "AggregateExpression"]
+
+
 def _list_distinct_arguments(results: list[Any]) -> list[Any]:
     """The arguments of DISTINCT functions, except min and max, for which DISTINCT changes nothing."""
-    found = [part for result in results for part in within(result) if kind(part) == "AggregateExpression"]
     return [
         argument
-        for part in found
+        for part in _list_functions(results)
         if part.isDistinct() and kind(part.aggregateFunction()) not in ("Min", "Max")
-        for argument in sequence(part.aggregateFunction().children())
+        for argument in read_list(part.aggregateFunction().children())
     ]
 
 
 def move_keys_below(catalyst: Catalyst, jvm: Any, is_computed: Callable[[Any], bool]) -> Any:
     """Make each key for which `is_computed` holds a column of the Aggregate's input."""
-    keys = sequence(jvm.groupingExpressions())
+    keys = read_list(jvm.groupingExpressions())
     added = [(key, catalyst.alias(key, "key")) for key in _remove_duplicates(filter(is_computed, keys))]
     swaps = [(key, alias.toAttribute()) for key, alias in added]
-    below = catalyst.project([*sequence(jvm.child().output()), *(alias for _, alias in added)], jvm.child())
+    below = catalyst.project([*read_list(jvm.child().output()), *(alias for _, alias in added)], jvm.child())
     return replace_by_columns(catalyst, jvm, swaps, below)
 
 
 def replace_by_columns(catalyst: Catalyst, jvm: Any, swaps: list[tuple[Any, Any]], below: Any) -> Any:
     """Put an Aggregate on another input, with expressions replaced by columns of it."""
-    keys = [_substitute(catalyst, key, swaps) for key in sequence(jvm.groupingExpressions())]
-    columns = sequence(jvm.aggregateExpressions())
+    keys = [_substitute(catalyst, key, swaps) for key in read_list(jvm.groupingExpressions())]
+    columns = read_list(jvm.aggregateExpressions())
     columns = [_keep_name(catalyst, column, _substitute(catalyst, column, swaps)) for column in columns]
     return catalyst.aggregate(keys, columns, below)
 
 
 def project_above_aggregate(catalyst: Catalyst, jvm: Any) -> Any:
     """Split an Aggregate into one that outputs only keys and functions, and a Project that computes its results."""
-    keys = sequence(jvm.groupingExpressions())
-    results = sequence(jvm.aggregateExpressions())
-    found = _remove_duplicates(
-        part for result in results for part in within(result) if kind(part) == "AggregateExpression"
-    )
+    keys = read_list(jvm.groupingExpressions())
+    results = read_list(jvm.aggregateExpressions())
+    found = _remove_duplicates(_list_functions(results))
     columns = [catalyst.alias(expression, "value") for expression in (*keys, *found)]
     swaps = [(before, column.toAttribute()) for before, column in zip((*keys, *found), columns, strict=True)]
     above = [_keep_name(catalyst, result, _substitute(catalyst, result, swaps)) for result in results]
     return catalyst.project(above, catalyst.aggregate(keys, columns, jvm.child()))
 
 
-def _move_keys_to_columns(catalyst: Catalyst, jvm: Any, child: Node) -> tuple[list[Any], list[Any], Node]:
+def _move_keys_to_columns(catalyst: Catalyst, jvm: Any, child: PlanNode) -> tuple[list[Any], list[Any], PlanNode]:
     """Keys as attributes, the results over them, and a child with these attributes."""
     keys, added = [], []
-    for expression in sequence(jvm.groupingExpressions()):
+    for expression in read_list(jvm.groupingExpressions()):
         if kind(expression) == "AttributeReference":
             keys.append(expression)
         else:
             added.append((expression, catalyst.alias(expression, "key")))
             keys.append(added[-1][1].toAttribute())
-    results = sequence(jvm.aggregateExpressions())
+    results = read_list(jvm.aggregateExpressions())
     if added:
-        child = make_map(catalyst, [*sequence(child.jvm.output()), *(alias for _, alias in added)], child)
+        child = make_map(catalyst, [*read_list(child.jvm.output()), *(alias for _, alias in added)], child)
         swaps = [(expression, alias.toAttribute()) for expression, alias in added]
         results = [_keep_name(catalyst, result, _substitute(catalyst, result, swaps)) for result in results]
     return _remove_duplicates(keys), results, child
@@ -166,16 +165,16 @@ def _keep_name(catalyst: Catalyst, before: Any, after: Any) -> Any:
 def _canonicalize(catalyst: Catalyst, expression: Any, where: str) -> Any:
     if kind(expression) == "AggregateExpression":
         return canonicalize_aggregate(catalyst, expression, where)
-    children = sequence(expression.children())
-    return catalyst.with_children(expression, [_canonicalize(catalyst, child, where) for child in children])
+    children = read_list(expression.children())
+    return catalyst.replace_children(expression, [_canonicalize(catalyst, child, where) for child in children])
 
 
 def _substitute(catalyst: Catalyst, expression: Any, swaps: list[tuple[Any, Any]]) -> Any:
     for before, after in swaps:
         if expression.semanticEquals(before):
             return after
-    children = sequence(expression.children())
-    return catalyst.with_children(expression, [_substitute(catalyst, child, swaps) for child in children])
+    children = read_list(expression.children())
+    return catalyst.replace_children(expression, [_substitute(catalyst, child, swaps) for child in children])
 
 
 def _remove_duplicates(found: Any) -> list[Any]:
@@ -201,7 +200,7 @@ def _split_parts(found: list[Any]) -> list[_Part]:
 
 
 def _add_distinct(parts: list[_Part], expression: Any) -> None:
-    arguments = [child for child in sequence(expression.aggregateFunction().children()) if not child.foldable()]
+    arguments = [child for child in read_list(expression.aggregateFunction().children()) if not child.foldable()]
     for part in parts:
         if _has_inverse(part.functions[0]) != _has_inverse(expression):
             continue
@@ -216,7 +215,7 @@ def _add_distinct(parts: list[_Part], expression: Any) -> None:
 def _has_inverse(expression: Any) -> bool:
     function = expression.aggregateFunction()
     name = kind(function)
-    types = [child.dataType().json() for child in sequence(function.children())]
+    types = [child.dataType().json() for child in read_list(function.children())]
     if name == "Count" or (name in ("Min", "Max") and _is_arrow_ordered(types[0])):
         return True
     if name in _SUMMED:
@@ -231,7 +230,7 @@ def _is_arrow_ordered(data_type: str) -> bool:
 
 
 def _make_recomputed(
-    catalyst: Catalyst, keys: list[Any], results: list[Any], child: Node, found: list[Any]
+    catalyst: Catalyst, keys: list[Any], results: list[Any], child: PlanNode, found: list[Any]
 ) -> Aggregate:
     jvm = catalyst.aggregate(keys, results, child.jvm)
     ids = [key.exprId().id() for key in keys]
@@ -242,7 +241,7 @@ def _make_recomputed(
             passed[result.exprId().id()] = source.exprId().id()
     return Aggregate(
         jvm=jvm,
-        output=tuple(to_attribute(attribute) for attribute in sequence(jvm.output())),
+        output=tuple(to_attribute(attribute) for attribute in read_list(jvm.output())),
         children=(child,),
         passed=passed,
         keys=tuple(ids),
@@ -250,8 +249,10 @@ def _make_recomputed(
     )
 
 
-def _join_parts(catalyst: Catalyst, keys: list[Any], results: list[Any], child: Node, parts: list[_Part]) -> Node:
-    made: Node | None = None
+def _join_parts(
+    catalyst: Catalyst, keys: list[Any], results: list[Any], child: PlanNode, parts: list[_Part]
+) -> PlanNode:
+    made: PlanNode | None = None
     swaps: list[tuple[Any, Any]] = []
     first_keys: list[Any] = []
     for part in parts:
@@ -267,23 +268,27 @@ def _join_parts(catalyst: Catalyst, keys: list[Any], results: list[Any], child: 
     return make_map(catalyst, columns, made)
 
 
-def _join_by_keys(catalyst: Catalyst, left: Node, right: Node, left_keys: list[Any], right_keys: list[Any]) -> Join:
+def _join_by_keys(
+    catalyst: Catalyst, left: PlanNode, right: PlanNode, left_keys: list[Any], right_keys: list[Any]
+) -> Join:
     condition = None
     for a, b in zip(left_keys, right_keys, strict=True):
         equal = catalyst.expression("EqualNullSafe", a, b)
         condition = equal if condition is None else catalyst.expression("And", condition, equal)
     return Join(
-        jvm=catalyst.join(left.jvm, right.jvm, "Inner", condition),
+        jvm=catalyst.join(left.jvm, right.jvm, JoinType.INNER, condition),
         output=(*left.output, *right.output),
         children=(left, right),
-        join="Inner",
+        join=JoinType.INNER,
         keys=tuple((a.exprId().id(), b.exprId().id()) for a, b in zip(left_keys, right_keys, strict=True)),
         is_null_safe=(True,) * len(left_keys),
         has_more=False,
     )
 
 
-def _make_part(catalyst: Catalyst, keys: list[Any], child: Node, part: _Part) -> tuple[Node, list[Any], list[Any]]:
+def _make_part(
+    catalyst: Catalyst, keys: list[Any], child: PlanNode, part: _Part
+) -> tuple[PlanNode, list[Any], list[Any]]:
     """The part, its keys and one column per function, all with new ids."""
     if part.distinct:
         return _make_distinct(catalyst, keys, child, part)
@@ -295,9 +300,11 @@ def _make_part(catalyst: Catalyst, keys: list[Any], child: Node, part: _Part) ->
     return node, [alias.toAttribute() for alias in aliases], [column.toAttribute() for column in columns]
 
 
-def _make_distinct(catalyst: Catalyst, keys: list[Any], child: Node, part: _Part) -> tuple[Node, list[Any], list[Any]]:
+def _make_distinct(
+    catalyst: Catalyst, keys: list[Any], child: PlanNode, part: _Part
+) -> tuple[PlanNode, list[Any], list[Any]]:
     """With FILTER, arguments count once if any row with them meets the condition, so such rows are counted below."""
-    conditions = _remove_duplicates(filter(None, (optional(expression.filter()) for expression in part.functions)))
+    conditions = _remove_duplicates(filter(None, (read_option(expression.filter()) for expression in part.functions)))
     aliases = [catalyst.alias(argument, "argument") for argument in (*part.distinct, *conditions)]
     columns = [alias.toAttribute() for alias in aliases]
     arguments, meets = columns[: len(part.distinct)], columns[len(part.distinct) :]
@@ -307,11 +314,11 @@ def _make_distinct(catalyst: Catalyst, keys: list[Any], child: Node, part: _Part
     inner, inner_keys, counted = _make_additive(catalyst, [*keys, *arguments], below, counts)
     new_keys, new_arguments = inner_keys[: len(keys)], inner_keys[len(keys) :]
     swaps = list(zip(part.distinct, new_arguments, strict=True))
-    any_met = [catalyst.expression("GreaterThan", count, catalyst.long(0)) for count in counted]
+    any_met = [catalyst.expression("GreaterThan", count, catalyst.make_long(0)) for count in counted]
     plain = []
     for expression in part.functions:
         function = _substitute(catalyst, expression.aggregateFunction(), swaps)
-        wanted = optional(expression.filter())
+        wanted = read_option(expression.filter())
         met = [
             one
             for one, condition in zip(any_met, conditions, strict=True)
@@ -323,8 +330,8 @@ def _make_distinct(catalyst: Catalyst, keys: list[Any], child: Node, part: _Part
 
 
 def _make_additive(
-    catalyst: Catalyst, keys: list[Any], child: Node, found: list[Any]
-) -> tuple[Node, list[Any], list[Any]]:
+    catalyst: Catalyst, keys: list[Any], child: PlanNode, found: list[Any]
+) -> tuple[PlanNode, list[Any], list[Any]]:
     inputs: list[Any] = [catalyst.alias(catalyst.normalize(key), key.name()) for key in keys]
     group = [alias.toAttribute() for alias in inputs]
     functions, finals, buffers = [], [], []
@@ -338,7 +345,7 @@ def _make_additive(
     below = make_map(catalyst, inputs, child)
     output = tuple(to_attribute(attribute) for attribute in (*group, *buffers))
     node = Aggregate(
-        jvm=catalyst.local([*group, *buffers]),
+        jvm=catalyst.make_empty_relation([*group, *buffers]),
         output=output,
         children=(below,),
         passed={key.exprId().id(): key.exprId().id() for key in group},
@@ -357,13 +364,13 @@ def _make_function(catalyst: Catalyst, expression: Any, inputs: list[Any]) -> tu
     """The function, its final expression and its buffer. Columns that it reads are added to `inputs`."""
     function = expression.aggregateFunction()
     arguments = [_add_input(catalyst, child, inputs) for child in _list_arguments(function)]
-    condition = optional(expression.filter())
-    buffer = sequence(function.aggBufferAttributes())
+    condition = read_option(expression.filter())
+    buffer = read_list(function.aggBufferAttributes())
     found = Function(
         name=kind(function),
         arguments=tuple(arguments),
         condition=None if condition is None else _add_input(catalyst, condition, inputs),
-        mode=_overflow_mode(function),
+        mode=_find_eval_mode(function),
         buffer=tuple(to_attribute(attribute) for attribute in buffer),
     )
     return found, function.evaluateExpression(), buffer
@@ -371,7 +378,7 @@ def _make_function(catalyst: Catalyst, expression: Any, inputs: list[Any]) -> tu
 
 def _list_arguments(function: Any) -> list[Any]:
     """The children of a function; of Count only nullable ones, since it ignores the values."""
-    children = sequence(function.children())
+    children = read_list(function.children())
     return [child for child in children if not (kind(function) == "Count" and not child.nullable())]
 
 
@@ -383,8 +390,8 @@ def _add_input(catalyst: Catalyst, expression: Any, inputs: list[Any]) -> int:
     return int(inputs[-1].exprId().id())
 
 
-def _overflow_mode(function: Any) -> str:
+def _find_eval_mode(function: Any) -> EvalMode:
     if kind(function) not in _SUMMED:
-        return "ANSI"
+        return EvalMode.ANSI
     context = function.evalContext() if kind(function) == "Sum" else function
-    return str(context.evalMode().toString())
+    return EvalMode(context.evalMode().toString())

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from evertide.plan.catalyst.catalyst import Catalyst
-from evertide.plan.catalyst.scala import sequence
+from evertide.plan.catalyst.scala import read_list
 from evertide.plan.catalyst.walk import kind
 
 __all__ = ["Keys", "build_key_condition", "find_equal_keys", "find_not_in_key"]
@@ -55,7 +55,7 @@ def find_not_in_key(condition: Any | None, left: Any, right: Any) -> tuple[Any, 
     """a and b of `a = b OR (a = b) IS NULL`, which is how Spark plans NOT IN; None for other conditions."""
     if condition is None or kind(condition) != "Or":
         return None
-    parts = sequence(condition.children())
+    parts = read_list(condition.children())
     equal = next((part for part in parts if kind(part) == "EqualTo"), None)
     unknown = next((part for part in parts if kind(part) == "IsNull"), None)
     if equal is None or unknown is None or not unknown.child().semanticEquals(equal):
@@ -67,7 +67,7 @@ def _split_conjuncts(condition: Any | None) -> Iterator[Any]:
     if condition is None:
         return
     if kind(condition) == "And":
-        for child in sequence(condition.children()):
+        for child in read_list(condition.children()):
             yield from _split_conjuncts(child)
     else:
         yield condition
@@ -77,7 +77,7 @@ def _match_sides(part: Any, left: Any, right: Any) -> tuple[Any, Any] | None:
     """The two sides of an equality between the join's inputs, left first; None if it is not one."""
     if kind(part) not in ("EqualTo", "EqualNullSafe"):
         return None
-    a, b = sequence(part.children())
+    a, b = read_list(part.children())
     if _is_of(a, left) and _is_of(b, right):
         return a, b
     if _is_of(b, left) and _is_of(a, right):

@@ -12,8 +12,8 @@ from typing import Any
 
 from evertide.errors import InvalidInput
 from evertide.plan.catalyst.catalyst import Catalyst
-from evertide.plan.catalyst.scala import sequence
-from evertide.plan.catalyst.walk import kind, nodes
+from evertide.plan.catalyst.scala import read_list
+from evertide.plan.catalyst.walk import kind, walk_nodes
 
 __all__ = ["rewrite_deduplicates"]
 
@@ -22,7 +22,7 @@ _EXPRESSIONS = "org.apache.spark.sql.catalyst.expressions"
 
 def rewrite_deduplicates(catalyst: Catalyst, analyzed: Any, where: str) -> Any | None:
     """Replace each Deduplicate of an analyzed plan by a window; None if there is none."""
-    found = sum(kind(node) == "Deduplicate" for node in nodes(analyzed))
+    found = sum(kind(node) == "Deduplicate" for node in walk_nodes(analyzed))
     if not found:
         return None
     rewriter = _Rewriter(catalyst, where)
@@ -41,23 +41,23 @@ class _Rewriter:
 
     def rewrite(self, jvm: Any) -> Any:
         before = self.count
-        children = [self.rewrite(child) for child in sequence(jvm.children())]
+        children = [self.rewrite(child) for child in read_list(jvm.children())]
         if self.count > before:
-            jvm = self._catalyst.with_children(jvm, children)
+            jvm = self._catalyst.replace_children(jvm, children)
         if kind(jvm) != "Deduplicate":
             return jvm
         self.count += 1
         return self._keep_first_rows(jvm)
 
     def _keep_first_rows(self, jvm: Any) -> Any:
-        make, child, keys = self._catalyst, jvm.child(), sequence(jvm.keys())
+        make, child, keys = self._catalyst, jvm.child(), read_list(jvm.keys())
         ids = {key.exprId().id() for key in keys}
-        columns = sequence(child.output())
+        columns = read_list(child.output())
         others = [column for column in columns if column.exprId().id() not in ids]
         if not others:
             return jvm
         self._refuse_unordered(others)
-        order = [make.ascending(column) for column in others]
+        order = [make.make_ascending(column) for column in others]
         first, current, rows = (
             make.companion(f"{_EXPRESSIONS}.{name}") for name in ("UnboundedPreceding", "CurrentRow", "RowFrame")
         )

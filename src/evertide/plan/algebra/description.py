@@ -19,13 +19,13 @@ from evertide.plan.algebra.nodes import (
     Generate,
     Join,
     Map,
-    Node,
+    PlanNode,
     Scan,
     TopK,
     Union,
     Window,
 )
-from evertide.plan.catalyst.scala import optional, sequence
+from evertide.plan.catalyst.scala import read_list, read_option
 from evertide.plan.catalyst.walk import kind
 
 __all__ = ["describe_node", "list_column_names"]
@@ -37,18 +37,18 @@ _USUAL = re.compile(r" ASC NULLS FIRST\b|(?<= DESC) NULLS LAST\b")
 """The defaults of ORDER BY."""
 
 
-def describe_node(node: Node) -> str:
+def describe_node(node: PlanNode) -> str:
     return f"{node.kind} {_WORDS[type(node)](node)}".rstrip()
 
 
-def list_column_names(node: Node, attributes: Iterable[int]) -> tuple[str, ...]:
+def list_column_names(node: PlanNode, attributes: Iterable[int]) -> tuple[str, ...]:
     """The names of attributes of a node."""
     by_id = {attribute.id: attribute for attribute in node.output}
     return tuple(_simplify(by_id[attribute].name) for attribute in attributes)
 
 
 def _to_sql(expression: Any) -> str:
-    return _without_brackets(_simplify(expression.sql()))
+    return _strip_brackets(_simplify(expression.sql()))
 
 
 def _simplify(text: str) -> str:
@@ -61,7 +61,7 @@ def _strip_noise(text: str) -> str:
     return _USUAL.sub("", _ID.sub("", _QUALIFIER.sub("", text.replace("`", ""))))
 
 
-def _without_brackets(text: str) -> str:
+def _strip_brackets(text: str) -> str:
     if not text.startswith("(") or not text.endswith(")"):
         return text
     depth = 0
@@ -86,12 +86,12 @@ def _describe_column(column: Any) -> str:
 
 def _describe_map(node: Map) -> str:
     if kind(node.jvm) == "Project":
-        return _list_columns(sequence(node.jvm.projectList()))
-    return "in Python " + ", ".join(_to_sql(function) for function in sequence(node.jvm.udfs()))
+        return _list_columns(read_list(node.jvm.projectList()))
+    return "in Python " + ", ".join(_to_sql(function) for function in read_list(node.jvm.udfs()))
 
 
 def _describe_join(node: Join) -> str:
-    condition = optional(node.jvm.condition())
+    condition = read_option(node.jvm.condition())
     return node.join if condition is None else f"{node.join} on {_to_sql(condition)}"
 
 
@@ -104,9 +104,9 @@ def _describe_aggregate(node: Aggregate) -> str:
 
 
 def _describe_window(node: Window) -> str:
-    found = [column.child() for column in sequence(node.jvm.windowExpressions())]
+    found = [column.child() for column in read_list(node.jvm.windowExpressions())]
     functions = [_to_sql(each.windowFunction()) for each in found if kind(each) == "WindowExpression"]
-    order = [_to_sql(by) for by in sequence(node.jvm.orderSpec())]
+    order = [_to_sql(by) for by in read_list(node.jvm.orderSpec())]
     text = ", ".join(functions)
     if node.partition:
         text += f" partition by {', '.join(list_column_names(node.children[0], node.partition))}"
@@ -117,7 +117,7 @@ def _describe_top(node: TopK) -> str:
     below = node.jvm
     while kind(below) != "Sort":
         below = below.child()
-    order = ", ".join(_to_sql(by) for by in sequence(below.order()))
+    order = ", ".join(_to_sql(by) for by in read_list(below.order()))
     offset = f" after {node.offset}" if node.offset else ""
     return f"{'all' if node.limit is None else node.limit}{offset} order by {order}"
 
@@ -138,7 +138,7 @@ def _list_names(attributes: Iterable[Attribute]) -> str:
     return ", ".join(_simplify(attribute.name) for attribute in attributes)
 
 
-_WORDS: dict[type[Node], Callable[[Any], str]] = {
+_WORDS: dict[type[PlanNode], Callable[[Any], str]] = {
     Scan: lambda node: node.collection,
     Constant: _describe_constant,
     Map: _describe_map,

@@ -21,12 +21,10 @@ from __future__ import annotations
 from typing import Any
 
 from evertide.plan.catalyst.catalyst import Catalyst
-from evertide.plan.catalyst.scala import optional, sequence
-from evertide.plan.catalyst.walk import kind, within
+from evertide.plan.catalyst.scala import read_list, read_option
+from evertide.plan.catalyst.walk import kind, walk_parts
 
 __all__ = ["undo_distinct_rewrite"]
-
-_AGGREGATE_EXPRESSION = "org.apache.spark.sql.catalyst.expressions.aggregate.AggregateExpression"
 
 Forms = dict[int, dict[int, Any]]
 """By the number of a list: the expression behind each attribute of the Expand."""
@@ -38,23 +36,23 @@ def undo_distinct_rewrite(catalyst: Catalyst, outer: Any) -> Any:
     expand = inner.child() if kind(inner) == "Aggregate" else None
     if expand is None or kind(expand) != "Expand":
         return outer
-    gid = _find_gid(expand, sequence(inner.groupingExpressions()))
+    gid = _find_gid(expand, read_list(inner.groupingExpressions()))
     if gid is None:
         return outer
     undo = _Undo(catalyst, inner, expand, gid)
-    found = [part for column in sequence(outer.aggregateExpressions()) for part in within(column)]
+    found = [part for column in read_list(outer.aggregateExpressions()) for part in walk_parts(column)]
     if not all(undo.is_rewritten(part) for part in found if kind(part) == "AggregateExpression"):
         return outer
-    keys = [undo.restore_key(key) for key in sequence(outer.groupingExpressions())]
-    columns = [undo.restore_column(column) for column in sequence(outer.aggregateExpressions())]
+    keys = [undo.restore_key(key) for key in read_list(outer.groupingExpressions())]
+    columns = [undo.restore_column(column) for column in read_list(outer.aggregateExpressions())]
     return catalyst.aggregate(keys, columns, expand.child())
 
 
 def _find_gid(expand: Any, keys: list[Any]) -> Any | None:
     """The attribute that has the number of the list."""
-    forms = [sequence(form) for form in sequence(expand.projections())]
+    forms = [read_list(form) for form in read_list(expand.projections())]
     wanted = {key.exprId().id() for key in keys if kind(key) == "AttributeReference" and key.name() == "gid"}
-    for at, attribute in enumerate(sequence(expand.output())):
+    for at, attribute in enumerate(read_list(expand.output())):
         if attribute.exprId().id() not in wanted or any(kind(form[at]) != "Literal" for form in forms):
             continue
         if len({form[at].value() for form in forms}) == len(forms):
@@ -65,11 +63,11 @@ def _find_gid(expand: Any, keys: list[Any]) -> Any | None:
 class _Undo:
     def __init__(self, catalyst: Catalyst, inner: Any, expand: Any, gid: Any) -> None:
         self._catalyst = catalyst
-        self._find_gid: int = gid.exprId().id()
-        ids = [attribute.exprId().id() for attribute in sequence(expand.output())]
-        forms = [dict(zip(ids, sequence(form), strict=True)) for form in sequence(expand.projections())]
-        self._forms: Forms = {form[self._find_gid].value(): form for form in forms}
-        self._inner = {column.exprId().id(): column for column in sequence(inner.aggregateExpressions())}
+        self._gid: int = gid.exprId().id()
+        ids = [attribute.exprId().id() for attribute in read_list(expand.output())]
+        forms = [dict(zip(ids, read_list(form), strict=True)) for form in read_list(expand.projections())]
+        self._forms: Forms = {form[self._gid].value(): form for form in forms}
+        self._inner = {column.exprId().id(): column for column in read_list(inner.aggregateExpressions())}
 
     def is_rewritten(self, aggregate: Any) -> bool:
         number, rest = self._split_condition(aggregate)
@@ -98,8 +96,8 @@ class _Undo:
             return self._restore_aggregate(expression)
         if kind(expression) == "AttributeReference":
             return self.restore_key(expression)
-        children = [self._restore(child) for child in sequence(expression.children())]
-        return self._catalyst.with_children(expression, children)
+        children = [self._restore(child) for child in read_list(expression.children())]
+        return self._catalyst.replace_children(expression, children)
 
     def _restore_aggregate(self, aggregate: Any) -> Any:
         number, rest = self._split_condition(aggregate)
@@ -107,12 +105,11 @@ class _Undo:
         if self._is_first(aggregate):
             return self._substitute(self._find_inner(aggregate.aggregateFunction().children().apply(0)), form)
         function = self._substitute(aggregate.aggregateFunction(), form)
-        condition = self._catalyst.none
+        condition = None
         for below in map(self._find_inner, rest):
             if below is not None:
-                condition = self._catalyst.some(self._substitute(below.aggregateFunction().children().apply(0), form))
-        made = self._catalyst.companion(_AGGREGATE_EXPRESSION)
-        return made.apply(function, self._catalyst.complete, True, condition)  # noqa: FBT003
+                condition = self._substitute(below.aggregateFunction().children().apply(0), form)
+        return self._catalyst.aggregate_expression(function, condition, is_distinct=True)
 
     def _is_first(self, aggregate: Any) -> bool:
         """Whether the function only passes on a result that the inner Aggregate computed without DISTINCT."""
@@ -121,14 +118,14 @@ class _Undo:
 
     def _split_condition(self, aggregate: Any) -> tuple[int, list[Any]]:
         """The number of the list that a function reads, or -1, and the rest of its condition."""
-        condition = optional(aggregate.filter())
+        condition = read_option(aggregate.filter())
         if condition is None:
             return -1, []
-        first, *rest = sequence(condition.children()) if kind(condition) == "And" else [condition]
+        first, *rest = read_list(condition.children()) if kind(condition) == "And" else [condition]
         if kind(first) != "EqualTo" or len(rest) > 1:
             return -1, []
-        left, right = sequence(first.children())
-        if kind(left) != "AttributeReference" or left.exprId().id() != self._find_gid or kind(right) != "Literal":
+        left, right = read_list(first.children())
+        if kind(left) != "AttributeReference" or left.exprId().id() != self._gid or kind(right) != "Literal":
             return -1, []
         return right.value(), rest
 
@@ -143,5 +140,5 @@ class _Undo:
     def _substitute(self, expression: Any, form: dict[int, Any]) -> Any:
         if kind(expression) == "AttributeReference":
             return form.get(expression.exprId().id(), expression)
-        children = [self._substitute(child, form) for child in sequence(expression.children())]
-        return self._catalyst.with_children(expression, children)
+        children = [self._substitute(child, form) for child in read_list(expression.children())]
+        return self._catalyst.replace_children(expression, children)

@@ -15,32 +15,18 @@ comments, the case of keywords and names of inner columns do not change a finger
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict
 from functools import cached_property
 from typing import Any
 
-from pyspark.sql import SparkSession
-
 from evertide.plan.algebra.node_fingerprints import NodeFingerprints, hash_json
-from evertide.plan.algebra.nodes import Node
-from evertide.plan.catalyst.canonical import Canonical
-from evertide.plan.catalyst.result_settings import result_settings
+from evertide.plan.algebra.nodes import PlanNode
+from evertide.plan.catalyst.canonical import CanonicalForms
+from evertide.plan.catalyst.result_settings import read_result_settings
 from evertide.plan.program.program import Program
 from evertide.plan.program.statements import FlowStatement, TableStatement
 
-__all__ = ["Fingerprints", "fingerprint", "pipeline_fingerprint"]
-
-
-def fingerprint(node: Node, session: SparkSession, views: Mapping[str, str] | None = None) -> str:
-    """Fingerprint a plan; `views` has the fingerprints of the materialized views that it may read."""
-    return NodeFingerprints(
-        Canonical(session, "plan"), result_settings(session), {} if views is None else views, {}
-    ).of(node)
-
-
-def pipeline_fingerprint(program: Program) -> str:
-    return Fingerprints(program).pipeline
+__all__ = ["Fingerprints"]
 
 
 class Fingerprints:
@@ -48,16 +34,16 @@ class Fingerprints:
 
     def __init__(self, program: Program) -> None:
         self._program = program
-        self._settings = result_settings(program.catalog.session)
+        self._settings = read_result_settings(program.catalog.session)
         self._nodes: dict[int, str] = {}
         self.views: dict[str, str] = {}
-        canonical = Canonical(program.catalog.session, "")
+        canonical = CanonicalForms(program.catalog.session, "")
         for name, plan in program.views.items():
             canonical.where = f"view {name!r}"
-            found = NodeFingerprints(canonical, self._settings, self.views, self._nodes).of(plan)
+            found = NodeFingerprints(canonical, self._settings, self.views, self._nodes).hash_node(plan)
             self.views[name] = hash_json(["view", [attribute.name for attribute in plan.output], found])
 
-    def of(self, node: Node) -> str:
+    def get_node_fingerprint(self, node: PlanNode) -> str:
         """The fingerprint of an operator of one of the program's views."""
         return self._nodes[id(node)]
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Mapping
 from hashlib import blake2b
 from typing import Any
 
-from evertide.plan.algebra.nodes import Aggregate, Attribute, Map, Node, Scan, TopK
-from evertide.plan.catalyst.canonical import Canonical
-from evertide.plan.catalyst.scala import sequence
+from evertide.plan.algebra.nodes import Aggregate, Attribute, Map, PlanNode, Scan, TopK
+from evertide.plan.catalyst.canonical import CanonicalForms
+from evertide.plan.catalyst.scala import read_list
 from evertide.plan.catalyst.walk import kind
 
 __all__ = ["NodeFingerprints", "hash_json"]
@@ -21,22 +21,22 @@ _DIGEST_BYTES = 16
 
 class NodeFingerprints:
     def __init__(
-        self, canonical: Canonical, settings: Mapping[str, str], views: Mapping[str, str], known: dict[int, str]
+        self, canonical: CanonicalForms, settings: Mapping[str, str], views: Mapping[str, str], known: dict[int, str]
     ) -> None:
         self._canonical = canonical
         self._settings = hash_json(dict(settings))
         self._views = views
         self._known = known
 
-    def of(self, node: Node) -> str:
+    def hash_node(self, node: PlanNode) -> str:
         """Hash an operator, once. The caller keeps the node alive, since hashes are kept by its id."""
         if id(node) not in self._known:
-            below = [self.of(child) for child in node.children]
+            below = [self.hash_node(child) for child in node.children]
             types = [[attribute.type, attribute.nullable] for attribute in node.output]
             self._known[id(node)] = hash_json([self._settings, node.kind, self._describe(node), types, below])
         return self._known[id(node)]
 
-    def _describe(self, node: Node) -> Any:
+    def _describe(self, node: PlanNode) -> Any:
         """The operator itself, without its inputs."""
         if isinstance(node, Scan):
             places = {attribute.id: at for at, attribute in enumerate(node.output)}
@@ -55,12 +55,12 @@ class NodeFingerprints:
         ]
 
     def _describe_operator(self, jvm: Any, labels: Mapping[int, Any]) -> Any:
-        expressions = [] if kind(jvm) in ("LocalRelation", "Range") else sequence(jvm.expressions())
-        texts = [self._canonical.expression(expression, labels) for expression in expressions]
+        expressions = [] if kind(jvm) in ("LocalRelation", "Range") else read_list(jvm.expressions())
+        texts = [self._canonical.describe_expression(expression, labels) for expression in expressions]
         return [kind(jvm), _describe_facts(jvm), texts]
 
 
-def _label_attributes(node: Node) -> dict[int, Any]:
+def _label_attributes(node: PlanNode) -> dict[int, Any]:
     """A label for each attribute by its position in an input, or else in the output."""
     found: dict[int, Any] = {}
     for number, child in enumerate(node.children):
@@ -71,7 +71,7 @@ def _label_attributes(node: Node) -> dict[int, Any]:
     return found
 
 
-def _describe_state(node: Node, labels: Mapping[int, Any]) -> Any:
+def _describe_state(node: PlanNode, labels: Mapping[int, Any]) -> Any:
     """Facts that decide the operator's state and are not part of its Catalyst operators."""
     if isinstance(node, TopK) and node.first is not None:
         return node.first.limit
@@ -99,7 +99,7 @@ def _describe_type(attribute: Attribute) -> list[Any]:
 def _list_operators(jvm: Any, stop: list[Any]) -> Iterator[Any]:
     """The Catalyst operators of one node, without those of its inputs."""
     yield jvm
-    for child in sequence(jvm.children()):
+    for child in read_list(jvm.children()):
         if not any(child.equals(other) for other in stop):
             yield from _list_operators(child, stop)
 

@@ -13,7 +13,7 @@ Attributes are identified by Catalyst's ids, which are unique in a process; noth
     Union       the rows of all inputs
     Join        any kind
     Aggregate   a row per group
-    Window      each row with what its partition says about it
+    Window      each row with the values of window functions over its partition
     TopK        the first rows of all
 """
 
@@ -21,19 +21,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 __all__ = [
     "Aggregate",
     "Attribute",
     "Constant",
+    "EvalMode",
     "Expand",
     "Filter",
     "Function",
     "Generate",
     "Join",
+    "JoinType",
     "Map",
-    "Node",
+    "PlanNode",
     "Scan",
     "TopK",
     "Union",
@@ -52,10 +55,10 @@ class Attribute:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Node:
+class PlanNode:
     jvm: Any
     output: tuple[Attribute, ...]
-    children: tuple[Node, ...] = ()
+    children: tuple[PlanNode, ...] = ()
     passed: dict[int, int] = field(default_factory=dict)
     """Attributes that are passed through from the only child: the id in the output to the id in the child."""
 
@@ -69,19 +72,19 @@ class Node:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Scan(Node):
+class Scan(PlanNode):
     collection: str
     unique: tuple[int, ...] = ()
     """The attributes of the table's key; empty if it has none."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Constant(Node):
+class Constant(PlanNode):
     pass
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Map(Node):
+class Map(PlanNode):
     is_moves_only: bool = False
     """Whether the Map only selects and renames columns."""
     is_copy: bool = False
@@ -89,35 +92,58 @@ class Map(Node):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Filter(Node):
+class Filter(PlanNode):
     pass
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Expand(Node):
+class Expand(PlanNode):
     pass
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Generate(Node):
+class Generate(PlanNode):
     pass
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Union(Node):
+class Union(PlanNode):
     pass
 
 
+class JoinType(StrEnum):
+    """A cross join is an INNER join without keys."""
+
+    INNER = "Inner"
+    LEFT_OUTER = "LeftOuter"
+    RIGHT_OUTER = "RightOuter"
+    FULL_OUTER = "FullOuter"
+    LEFT_SEMI = "LeftSemi"
+    LEFT_ANTI = "LeftAnti"
+    EXISTENCE = "Existence"
+    LEFT_SINGLE = "LeftSingle"
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Join(Node):
-    join: str
-    """Inner, LeftOuter, RightOuter, FullOuter, LeftSemi, LeftAnti, Existence or LeftSingle; Cross is Inner."""
+class Join(PlanNode):
+    join: JoinType
     keys: tuple[tuple[int, int], ...]
     """Pairs of attributes, left and right, that must be equal."""
     is_null_safe: tuple[bool, ...]
     """Per pair: whether NULL equals NULL."""
     has_more: bool
     """Whether the condition has more parts than the equality of the keys."""
+
+
+class EvalMode(StrEnum):
+    """Catalyst's `EvalMode`: the effect of an overflow."""
+
+    ANSI = "ANSI"
+    """An error."""
+    TRY = "TRY"
+    """NULL."""
+    LEGACY = "LEGACY"
+    """The number wraps around."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,14 +156,13 @@ class Function:
     """Attributes of the child."""
     condition: int | None
     """The attribute of the child with the condition of FILTER."""
-    mode: str
-    """On overflow: ANSI (an error), TRY (NULL) or LEGACY (wraps around)."""
+    mode: EvalMode
     buffer: tuple[Attribute, ...]
     """Catalyst's aggregation buffer, from which it computes the result."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Aggregate(Node):
+class Aggregate(PlanNode):
     """If additive, it outputs keys and buffers, from which a Map above computes the results. Otherwise Catalyst
     computes the results from the rows of each group."""
 
@@ -150,19 +175,19 @@ class Aggregate(Node):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Window(Node):
+class Window(PlanNode):
     partition: tuple[int, ...]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class TopK(Node):
+class TopK(PlanNode):
     limit: int | None
     offset: int
     first: TopK | None = None
     """The same TopK with a larger limit: the rows to keep, with the reserve."""
 
 
-def walk(node: Node) -> Iterator[Node]:
+def walk(node: PlanNode) -> Iterator[PlanNode]:
     """Parents first."""
     yield node
     for child in node.children:

@@ -22,10 +22,10 @@ from typing import Any
 
 from evertide.errors import InvalidInput
 from evertide.plan.catalyst.catalyst import Catalyst
-from evertide.plan.catalyst.scala import optional, sequence
-from evertide.plan.catalyst.walk import kind, within
+from evertide.plan.catalyst.scala import read_list, read_option
+from evertide.plan.catalyst.walk import kind, walk_parts
 
-__all__ = ["canonicalize_aggregate", "is_from_distinct_rewrite", "sort_collected", "total_order"]
+__all__ = ["canonicalize_aggregate", "is_from_distinct_rewrite", "make_total_order", "sort_collected"]
 
 _ORDER_FREE = frozenset(
     (
@@ -40,13 +40,13 @@ _OF_VALUES = frozenset(("Percentile", "PercentileCont", "PercentileDisc"))
 """Functions that return one of their input values; among equal values, any."""
 
 
-def total_order(catalyst: Catalyst, order: list[Any], child: Any, where: str) -> list[Any]:
+def make_total_order(catalyst: Catalyst, order: list[Any], child: Any, where: str) -> list[Any]:
     """Extend `order` by every other column of `child`, and by the exact forms of columns that need one."""
     columns, forms = [], []
-    for attribute in sequence(child.output()):
+    for attribute in read_list(child.output()):
         form = _make_exact_form(catalyst, attribute)
         if form is not None:
-            forms.append(catalyst.ascending(form))
+            forms.append(catalyst.make_ascending(form))
         if any(attribute.semanticEquals(by.child()) for by in order):
             continue
         if not catalyst.is_orderable(attribute.dataType()):
@@ -55,7 +55,7 @@ def total_order(catalyst: Catalyst, order: list[Any], child: Any, where: str) ->
                 f"{attribute.dataType().sql()} have no order; leave the column out of this subquery"
             )
             raise InvalidInput(where=where, why=why)
-        columns.append(catalyst.ascending(attribute))
+        columns.append(catalyst.make_ascending(attribute))
     return [*order, *columns, *forms]
 
 
@@ -73,10 +73,10 @@ def _make_exact_form(catalyst: Catalyst, value: Any) -> Any | None:
 def is_from_distinct_rewrite(aggregate: Any) -> bool:
     """Whether Spark's DISTINCT rewrite added this `first`; its group has one value only."""
     function = aggregate.aggregateFunction()
-    condition = optional(aggregate.filter())
+    condition = read_option(aggregate.filter())
     if kind(function) != "First" or condition is None:
         return False
-    named = [part for part in within(condition) if kind(part) == "AttributeReference"]
+    named = [part for part in walk_parts(condition) if kind(part) == "AttributeReference"]
     return bool(function.ignoreNulls()) and [part.name() for part in named] == ["gid"]
 
 
@@ -85,13 +85,13 @@ def canonicalize_aggregate(catalyst: Catalyst, aggregate: Any, where: str) -> An
     function = aggregate.aggregateFunction()
     name = kind(function)
     if name in ("Min", "Max"):
-        return _take_extreme(catalyst, name, function.child(), optional(aggregate.filter()))
+        return _take_extreme(catalyst, name, function.child(), read_option(aggregate.filter()))
     if name in _ORDER_FREE:
         return aggregate
     if name in _OF_VALUES:
         return _normalize(catalyst, aggregate)
     if is_from_distinct_rewrite(aggregate) and catalyst.is_orderable(function.child().dataType()):
-        return _take_extreme(catalyst, "Max", function.child(), optional(aggregate.filter()))
+        return _take_extreme(catalyst, "Max", function.child(), read_option(aggregate.filter()))
     if name == "ListAgg":
         _check_listagg(function, where)
         return _order_listagg(catalyst, aggregate, function)
@@ -100,7 +100,7 @@ def canonicalize_aggregate(catalyst: Catalyst, aggregate: Any, where: str) -> An
         why = f"{aggregate.sql()} is ambiguous, since different texts are equal under {what}; use mode(lower(...))"
         raise InvalidInput(where=where, why=why)
     rewrite = _REWRITES.get(name)
-    unordered = [child for child in sequence(function.children()) if not catalyst.is_orderable(child.dataType())]
+    unordered = [child for child in read_list(function.children()) if not catalyst.is_orderable(child.dataType())]
     if unordered:
         what = unordered[0].dataType().sql()
         why = f"{aggregate.sql()} depends on the order of rows, and values of type {what} have no order"
@@ -119,7 +119,7 @@ def sort_collected(catalyst: Catalyst, aggregate: Any) -> Any:
 
 
 def _check_listagg(function: Any, where: str) -> None:
-    if not sequence(function.orderExpressions()):
+    if not read_list(function.orderExpressions()):
         why = f"{function.sql()} depends on the order of rows; add WITHIN GROUP (ORDER BY {function.child().sql()})"
         raise InvalidInput(where=where, why=why)
 
@@ -127,24 +127,24 @@ def _check_listagg(function: Any, where: str) -> None:
 def _order_listagg(catalyst: Catalyst, aggregate: Any, function: Any) -> Any:
     """Order elements of equal rank by their bytes."""
     what = function.child()
-    by = sequence(function.orderExpressions())
+    by = read_list(function.orderExpressions())
     if len(by) == 1 and by[0].child().semanticEquals(what) and not catalyst.is_collated(what.dataType()):
         return aggregate
-    total = [*by, catalyst.ascending(catalyst.cast(what, "BinaryType"))]
+    total = [*by, catalyst.make_ascending(catalyst.cast(what, "BinaryType"))]
     ordered = function.withOrderingWithinGroup(catalyst.seq(total))
-    return catalyst.with_children(aggregate, [ordered, *sequence(aggregate.children())[1:]])
+    return catalyst.replace_children(aggregate, [ordered, *read_list(aggregate.children())[1:]])
 
 
 def _normalize(catalyst: Catalyst, aggregate: Any) -> Any:
     """Apply the function to values with one NaN and one zero."""
     function = aggregate.aggregateFunction()
-    children = [child if child.foldable() else catalyst.normalize(child) for child in sequence(function.children())]
-    of_normalized = catalyst.with_children(function, children)
-    return catalyst.with_children(aggregate, [of_normalized, *sequence(aggregate.children())[1:]])
+    children = [child if child.foldable() else catalyst.normalize(child) for child in read_list(function.children())]
+    of_normalized = catalyst.replace_children(function, children)
+    return catalyst.replace_children(aggregate, [of_normalized, *read_list(aggregate.children())[1:]])
 
 
 def _sort_list(catalyst: Catalyst, aggregate: Any, function: Any) -> Any:
-    [value] = sequence(function.children())
+    [value] = read_list(function.children())
     if catalyst.is_collated(value.dataType()):
         return _sort_by_bytes(catalyst, aggregate, function, value)
     return _sort_array(catalyst, _normalize(catalyst, aggregate))
@@ -154,8 +154,8 @@ def _sort_by_bytes(catalyst: Catalyst, aggregate: Any, function: Any, value: Any
     """Collect each text with its bytes, which order equal texts."""
     value = catalyst.normalize(value)
     pair = catalyst.struct([value, _make_exact_form(catalyst, value)])
-    condition = _add_not_null(catalyst, value, optional(aggregate.filter()))
-    collected = catalyst.aggregate_expression(catalyst.with_children(function, [pair]), condition)
+    condition = _add_not_null(catalyst, value, read_option(aggregate.filter()))
+    collected = catalyst.aggregate_expression(catalyst.replace_children(function, [pair]), condition)
     fields = pair.dataType().fields()
     return catalyst.expression("GetArrayStructFields", _sort_array(catalyst, collected), fields[0], 0, 2, False)  # noqa: FBT003
 
@@ -171,7 +171,7 @@ def _add_not_null(catalyst: Catalyst, value: Any, condition: Any | None) -> Any:
 
 def _rewrite_extreme(name: str) -> Callable[[Catalyst, Any, Any], Any]:
     def rewrite(catalyst: Catalyst, aggregate: Any, function: Any) -> Any:
-        condition = optional(aggregate.filter())
+        condition = read_option(aggregate.filter())
         if function.ignoreNulls():
             return _take_extreme(catalyst, name, function.child(), condition)
         return _take_extreme_field(catalyst, name, [function.child()], condition)
@@ -182,7 +182,7 @@ def _rewrite_extreme(name: str) -> Callable[[Catalyst, Any, Any], Any]:
 def _rewrite_by(name: str) -> Callable[[Catalyst, Any, Any], Any]:
     def rewrite(catalyst: Catalyst, aggregate: Any, function: Any) -> Any:
         value, by = function.valueExpr(), function.orderingExpr()
-        condition = _add_not_null(catalyst, by, optional(aggregate.filter()))
+        condition = _add_not_null(catalyst, by, read_option(aggregate.filter()))
         return _take_extreme_field(catalyst, name, [by, value], condition)
 
     return rewrite
@@ -190,7 +190,7 @@ def _rewrite_by(name: str) -> Callable[[Catalyst, Any, Any], Any]:
 
 def _take_extreme_field(catalyst: Catalyst, name: str, fields: list[Any], condition: Any | None) -> Any:
     """The last field of the least or greatest struct of these fields."""
-    return catalyst.field(_take_extreme(catalyst, name, catalyst.struct(fields), condition), len(fields) - 1)
+    return catalyst.get_field(_take_extreme(catalyst, name, catalyst.struct(fields), condition), len(fields) - 1)
 
 
 def _take_extreme(catalyst: Catalyst, name: str, value: Any, condition: Any | None) -> Any:
@@ -199,15 +199,15 @@ def _take_extreme(catalyst: Catalyst, name: str, value: Any, condition: Any | No
         return catalyst.aggregate_expression(catalyst.expression(f"aggregate.{name}", value), condition)
     pair = catalyst.struct([value, _make_exact_form(catalyst, value)])
     found = catalyst.expression(f"aggregate.{name}", pair)
-    return catalyst.field(catalyst.aggregate_expression(found, _add_not_null(catalyst, value, condition)), 0)
+    return catalyst.get_field(catalyst.aggregate_expression(found, _add_not_null(catalyst, value, condition)), 0)
 
 
 def _rewrite_mode(catalyst: Catalyst, aggregate: Any, function: Any) -> Any:
     if function.reverseOpt().isDefined():
         return _normalize(catalyst, aggregate)
     value = catalyst.normalize(function.child())
-    made = catalyst.expression("aggregate.Mode", value, 0, 0, catalyst.some(True))  # noqa: FBT003
-    return catalyst.aggregate_expression(made, optional(aggregate.filter()))
+    made = catalyst.expression("aggregate.Mode", value, 0, 0, catalyst.make_some(True))  # noqa: FBT003
+    return catalyst.aggregate_expression(made, read_option(aggregate.filter()))
 
 
 _REWRITES: dict[str, Callable[[Catalyst, Any, Any], Any]] = {

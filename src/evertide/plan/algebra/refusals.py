@@ -11,10 +11,10 @@ from __future__ import annotations
 from typing import Any
 
 from evertide.errors import InvalidInput
-from evertide.plan.catalyst.network import reads_external_dtds
-from evertide.plan.catalyst.scala import sequence
-from evertide.plan.catalyst.walk import expressions, kind, nodes
-from evertide.plan.program.catalog import Catalog, Query
+from evertide.plan.catalyst.network import has_external_dtds
+from evertide.plan.catalyst.scala import read_list
+from evertide.plan.catalyst.walk import kind, walk_expressions, walk_nodes
+from evertide.plan.program.catalog import Query, SparkCatalog
 
 __all__ = ["refuse_unmaintainable"]
 
@@ -40,17 +40,17 @@ _MANY_ROWS = frozenset(
 _CONSTANT_LEAVES = {"OneRowRelation", "LocalRelation", "Range", "CTERelationRef"}
 
 
-def refuse_unmaintainable(query: Query, catalog: Catalog) -> None:
+def refuse_unmaintainable(query: Query, catalog: SparkCatalog) -> None:
     where = f"{query.where}, view {query.name!r}"
-    for node in nodes(query.analyzed):
+    for node in walk_nodes(query.analyzed):
         why = _check_node(node, catalog)
-        for expression in expressions(node):
+        for expression in walk_expressions(node):
             why = why or _check_expression(expression) or _check_xml(expression, catalog)
         if why is not None:
             raise InvalidInput(where=where, why=why)
 
 
-def _check_node(node: Any, catalog: Catalog) -> str | None:
+def _check_node(node: Any, catalog: SparkCatalog) -> str | None:
     name = kind(node)
     if name == "Sample":
         return "TABLESAMPLE selects rows at random; filter by a hash of the key instead"
@@ -60,7 +60,7 @@ def _check_node(node: Any, catalog: Catalog) -> str | None:
         return "WITH RECURSIVE cannot be maintained; unroll it to the depth that you need"
     if name in _MANY_ROWS:
         return f"{name} passes many rows at a time to Python; use functions of one row (udf, arrow_udf)"
-    if node.children().size() == 0 and name not in _CONSTANT_LEAVES and not catalog.leaf_of(node):
+    if node.children().size() == 0 and name not in _CONSTANT_LEAVES and not catalog.find_leaf(node):
         return f"the query reads {node.simpleString(80)}, which is not a table or view of the pipeline"
     return None
 
@@ -69,7 +69,7 @@ def _is_ordered(node: Any) -> bool:
     """Whether the rows are globally sorted: there is a Sort below, and nothing in between changes the order."""
     below = node.children().apply(0)
     while kind(below) in ("GlobalLimit", "LocalLimit", "Offset", "Project", "SubqueryAlias"):
-        if any(map(_becomes_join, expressions(below))):
+        if any(map(_becomes_join, walk_expressions(below))):
             return False
         below = below.children().apply(0)
     return kind(below) == "Sort" and bool(getattr(below, "global")())  # SORT BY sorts each partition separately
@@ -91,17 +91,17 @@ def _check_expression(expression: Any) -> str | None:
         kind_of = "aggregates rows" if name == "PythonUDAF" else "produces tables"
         return f"{expression.name()} {kind_of} in Python; use functions of one row (udf, arrow_udf)"
     to_blame = not expression.deterministic() and all(
-        child.deterministic() for child in sequence(expression.children())
+        child.deterministic() for child in read_list(expression.children())
     )
     if to_blame and not _has_plan(expression):
         return f"{expression.sql()} is not deterministic, so the view could not be recomputed"
     return None
 
 
-def _check_xml(expression: Any, catalog: Catalog) -> str | None:
+def _check_xml(expression: Any, catalog: SparkCatalog) -> str | None:
     """Rows are untrusted. Spark's XPath functions read the DTD that a document names, unless the JVM was started with
     an option that forbids it, as Evertide's own sessions are."""
-    if not kind(expression).startswith("XPath") or not reads_external_dtds(catalog.session):
+    if not kind(expression).startswith("XPath") or not has_external_dtds(catalog.session):
         return None
     option = "-Djavax.xml.accessExternalDTD="
     return (

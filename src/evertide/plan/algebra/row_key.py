@@ -13,28 +13,28 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from evertide.plan.algebra.nodes import Aggregate, Filter, Join, Map, Node, Scan, TopK, Window
+from evertide.plan.algebra.nodes import Aggregate, Filter, Join, JoinType, Map, PlanNode, Scan, TopK, Window
 
 __all__ = ["derive_key"]
 
-_FILTERS = frozenset(("LeftSemi", "LeftAnti", "Existence", "LeftSingle"))
+_FILTERS = frozenset((JoinType.LEFT_SEMI, JoinType.LEFT_ANTI, JoinType.EXISTENCE, JoinType.LEFT_SINGLE))
 """Joins that output each row of their left side at most once."""
 
 Key = tuple[frozenset[int], ...]
 """Per column of the key, the attributes that have its value."""
 
 
-def derive_key(plan: Node) -> tuple[str, ...]:
+def derive_key(plan: PlanNode) -> tuple[str, ...]:
     """The names of the key's columns; empty if no key is known."""
     names = {attribute.id: attribute.name for attribute in plan.output}
     return tuple(next(name for one, name in names.items() if one in equal) for equal in _derive(plan))
 
 
-def _derive(node: Node) -> Key:
+def _derive(node: PlanNode) -> Key:
     if isinstance(node, Scan):
-        return _single(node.unique)
+        return _make_key(node.unique)
     if isinstance(node, Aggregate):
-        return _pass_through(node, _single(node.keys))
+        return _pass_through(node, _make_key(node.keys))
     if isinstance(node, Map | Filter | Window | TopK):
         return _pass_through(node, _derive(node.children[0]))
     if isinstance(node, Join):
@@ -44,13 +44,15 @@ def _derive(node: Node) -> Key:
 
 def _derive_join(node: Join) -> Key:
     left, right = (_derive(child) for child in node.children)
-    is_inner = node.join == "Inner"
+    if not left or not right:
+        return ()
+    is_inner = node.join is JoinType.INNER
     found: Key = ()
-    if left and right and (is_inner or node.join == "LeftOuter") and _is_within(right, (b for _, b in node.keys)):
+    if (is_inner or node.join is JoinType.LEFT_OUTER) and _is_within(right, (b for _, b in node.keys)):
         found = left
-    elif left and right and (is_inner or node.join == "RightOuter") and _is_within(left, (a for a, _ in node.keys)):
+    elif (is_inner or node.join is JoinType.RIGHT_OUTER) and _is_within(left, (a for a, _ in node.keys)):
         found = right
-    return tuple(_with_equals(one, node.keys) for one in found) if is_inner else found
+    return tuple(_add_equals(one, node.keys) for one in found) if is_inner else found
 
 
 def _is_within(key: Key, attributes: Iterable[int]) -> bool:
@@ -59,15 +61,15 @@ def _is_within(key: Key, attributes: Iterable[int]) -> bool:
     return all(equal & wanted for equal in key)
 
 
-def _with_equals(equal: frozenset[int], pairs: Iterable[tuple[int, int]]) -> frozenset[int]:
+def _add_equals(equal: frozenset[int], pairs: Iterable[tuple[int, int]]) -> frozenset[int]:
     return equal.union(*({a, b} for a, b in pairs if a in equal or b in equal))
 
 
-def _single(attributes: Iterable[int]) -> Key:
+def _make_key(attributes: Iterable[int]) -> Key:
     return tuple(frozenset((one,)) for one in attributes)
 
 
-def _pass_through(node: Node, below: Key) -> Key:
+def _pass_through(node: PlanNode, below: Key) -> Key:
     """The key in terms of the node's output; empty if the output lacks one of its columns."""
     above = tuple(frozenset(one for one, source in node.passed.items() if source in equal) for equal in below)
     return above if all(above) else ()

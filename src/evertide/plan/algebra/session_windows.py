@@ -16,50 +16,50 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from evertide.plan.algebra.aggregates import make_map
-from evertide.plan.algebra.nodes import Node
+from evertide.plan.algebra.nodes import PlanNode
 from evertide.plan.catalyst.catalyst import Catalyst
-from evertide.plan.catalyst.scala import sequence
+from evertide.plan.catalyst.scala import read_list
 from evertide.plan.catalyst.walk import kind
 
-__all__ = ["assign_sessions", "session_key"]
+__all__ = ["assign_sessions", "find_session_key"]
 
 _MARK = "spark.sessionWindow"
 
 
 class MakeWindow(Protocol):
-    def __call__(self, jvm: Any, order: list[Any], child: Node, *, has_ties: bool) -> Node: ...
+    def __call__(self, jvm: Any, order: list[Any], child: PlanNode, *, has_ties: bool) -> PlanNode: ...
 
 
-def session_key(aggregate: Any) -> Any | None:
+def find_session_key(aggregate: Any) -> Any | None:
     """The key of a Catalyst Aggregate that is a session window; None if it has none."""
-    keys = sequence(aggregate.groupingExpressions())
+    keys = read_list(aggregate.groupingExpressions())
     return next((key for key in keys if kind(key) == "AttributeReference" and key.metadata().contains(_MARK)), None)
 
 
 def assign_sessions(
-    catalyst: Catalyst, session: Any, keys: list[Any], child: Node, window: MakeWindow
-) -> tuple[Node, Any]:
+    catalyst: Catalyst, session: Any, keys: list[Any], child: PlanNode, window: MakeWindow
+) -> tuple[PlanNode, Any]:
     """Add the session to the rows of `child`: the node, and the column. `keys` are the other keys."""
     make = _Columns(catalyst, keys)
-    start, end = (catalyst.alias(catalyst.field(session, at), name) for at, name in enumerate(("start", "end")))
-    node: Node = make_map(catalyst, [*sequence(child.jvm.output()), start, end], child)
+    start, end = (catalyst.alias(catalyst.get_field(session, at), name) for at, name in enumerate(("start", "end")))
+    node: PlanNode = make_map(catalyst, [*read_list(child.jvm.output()), start, end], child)
     at, until = start.toAttribute(), end.toAttribute()
-    order = [catalyst.ascending(at)]
+    order = [catalyst.make_ascending(at)]
 
     reached = make.make_column("Max", until, order, make.first, catalyst.literal(-1))
-    node = window(make.window([reached], order, node), order, node, has_ties=False)
+    node = window(make.make_window([reached], order, node), order, node, has_ties=False)
     is_within = catalyst.expression("LessThanOrEqual", at, reached.toAttribute())
-    begins = catalyst.alias(make.null_if(is_within, at), "begins")
-    closes = catalyst.alias(make.null_if(is_within, reached.toAttribute()), "closes")
-    node = make_map(catalyst, [*sequence(node.jvm.output()), begins, closes], node)
+    begins = catalyst.alias(make.make_null_if(is_within, at), "begins")
+    closes = catalyst.alias(make.make_null_if(is_within, reached.toAttribute()), "closes")
+    node = make_map(catalyst, [*read_list(node.jvm.output()), begins, closes], node)
 
     first = make.make_column("Max", begins.toAttribute(), order, make.first, make.current)
     closed = make.make_column("Min", closes.toAttribute(), order, catalyst.literal(1), make.last)
     latest = make.make_column("Max", until, order, make.first, make.last)
-    node = window(make.window([first, closed, latest], order, node), order, node, has_ties=False)
+    node = window(make.make_window([first, closed, latest], order, node), order, node, has_ties=False)
     last = catalyst.expression("Coalesce", catalyst.seq([closed.toAttribute(), latest.toAttribute()]))
     whole = catalyst.alias(make.build_session(session, [first.toAttribute(), last]), session.name())
-    node = make_map(catalyst, [*sequence(child.jvm.output()), whole], node)
+    node = make_map(catalyst, [*read_list(child.jvm.output()), whole], node)
     return node, whole.toAttribute()
 
 
@@ -81,10 +81,10 @@ class _Columns:
         found = make.aggregate_expression(make.expression(f"aggregate.{function}", value))
         return make.alias(make.expression("WindowExpression", found, spec), function.lower())
 
-    def window(self, columns: list[Any], order: list[Any], child: Node) -> Any:
+    def make_window(self, columns: list[Any], order: list[Any], child: PlanNode) -> Any:
         return self._catalyst.window(columns, self._keys, order, child.jvm)
 
-    def null_if(self, condition: Any, value: Any) -> Any:
+    def make_null_if(self, condition: Any, value: Any) -> Any:
         """NULL if the condition is true; the value if it is false or unknown."""
         nothing = self._catalyst.companion("org.apache.spark.sql.catalyst.expressions.Literal")
         return self._catalyst.expression("If", condition, nothing.create(None, value.dataType()), value)

@@ -14,26 +14,26 @@ from typing import Any
 
 from evertide.plan.algebra.aggregates import make_map
 from evertide.plan.algebra.node_fingerprints import NodeFingerprints
-from evertide.plan.algebra.nodes import Node, Scan, walk
-from evertide.plan.catalyst.canonical import Canonical
+from evertide.plan.algebra.nodes import PlanNode, Scan, walk
+from evertide.plan.catalyst.canonical import CanonicalForms
 from evertide.plan.catalyst.catalyst import Catalyst
-from evertide.plan.catalyst.scala import sequence
+from evertide.plan.catalyst.scala import read_list
 
-__all__ = ["Sharing"]
+__all__ = ["SharedParts"]
 
 
-class Sharing:
+class SharedParts:
     """The shared parts of one view."""
 
-    def __init__(self, catalyst: Catalyst, canonical: Canonical) -> None:
+    def __init__(self, catalyst: Catalyst, canonical: CanonicalForms) -> None:
         self._catalyst = catalyst
         self._known: dict[int, str] = {}
         self._prints = NodeFingerprints(canonical, {}, {}, self._known)
-        self._first: dict[str, Node] = {}
-        self._alive: list[Node] = []
+        self._first: dict[str, PlanNode] = {}
+        self._alive: list[PlanNode] = []
         """All nodes that were hashed: fingerprints are kept by the id of a node, so the node must stay alive."""
 
-    def share(self, node: Node) -> Node:
+    def share(self, node: PlanNode) -> PlanNode:
         """Return the node, or a Map over an earlier node with the same rows.
 
         A node without columns is not shared: as a collection it would lose its rows, since an Arrow table without
@@ -42,7 +42,7 @@ class Sharing:
         if not node.output or not any(isinstance(below, Scan) for below in walk(node)):
             return node
         self._alive.append(node)
-        found = self._prints.of(node)
+        found = self._prints.hash_node(node)
         first = self._first.setdefault(found, node)
         if first is node:
             return node
@@ -51,7 +51,9 @@ class Sharing:
         self._known[id(made)] = found
         return made
 
-    def _copy(self, first: Node, node: Node) -> Node:
-        pairs: list[tuple[Any, Any]] = list(zip(sequence(first.jvm.output()), sequence(node.jvm.output()), strict=True))
+    def _copy(self, first: PlanNode, node: PlanNode) -> PlanNode:
+        pairs: list[tuple[Any, Any]] = list(
+            zip(read_list(first.jvm.output()), read_list(node.jvm.output()), strict=True)
+        )
         columns = [self._catalyst.alias(old, new.name(), new.exprId()) for old, new in pairs]
         return replace(make_map(self._catalyst, columns, first), is_copy=True)

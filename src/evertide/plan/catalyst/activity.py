@@ -5,10 +5,10 @@ from __future__ import annotations
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark import SparkContext
 
-__all__ = ["activity"]
+__all__ = ["read_activity"]
 
 
-def activity(context: SparkContext) -> object:
+def read_activity(context: SparkContext) -> object:
     """A value that changes whenever Spark starts or finishes a task. Any thread may call this."""
     tracker = context.statusTracker()
     try:

@@ -25,10 +25,10 @@ from pyspark.sql import SparkSession
 
 from evertide.errors import InvalidInput
 from evertide.plan.catalyst.python_function import describe_function
-from evertide.plan.catalyst.scala import sequence
-from evertide.plan.catalyst.walk import within
+from evertide.plan.catalyst.scala import read_list
+from evertide.plan.catalyst.walk import walk_parts
 
-__all__ = ["Canonical"]
+__all__ = ["CanonicalForms"]
 
 _LEFT_OUT = frozenset(("qualifier", "nonInheritableMetadataKeys", "resultId", "context", "queryContext", "origin"))
 _NAMED = frozenset(("AttributeReference", "Alias", "NamedLambdaVariable"))
@@ -37,18 +37,18 @@ _ADDRESS = re.compile(r"@[0-9a-f]+\b")
 _PYTHON_FUNCTION = "org.apache.spark.api.python.PythonFunction"
 
 
-class Canonical:
+class CanonicalForms:
     def __init__(self, session: SparkSession, where: str) -> None:
         self._gateway = session._sc._gateway
         self.where = where
         """The view or plan of the expressions, for messages."""
         self._writers: dict[str, Callable[[Any], Any]] = {}
 
-    def expression(self, jvm: Any, labels: Mapping[int, Any]) -> Any:
+    def describe_expression(self, jvm: Any, labels: Mapping[int, Any]) -> Any:
         """Nested lists and dicts of strings and numbers."""
-        return _Expression(self, jvm, labels).value()
+        return _Expression(self, jvm, labels).describe()
 
-    def field(self, value: Any) -> Any:
+    def describe_field(self, value: Any) -> Any:
         """Convert a field of an expression that `toJSON` omits."""
         if not isinstance(value, JavaObject):
             return value.hex() if isinstance(value, bytes | bytearray) else value
@@ -79,11 +79,11 @@ class Canonical:
         }
 
     def _write_all(self, values: Any) -> list[Any]:
-        return [self.field(value) for value in sequence(values)]
+        return [self.describe_field(value) for value in read_list(values)]
 
     def _describe_python(self, function: Any) -> Any:
         """Describe a pickled Python function."""
-        pickled = bytes(byte & 0xFF for byte in sequence(function.command()))
+        pickled = bytes(byte & 0xFF for byte in read_list(function.command()))
         try:
             command = CloudPickleSerializer().loads(pickled)
         except Exception as error:  # whatever a user's class raises when it is unpickled
@@ -95,17 +95,17 @@ class Canonical:
 class _Expression:
     """Converts one expression."""
 
-    def __init__(self, canonical: Canonical, jvm: Any, labels: Mapping[int, Any]) -> None:
+    def __init__(self, canonical: CanonicalForms, jvm: Any, labels: Mapping[int, Any]) -> None:
         self._canonical = canonical
         self._jvm = jvm
         self._labels = labels
         self._numbers: dict[int, int] = {}
-        self._write_all: list[Any] | None = None
+        self._parts: list[Any] | None = None
 
-    def value(self) -> Any:
-        return [self._node(at, found) for at, found in enumerate(json.loads(self._jvm.toJSON()))]
+    def describe(self) -> Any:
+        return [self._describe_node(at, found) for at, found in enumerate(json.loads(self._jvm.toJSON()))]
 
-    def _node(self, at: int, found: dict[str, Any]) -> Any:
+    def _describe_node(self, at: int, found: dict[str, Any]) -> Any:
         """`at` is the position in the expression, parents first; -1 inside a field, where it is unknown."""
         kind = found["class"].rpartition(".")[2]
         made = {}
@@ -115,20 +115,22 @@ class _Expression:
             if name == "exprId":
                 made[name] = self._label(value["id"])
             elif value is None and kind != "Literal" and at >= 0:
-                made[name] = self._canonical.field(self._read_field(at, name))
+                made[name] = self._canonical.describe_field(self._read_field(at, name))
             elif kind == "Literal" and name == "value" and value is not None and not _has_stable_text(found):
                 made[name] = self._find_part(at).sql() if at >= 0 else None
             else:
-                made[name] = self._field(value)
+                made[name] = self._describe_field(value)
         return made
 
-    def _field(self, value: Any) -> Any:
+    def _describe_field(self, value: Any) -> Any:
         if isinstance(value, list):
-            return [self._field(part) for part in value]
+            return [self._describe_field(part) for part in value]
         if isinstance(value, dict) and "class" in value and "num-children" in value:
-            return self._node(-1, value)
+            return self._describe_node(-1, value)
         if isinstance(value, dict):
-            return {name: self._field(part) for name, part in value.items() if part is not None and name != "jvmId"}
+            return {
+                name: self._describe_field(part) for name, part in value.items() if part is not None and name != "jvmId"
+            }
         return value
 
     def _label(self, attribute: int) -> Any:
@@ -137,9 +139,9 @@ class _Expression:
         return ["variable", self._numbers.setdefault(attribute, len(self._numbers))]
 
     def _find_part(self, at: int) -> Any:
-        if self._write_all is None:
-            self._write_all = list(within(self._jvm))
-        return self._write_all[at]
+        if self._parts is None:
+            self._parts = list(walk_parts(self._jvm))
+        return self._parts[at]
 
     def _read_field(self, at: int, name: str) -> Any:
         try:

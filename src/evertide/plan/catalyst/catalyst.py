@@ -1,7 +1,8 @@
 """Builds Catalyst's operators and expressions from Python, and runs plans.
 
 Handles of Scala's companion objects are looked up once per `Catalyst`, since each look-up is a call to the JVM.
-Operators that Spark created are copied with other children, never rebuilt.
+Operators that Spark created are copied with other children, never rebuilt. A method with the name of an operator or
+expression of Catalyst (`project`, `window`, `literal`) builds it.
 
 Threads: all circuits of a program share one `Catalyst` and run fragments concurrently.
 
@@ -9,8 +10,8 @@ Threads: all circuits of a program share one `Catalyst` and run fragments concur
 2. Each call uses its own scratch files.
 3. The active session belongs to the JVM's thread, and each Python thread has its own (`evertide.plan.catalyst.session`
    checks this).
-4. A run changes one setting only, the number of partitions of the session for many rows. All threads set the current
-   parallelism of Spark, and a plan is correct with any number.
+4. A run over many rows changes one setting of its session, the number of partitions, to Spark's current parallelism.
+   Threads may do so at the same time, since a plan is correct with any number.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import pyarrow as pa
 from py4j.java_gateway import is_instance_of  # type: ignore[import-untyped]
 from pyspark.sql import SparkSession
 
-from evertide.plan.catalyst.scala import sequence
+from evertide.plan.catalyst.scala import read_list
 from evertide.plan.catalyst.scratch_files import read_scratch, split_frames
 from evertide.plan.fragment.local_runner import compile_runner
 from evertide.scratch import scratch_file, using_scratch
@@ -79,7 +80,7 @@ class Catalyst:
             self._objects[path] = self._jvm.java.lang.Class.forName(f"{path}$").getField("MODULE$").get(None)
         return self._objects[path]
 
-    def some(self, value: Any) -> Any:
+    def make_some(self, value: Any) -> Any:
         return self._option.apply(value)
 
     def seq(self, values: Iterable[Any]) -> Any:
@@ -100,7 +101,7 @@ class Catalyst:
     def join(self, left: Any, right: Any, kind: str, condition: Any | None) -> Any:
         """`kind` is the name of a join type that is a Scala object: Inner, LeftOuter, ..."""
         hint = self.companion(f"{_LOGICAL}.JoinHint").NONE()
-        condition = self.none if condition is None else self.some(condition)
+        condition = self.none if condition is None else self.make_some(condition)
         return self.companion(f"{_LOGICAL}.Join").apply(
             left, right, self.companion(f"{_PLANS}.{kind}"), condition, hint
         )
@@ -125,20 +126,15 @@ class Catalyst:
         local = self.companion(f"{_LOGICAL}.LocalLimit").apply(self.literal(rows), child)
         return self.companion(f"{_LOGICAL}.GlobalLimit").apply(self.literal(rows), local)
 
-    def placeholder(self, attributes: Any) -> Any:
+    def make_placeholder(self, attributes: Any) -> Any:
         """A relation that the optimizer knows nothing about, identified by the id of its RDD."""
         context = self._java_context.fromSparkContext(self.session.sparkContext())
+        return self._make_rdd_relation(attributes, context.emptyRDD().rdd(), self.session, self.none)
+
+    def _make_rdd_relation(self, attributes: Any, rdd: Any, session: Any, statistics: Any) -> Any:
+        partitioning, no = self._unknown_partitioning(0), False
         return self._logical_rdd(
-            attributes,
-            context.emptyRDD().rdd(),
-            self._unknown_partitioning(0),
-            self._nil,
-            False,  # noqa: FBT003
-            self.none,
-            self.session,
-            self.none,
-            self.none,
-            False,  # noqa: FBT003
+            attributes, rdd, partitioning, self._nil, no, self.none, session, statistics, self.none, no
         )
 
     def optimize(self, plan: Any) -> Any:
@@ -148,16 +144,20 @@ class Catalyst:
 
     def make_local_runner(self, *parts: Any) -> Any:
         """A new `LocalRunner` in the JVM (`evertide.plan.fragment.local_runner`)."""
-        made = self._gateway.new_array(self._jvm.java.lang.Object, len(parts) + 1)
-        for at, part in enumerate((self.session, *parts)):
-            made[at] = part
-        return self._local_runner_class.newInstance(made)
+        return self._local_runner_class.newInstance(self._make_array([self.session, *parts]))
+
+    def _make_array(self, values: list[Any]) -> Any:
+        """A Java array of objects."""
+        made = self._gateway.new_array(self._jvm.java.lang.Object, len(values))
+        for at, value in enumerate(values):
+            made[at] = value
+        return made
 
     @cached_property
     def _local_runner_class(self) -> Any:
         return compile_runner(self._gateway)
 
-    def java_list(self, values: Iterable[Any]) -> Any:
+    def make_java_list(self, values: Iterable[Any]) -> Any:
         made = self._array_list()
         for value in values:
             made.add(value)
@@ -189,26 +189,16 @@ class Catalyst:
                 stream.write_table(rows.combine_chunks(), max_chunksize=-(-rows.num_rows // partitions))
             batches = self._python_utils.readArrowStreamFromFile(str(path))
         made = self.companion(f"{_ARROW}.ArrowConverters").toDataFrame(batches, struct, self._large, _TIME_ZONE, *_NO)
-        return self._logical_rdd(
-            attributes,
-            made.queryExecution().logical().rdd(),
-            self._unknown_partitioning(0),
-            self._nil,
-            False,  # noqa: FBT003
-            self.none,
-            self._large,
-            self.some(self._size_statistics(rows.nbytes)),
-            self.none,
-            False,  # noqa: FBT003
-        )
+        rdd, statistics = made.queryExecution().logical().rdd(), self.make_some(self._make_statistics(rows.nbytes))
+        return self._make_rdd_relation(attributes, rdd, self._large, statistics)
 
-    def _size_statistics(self, size: int) -> Any:
+    def _make_statistics(self, size: int) -> Any:
         """Statistics with this size: those of a Range, since py4j cannot create a `BigInt`."""
         return self.companion(f"{_LOGICAL}.Range").apply(0, size // 8 + 1, 1, 1).stats()
 
     def make_collector(self, struct: Any) -> Callable[[Any], pa.Table]:
         """A function that runs optimized plans with these columns on the executors and collects Arrow rows."""
-        frame = self._large.createDataFrame(self._array_list(), struct)
+        frame = self._collecting.createDataFrame(self._array_list(), struct)
         empty = self.companion(f"{_ARROW}.ArrowConverters").createEmptyArrowBatch(struct, _TIME_ZONE, *_NO)
         schema = pa.ipc.open_stream(empty).schema
 
@@ -232,6 +222,14 @@ class Catalyst:
                 self._large_session = SparkSession(self._context, jsparkSession=clone)
             return self._large_session._jsparkSession
 
+    @cached_property
+    def _collecting(self) -> Any:
+        """The session that collects rows, in which two fields of a struct may have the same name. It plans nothing, so
+        the setting does not change what functions of pandas get."""
+        clone = self._large.cloneSession()
+        clone.conf().set("spark.sql.execution.pandas.structHandlingMode", "row")
+        return clone
+
     @contextmanager
     def _activate(self, session: Any) -> Iterator[None]:
         """Make a session the active one of the thread, from which Spark reads settings."""
@@ -248,16 +246,16 @@ class Catalyst:
     def offset(self, rows: int, child: Any) -> Any:
         return self.companion(f"{_LOGICAL}.Offset").apply(self.literal(rows), child)
 
-    def local(self, attributes: Iterable[Any]) -> Any:
+    def make_empty_relation(self, attributes: Iterable[Any]) -> Any:
         """An empty relation with these attributes."""
         return self.companion(f"{_LOGICAL}.LocalRelation").apply(self.seq(attributes), self.seq([]), False, self.none)  # noqa: FBT003
 
     def cluster(self, by: list[Any], child: Any) -> Any:
         """Put rows that agree in `by` into one partition; all rows if `by` is empty."""
         made = self.companion(f"{_LOGICAL}.RepartitionByExpression")
-        return made.apply(self.seq(by), child, self.none if by else self.some(1), self.none)
+        return made.apply(self.seq(by), child, self.none if by else self.make_some(1), self.none)
 
-    def with_children(self, tree: Any, children: list[Any]) -> Any:
+    def replace_children(self, tree: Any, children: list[Any]) -> Any:
         """Copy an operator or expression with other children; without children it is returned as it is."""
         return tree.withNewChildren(self.seq(children)) if children else tree
 
@@ -266,25 +264,20 @@ class Catalyst:
     def literal(self, value: Any) -> Any:
         return self.companion(f"{_EXPRESSIONS}.Literal").apply(value)
 
-    def long(self, value: int) -> Any:
+    def make_long(self, value: int) -> Any:
         """A BIGINT literal, made by the parser, since py4j passes small integers as INT."""
         return self.session.sessionState().sqlParser().parseExpression(f"{value}L")
 
     def alias(self, expression: Any, name: str, expr_id: Any | None = None) -> Any:
         made = self.companion(f"{_EXPRESSIONS}.Alias")
         empty = self.seq([])
-        expr_id = self.new_id() if expr_id is None else expr_id
+        expr_id = self.make_id() if expr_id is None else expr_id
         return made.apply(expression, name, expr_id, empty, self.none, empty)
 
-    def new_id(self) -> Any:
+    def make_id(self) -> Any:
         return self.companion(f"{_EXPRESSIONS}.NamedExpression").newExprId()
 
-    def attribute(self, name: str, data_type: Any, *, nullable: bool) -> Any:
-        made = self.companion(f"{_EXPRESSIONS}.AttributeReference")
-        metadata = self._jvm.org.apache.spark.sql.types.Metadata.empty()
-        return made.apply(name, data_type, nullable, metadata, self.new_id(), self.seq([]))
-
-    def ascending(self, expression: Any) -> Any:
+    def make_ascending(self, expression: Any) -> Any:
         made = self.companion(f"{_EXPRESSIONS}.SortOrder")
         return made.apply(expression, self.companion(f"{_EXPRESSIONS}.Ascending"), self.seq([]))
 
@@ -303,14 +296,14 @@ class Catalyst:
         """`to` is the name of a type that is a Scala object: StringType, BinaryType."""
         made, legacy = self.companion(f"{_EXPRESSIONS}.Cast"), self.companion(f"{_EXPRESSIONS}.EvalMode").LEGACY()
         zone = self.session.sessionState().conf().sessionLocalTimeZone()
-        return made.apply(expression, self.companion(f"org.apache.spark.sql.types.{to}"), self.some(zone), legacy)
+        return made.apply(expression, self.companion(f"org.apache.spark.sql.types.{to}"), self.make_some(zone), legacy)
 
     def struct(self, fields: Iterable[Any]) -> Any:
         """A struct with fields f0, f1, and so on."""
         named = [part for at, value in enumerate(fields) for part in (self.literal(f"f{at}"), value)]
         return self.expression("CreateNamedStruct", self.seq(named))
 
-    def field(self, struct: Any, at: int) -> Any:
+    def get_field(self, struct: Any, at: int) -> Any:
         return self.expression("GetStructField", struct, at, self.none)
 
     def is_orderable(self, data_type: Any) -> bool:
@@ -327,12 +320,8 @@ class Catalyst:
 
     def map_expressions(self, node: Any, change: Callable[[Any], Any]) -> Any:
         """Copy an operator with each of its top-level expressions changed; `change` may recurse."""
-        arguments = sequence(node.productIterator().toSeq())
-        changed = [self._change_argument(argument, change) for argument in arguments]
-        array = self._gateway.new_array(self._jvm.java.lang.Object, len(changed))
-        for at, value in enumerate(changed):
-            array[at] = value
-        return node.makeCopy(array)
+        arguments = read_list(node.productIterator().toSeq())
+        return node.makeCopy(self._make_array([self._change_argument(argument, change) for argument in arguments]))
 
     def _change_argument(self, argument: Any, change: Callable[[Any], Any]) -> Any:
         if not hasattr(argument, "getClass"):
@@ -340,18 +329,15 @@ class Catalyst:
         if self.is_expression(argument):
             return change(argument)
         if is_instance_of(self._gateway, argument, "scala.Some") and self.is_expression(argument.get()):
-            return self.some(change(argument.get()))
+            return self.make_some(change(argument.get()))
         if is_instance_of(self._gateway, argument, "scala.collection.immutable.Seq"):
-            return self.seq([self._change_argument(value, change) for value in sequence(argument)])
+            return self.seq([self._change_argument(value, change) for value in read_list(argument)])
         return argument
 
-    @cached_property
-    def complete(self) -> Any:
-        return self.companion(f"{_EXPRESSIONS}.aggregate.Complete")
-
-    def aggregate_expression(self, function: Any, condition: Any | None = None) -> Any:
-        made = self.companion(f"{_EXPRESSIONS}.aggregate.AggregateExpression")
-        return made.apply(function, self.complete, False, self.none if condition is None else self.some(condition))  # noqa: FBT003
+    def aggregate_expression(self, function: Any, condition: Any | None = None, *, is_distinct: bool = False) -> Any:
+        mode = self.companion(f"{_EXPRESSIONS}.aggregate.Complete")
+        condition = self.none if condition is None else self.make_some(condition)
+        return self.expression("aggregate.AggregateExpression", function, mode, is_distinct, condition)
 
 
 def _is_orderable(data_type: Any) -> bool:

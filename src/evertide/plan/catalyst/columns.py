@@ -15,27 +15,51 @@ from pyspark.sql.types import StructField
 from evertide.errors import InvalidInput
 from evertide.plan.algebra.nodes import Attribute
 
-__all__ = ["arrow_schema", "arrow_type", "column_name"]
+__all__ = ["check_type", "find_arrow_type", "make_arrow_schema", "name_column"]
 
 
-def column_name(at: int) -> str:
+def name_column(at: int) -> str:
     return f"c{at}"
 
 
-def arrow_schema(attributes: Sequence[Attribute]) -> pa.Schema:
+def make_arrow_schema(attributes: Sequence[Attribute]) -> pa.Schema:
     return pa.schema(
         [
-            pa.field(column_name(at), arrow_type(attribute.type), nullable=attribute.nullable)
+            pa.field(name_column(at), find_arrow_type(attribute.type), nullable=attribute.nullable)
             for at, attribute in enumerate(attributes)
         ]
     )
 
 
 @lru_cache(maxsize=1024)
-def arrow_type(spark: str) -> Any:
+def find_arrow_type(spark: str) -> Any:
     """The Arrow type of a type in Spark's JSON form."""
     field = {"name": "c", "type": json.loads(spark), "nullable": True, "metadata": {}}
     try:
         return to_arrow_type(StructField.fromJson(field).dataType, timezone="UTC")
     except PySparkException as error:
         raise InvalidInput(where=f"type {spark}", why=f"values of this type cannot be stored: {error}") from error
+
+
+def check_type(column: Attribute, where: str) -> None:
+    """Refuse a column of a table or view that cannot be stored, or whose fields a reader could not tell apart."""
+    where = f"{where}, column {column.name!r}"
+    name = _find_repeated_name(json.loads(column.type))
+    if name is not None:
+        why = f"the type has a struct with two fields named {name!r}, ignoring case; rename one, as in named_struct()"
+        raise InvalidInput(where=where, why=why)
+    try:
+        find_arrow_type(column.type)
+    except InvalidInput as error:
+        raise InvalidInput(where=where, why=f"{error.where}: {error.why}") from error
+
+
+def _find_repeated_name(kind: Any) -> str | None:
+    """The name of two fields of one struct inside the type, in lower case."""
+    if isinstance(kind, str):
+        return None
+    names = [field["name"].lower() for field in kind.get("fields", ())]
+    inner = [field["type"] for field in kind.get("fields", ())]
+    inner += [kind[part] for part in ("elementType", "keyType", "valueType") if part in kind]
+    repeated = (name for name in names if names.count(name) > 1)
+    return next(repeated, None) or next(filter(None, map(_find_repeated_name, inner)), None)

@@ -24,7 +24,7 @@ from pyspark.logger import PySparkLogger
 from evertide.errors import ScratchUnavailable, SparkAway, SparkEnded, SystemRefused
 from evertide.scratch import scratch_directory
 
-__all__ = ["check_spark", "classify_error", "classify_errors", "describe_error", "silence_traces"]
+__all__ = ["check_spark", "classify_error", "classify_errors", "describe_error", "read_first_line", "silence_traces"]
 
 _is_silent: ContextVar[bool] = ContextVar("is_silent", default=False)
 _CAUSES_MAX = 20
@@ -45,9 +45,14 @@ def describe_error(error: Exception) -> str:
     if isinstance(error, PythonException) and _TRACEBACK in lines:  # the function's own error comes after its frames
         last = len(lines) - lines[::-1].index(_TRACEBACK)
         lines = [line for line in lines[last:] if line[:1].strip()] or lines
-    said = next((line.strip() for line in lines if line.strip()), type(error).__name__)
+    said = read_first_line("\n".join(lines)) or type(error).__name__
     about = {each.fragment() for each in error.getQueryContext()} if isinstance(error, PySparkException) else set()
     return f"{said}, in {', '.join(sorted(about))}" if about else said
+
+
+def read_first_line(text: object) -> str:
+    """The first line of a text that is not blank; empty if there is none."""
+    return next((line.strip() for line in str(text).splitlines() if line.strip()), "")
 
 
 @contextmanager

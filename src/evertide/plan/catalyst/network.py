@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["REMEDY", "bind_to_loopback", "find_exposure", "is_local", "network_settings", "reads_external_dtds"]
+__all__ = ["REMEDY", "bind_to_loopback", "find_exposure", "has_external_dtds", "is_local", "make_network_settings"]
 
 REMEDY = (
     "Set spark.authenticate and spark.network.crypto.enabled to true in Spark's configuration, and on a standalone "
@@ -65,7 +65,7 @@ def bind_to_loopback(master: str) -> Iterator[None]:
             os.environ[_LOCAL_IP] = before
 
 
-def network_settings(jvm: Any, master: str) -> dict[str, str]:
+def make_network_settings(jvm: Any, master: str) -> dict[str, str]:
     """Settings for a new session in this JVM. They may contain a secret, so pass them through py4j only."""
     for name, value in _XML.items():
         jvm.java.lang.System.setProperty(name, value)
@@ -94,7 +94,7 @@ def find_exposure(conf: Mapping[str, str]) -> str | None:
     )
 
 
-def reads_external_dtds(spark: Any) -> bool:
+def has_external_dtds(spark: Any) -> bool:
     """Whether XML in rows can make a JVM of this session read a file or a URL."""
     if spark._jvm.java.lang.System.getProperty(_EXTERNAL_DTD) != "":
         return True

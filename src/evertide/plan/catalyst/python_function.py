@@ -29,7 +29,7 @@ _HAS_FLAG = sys.version_info >= (3, 13)
 
 def describe_function(function: Any, where: str) -> list[Any]:
     """Nested lists of strings and numbers."""
-    return [f"python {sys.version_info[0]}.{sys.version_info[1]}", _Description(where).of(function)]
+    return [f"python {sys.version_info[0]}.{sys.version_info[1]}", _Description(where).describe(function)]
 
 
 class _Description:
@@ -39,7 +39,7 @@ class _Description:
         """Numbers of the values seen so far, by identity, since functions may be recursive."""
         self._alive: list[Any] = []
 
-    def of(self, value: Any) -> Any:
+    def describe(self, value: Any) -> Any:
         if isinstance(value, _PLAIN):
             return [type(value).__name__, repr(value)]
         if isinstance(value, bytes | bytearray):
@@ -55,52 +55,57 @@ class _Description:
                 where=self._where,
                 why=f"the Python function refers to more than {_VALUES_MAX:,} values; read them from a table",
             )
-        return self._parts(value)
+        return self._describe_parts(value)
 
-    def _parts(self, value: Any) -> Any:  # noqa: PLR0911 - per kind
+    def _describe_parts(self, value: Any) -> Any:  # noqa: PLR0911 - per kind
         if isinstance(value, CodeType):
-            return self._code(value)
+            return self._describe_code(value)
         if isinstance(value, list | tuple):
-            return [type(value).__name__, *map(self.of, value)]
+            return [type(value).__name__, *map(self.describe, value)]
         if isinstance(value, set | frozenset):
-            return ["set", *sorted(repr(_Description(self._where).of(item)) for item in value)]
+            return ["set", *sorted(repr(_Description(self._where).describe(item)) for item in value)]
         if isinstance(value, dict):
-            return ["dict", *([self.of(key), self.of(item)] for key, item in value.items())]
+            return ["dict", *([self.describe(key), self.describe(item)] for key, item in value.items())]
         if isinstance(value, BuiltinFunctionType) or _is_installed(value):
             return ["named", f"{value.__module__}.{value.__qualname__}"]
         if isinstance(value, FunctionType):
-            return self._function(value)
+            return self._describe_function(value)
         if isinstance(value, MethodType):
-            return ["method", self.of(value.__func__), self.of(value.__self__)]
-        return self._class(value) if isinstance(value, type) else self._object(value)
+            return ["method", self.describe(value.__func__), self.describe(value.__self__)]
+        return self._describe_class(value) if isinstance(value, type) else self._describe_object(value)
 
-    def _function(self, function: FunctionType) -> Any:
+    def _describe_function(self, function: FunctionType) -> Any:
         cells = [cell.cell_contents for cell in function.__closure__ or ()]
-        used = sorted(_names(function.__code__) & function.__globals__.keys())
+        used = sorted(_list_names(function.__code__) & function.__globals__.keys())
         return [
             "function",
-            self.of(function.__code__),
-            self.of(function.__defaults__),
-            self.of(function.__kwdefaults__),
-            self.of(cells),
-            [[name, self.of(function.__globals__[name])] for name in used],
+            self.describe(function.__code__),
+            self.describe(function.__defaults__),
+            self.describe(function.__kwdefaults__),
+            self.describe(cells),
+            [[name, self.describe(function.__globals__[name])] for name in used],
         ]
 
-    def _code(self, code: CodeType) -> Any:
+    def _describe_code(self, code: CodeType) -> Any:
         flags = code.co_flags & ~_HAS_DOCSTRING
         arguments = [code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, flags]
         constants = list(code.co_consts)
         if _has_docstring(code):
             constants[0] = None
-        return ["code", arguments, code.co_code.hex(), list(code.co_names), self.of(constants)]
+        return ["code", arguments, code.co_code.hex(), list(code.co_names), self.describe(constants)]
 
-    def _class(self, kind: type) -> Any:
+    def _describe_class(self, kind: type) -> Any:
         found = {name: item.fget if isinstance(item, property) else item for name, item in vars(kind).items()}
         functions = sorted((name, item) for name, item in found.items() if isinstance(item, FunctionType))
         bases = [base for base in kind.__bases__ if base is not object]
-        return ["class", kind.__qualname__, self.of(bases), [[name, self.of(item)] for name, item in functions]]
+        return [
+            "class",
+            kind.__qualname__,
+            self.describe(bases),
+            [[name, self.describe(item)] for name, item in functions],
+        ]
 
-    def _object(self, value: Any) -> Any:
+    def _describe_object(self, value: Any) -> Any:
         """Describe an object by what pickle stores: constructor, arguments, state."""
         try:
             parts = value.__reduce_ex__(4)
@@ -109,7 +114,7 @@ class _Description:
             raise InvalidInput(where=self._where, why=why) from error
         if isinstance(parts, str):
             return ["named", f"{type(value).__module__}.{parts}"]
-        return ["object", *(self.of(list(part) if hasattr(part, "__next__") else part) for part in parts)]
+        return ["object", *(self.describe(list(part) if hasattr(part, "__next__") else part) for part in parts)]
 
 
 def _has_docstring(code: CodeType) -> bool:
@@ -119,12 +124,12 @@ def _has_docstring(code: CodeType) -> bool:
     return not code.co_name.startswith("<") and bool(code.co_consts) and isinstance(code.co_consts[0], str)
 
 
-def _names(code: CodeType) -> set[str]:
+def _list_names(code: CodeType) -> set[str]:
     """Names of globals and attributes in the code, including inner functions."""
     found = set(code.co_names)
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            found |= _names(constant)
+            found |= _list_names(constant)
     return found
 
 

@@ -11,9 +11,9 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from evertide.plan.catalyst.scala import mapping
+from evertide.plan.catalyst.scala import read_map
 
-__all__ = ["RESULT_PREFIX", "RESULT_SETTINGS", "result_settings"]
+__all__ = ["RESULT_PREFIX", "RESULT_SETTINGS", "read_result_settings"]
 
 RESULT_SETTINGS = MappingProxyType(
     {
@@ -44,16 +44,16 @@ RESULT_PREFIX = "spark.sql.legacy."
 """Settings that restore the behaviour of older Spark versions; those that are not at their default count."""
 
 
-def result_settings(session: SparkSession) -> dict[str, str]:
+def read_result_settings(session: SparkSession) -> dict[str, str]:
     """The current values, and Spark's version. Sessions with equal values compute equal results."""
-    known = mapping(session._jsparkSession.sessionState().conf().getAllConfs())
+    known = read_map(session._jsparkSession.sessionState().conf().getAllConfs())
     legacy = {name: value for name, value in known.items() if name.startswith(RESULT_PREFIX)}
-    changed = {name: value for name, value in legacy.items() if value != _default(session, name)}
+    changed = {name: value for name, value in legacy.items() if value != _read_default(session, name)}
     found = {name: str(session.conf.get(name)) for name in RESULT_SETTINGS} | changed
     return {"spark": session.version, **dict(sorted(found.items()))}
 
 
-def _default(session: SparkSession, name: str) -> str | None:
+def _read_default(session: SparkSession, name: str) -> str | None:
     companion: Any = session._jvm.java.lang.Class.forName("org.apache.spark.sql.internal.SQLConf$")
     entry = companion.getField("MODULE$").get(None).getConfigEntry(name)
     return None if entry is None else str(entry.defaultValueString())

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["mapping", "optional", "sequence"]
+__all__ = ["read_list", "read_map", "read_option"]
 
 
-def sequence(found: Any) -> list[Any]:
+def read_list(found: Any) -> list[Any]:
     return [found.apply(at) for at in range(found.size())]
 
 
-def optional(found: Any) -> Any | None:
+def read_option(found: Any) -> Any | None:
     return found.get() if found.isDefined() else None
 
 
-def mapping(found: Any) -> dict[str, str]:
-    return {pair._1(): pair._2() for pair in sequence(found.toSeq())}
+def read_map(found: Any) -> dict[str, str]:
+    return {pair._1(): pair._2() for pair in read_list(found.toSeq())}

@@ -16,11 +16,11 @@ from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from evertide.errors import InvalidInput
+from evertide.errors import InvalidInput, NotAllowedNow
 from evertide.plan.catalyst.failure import describe_error
-from evertide.plan.catalyst.network import REMEDY, bind_to_loopback, find_exposure, network_settings
+from evertide.plan.catalyst.network import REMEDY, bind_to_loopback, find_exposure, make_network_settings
 
-__all__ = ["SETTINGS", "Session", "SparkSession", "open_session"]
+__all__ = ["SETTINGS", "TOP_SETTINGS", "Session", "SparkSession", "open_session"]
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +35,9 @@ SETTINGS = {
 """For thousands of small jobs: a large cache of generated code, and no UI. A row that needs more memory than there is
 fails its task, and so a view; by default it would end the JVM, again after every restart. Pools share the cores
 (`evertide.plan.catalyst.pool`); by default a job waits for all tasks of earlier jobs."""
+TOP_SETTINGS = {"spark.sql.execution.topKSortFallbackThreshold": "1000000"}
+"""For sessions that run queries of users. For ORDER BY ... LIMIT k, each task of Spark allocates an array of 2 * k rows
+even if there are few rows. From this k on, Spark sorts instead. By default it does so from 2,147,483,632 on."""
 _NO_SECRET = "secret key must be specified"  # noqa: S105 - Spark's message for a missing secret
 
 
@@ -80,7 +83,7 @@ def open_session(
     if known is not None:
         if master is not None and known.sparkContext.master != master:
             why = f"this process already has an active Spark session at {known.sparkContext.master!r}; stop it first"
-            raise InvalidInput(where=f"master {master!r}", why=why)
+            raise NotAllowedNow(where=f"master {master!r}", why=why)
         return _check(Session(known, is_own=False))
     _check_java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -102,7 +105,7 @@ def _create(master: str, settings: Mapping[str, str]) -> SparkSession:
     with bind_to_loopback(master):
         SparkContext._ensure_initialized(conf=SparkConf(loadDefaults=False).setAll([*launched.items()]))
     builder = SparkSession.builder
-    for name, value in {**launched, **network_settings(SparkContext._jvm, master)}.items():
+    for name, value in {**launched, **make_network_settings(SparkContext._jvm, master)}.items():
         builder = builder.config(name, value)
     return builder.getOrCreate()
 
@@ -118,7 +121,7 @@ def _check_threads(session: SparkSession) -> None:
     """Backfills and transactions run concurrently, and Spark keeps the active session and task per JVM thread, so each
     Python thread needs its own JVM thread."""
     if not isinstance(session.sparkContext._gateway, ClientServer):
-        why = "its Python threads share JVM threads; set PYSPARK_PIN_THREAD=true before Spark starts"
+        why = "Python threads of this session share JVM threads; set PYSPARK_PIN_THREAD=true before Spark starts"
         raise InvalidInput(where="Spark session", why=why)
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from evertide.plan.catalyst.scala import sequence
+from evertide.plan.catalyst.scala import read_list
 
-__all__ = ["expressions", "kind", "nodes", "within"]
+__all__ = ["kind", "walk_expressions", "walk_nodes", "walk_parts"]
 
 
 def kind(tree: Any) -> str:
@@ -16,21 +16,21 @@ def kind(tree: Any) -> str:
     return name.removesuffix("$")
 
 
-def nodes(plan: Any) -> Iterator[Any]:
+def walk_nodes(plan: Any) -> Iterator[Any]:
     """The operators of a plan and of its subqueries, parents first."""
     yield plan
-    for child in (*sequence(plan.children()), *sequence(plan.subqueries())):
-        yield from nodes(child)
+    for child in (*read_list(plan.children()), *read_list(plan.subqueries())):
+        yield from walk_nodes(child)
 
 
-def expressions(plan: Any) -> Iterator[Any]:
+def walk_expressions(plan: Any) -> Iterator[Any]:
     """The expressions of one operator, parents first, without the plans of subqueries (see `nodes`)."""
-    for expression in sequence(plan.expressions()):
-        yield from within(expression)
+    for expression in read_list(plan.expressions()):
+        yield from walk_parts(expression)
 
 
-def within(expression: Any) -> Iterator[Any]:
+def walk_parts(expression: Any) -> Iterator[Any]:
     """An expression and all its parts, parents first."""
     yield expression
-    for child in sequence(expression.children()):
-        yield from within(child)
+    for child in read_list(expression.children()):
+        yield from walk_parts(child)

@@ -7,6 +7,10 @@
 
 A LEFT JOIN is MATCHED and LEFT_ALONE, a RIGHT JOIN is MATCHED and RIGHT_ALONE, and a FULL JOIN is all three. All
 operators above it must be linear, so that their results add up as well: `evertide.flow.linear` checks that.
+
+A form is made of the optimized plan, and is not optimized itself. The optimizer would raise errors that the query does
+not have: it evaluates `10 / coalesce(s.c, 0)` where s.c is always NULL, even if there is no such row, and it evaluates
+a condition of ON that reads one side for rows of that side without a partner.
 """
 
 from __future__ import annotations
@@ -14,13 +18,14 @@ from __future__ import annotations
 from enum import Enum
 from typing import Any
 
+from evertide.plan.algebra.nodes import JoinType
 from evertide.plan.catalyst.catalyst import Catalyst
-from evertide.plan.catalyst.scala import optional, sequence
+from evertide.plan.catalyst.scala import read_list, read_option
 from evertide.plan.catalyst.walk import kind
 
-__all__ = ["Form", "rewrite_to_form"]
+__all__ = ["Form", "find_outer_joins", "rewrite_to_form"]
 
-_OUTER = frozenset(("LeftOuter", "RightOuter", "FullOuter"))
+_OUTER = frozenset((JoinType.LEFT_OUTER, JoinType.RIGHT_OUTER, JoinType.FULL_OUTER))
 
 
 class Form(Enum):
@@ -30,27 +35,39 @@ class Form(Enum):
     RIGHT_ALONE = "right alone"
 
 
+def find_outer_joins(jvm: Any) -> list[JoinType]:
+    """The types of the outer joins of a Catalyst plan."""
+    own = [JoinType(kind(jvm.joinType()))] if _is_outer_join(jvm) else []
+    return own + [found for child in read_list(jvm.children()) for found in find_outer_joins(child)]
+
+
 def rewrite_to_form(catalyst: Catalyst, jvm: Any, form: Form) -> Any:
-    """Rewrite a Catalyst plan to another form: replace its only outer join."""
-    if kind(jvm) == "Join" and kind(jvm.joinType()) in _OUTER:
+    """Rewrite an optimized Catalyst plan to another form: replace its only outer join."""
+    if _is_outer_join(jvm):
         return _replace_join(catalyst, jvm, form)
-    return catalyst.with_children(jvm, [rewrite_to_form(catalyst, child, form) for child in sequence(jvm.children())])
+    return catalyst.replace_children(
+        jvm, [rewrite_to_form(catalyst, child, form) for child in read_list(jvm.children())]
+    )
+
+
+def _is_outer_join(jvm: Any) -> bool:
+    return kind(jvm) == "Join" and kind(jvm.joinType()) in _OUTER
 
 
 def _replace_join(catalyst: Catalyst, join: Any, form: Form) -> Any:
-    left, right, condition = join.left(), join.right(), optional(join.condition())
+    left, right, condition = join.left(), join.right(), read_option(join.condition())
     if form is Form.MATCHED:
-        return catalyst.join(left, right, "Inner", condition)
+        return catalyst.join(left, right, JoinType.INNER, condition)
     if form is Form.LEFT_ALONE:
-        alone = catalyst.join(left, right, "LeftAnti", condition)
-        return catalyst.project([*sequence(left.output()), *_make_nulls(catalyst, right)], alone)
-    alone = catalyst.join(right, left, "LeftAnti", condition)
-    return catalyst.project([*_make_nulls(catalyst, left), *sequence(right.output())], alone)
+        alone = catalyst.join(left, right, JoinType.LEFT_ANTI, condition)
+        return catalyst.project([*read_list(left.output()), *_make_nulls(catalyst, right)], alone)
+    alone = catalyst.join(right, left, JoinType.LEFT_ANTI, condition)
+    return catalyst.project([*_make_nulls(catalyst, left), *read_list(right.output())], alone)
 
 
 def _make_nulls(catalyst: Catalyst, side: Any) -> list[Any]:
     """The columns of a side, all NULL, under their own ids."""
     return [
         catalyst.alias(catalyst.expression("Literal", None, column.dataType()), column.name(), column.exprId())
-        for column in sequence(side.output())
+        for column in read_list(side.output())
     ]

@@ -27,15 +27,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from evertide.plan.algebra.nodes import Attribute, Expand, Filter, Generate, Map, Node
+from evertide.plan.algebra.nodes import Attribute, Expand, Filter, Generate, JoinType, Map, PlanNode, Union
 from evertide.plan.catalyst.catalyst import Catalyst
-from evertide.plan.catalyst.columns import arrow_schema
-from evertide.plan.catalyst.scala import sequence
+from evertide.plan.catalyst.columns import make_arrow_schema
+from evertide.plan.catalyst.scala import read_list
 from evertide.plan.catalyst.walk import kind
-from evertide.plan.fragment.forms import Form, rewrite_to_form
+from evertide.plan.fragment.forms import Form, find_outer_joins, rewrite_to_form
 from evertide.plan.fragment.local_runner import LocalRunner, Term
 from evertide.plan.fragment.narrow_map import NarrowMap, narrow_map
-from evertide.rows.changes import DIFF
+from evertide.rows.changes import DIFF, DIFF_FIELD
 from evertide.rows.conform import conform_table
 
 __all__ = ["ROWS_JOINED_MAX", "ROWS_SMALL_MAX", "Fragment", "Term"]
@@ -57,30 +57,32 @@ class _Tree:
 
 
 class Fragment:
-    def __init__(self, catalyst: Catalyst, root: Node, leaves: Sequence[Node], keys: Set[int] = frozenset()) -> None:
+    def __init__(
+        self, catalyst: Catalyst, root: PlanNode, leaves: Sequence[PlanNode], keys: Set[int] = frozenset()
+    ) -> None:
         """`leaves` are nodes below the root, by identity; each may occur several times in the tree.
 
         `keys` are further attributes of leaves to bind, which the fragment itself does not read.
         """
         self._catalyst = catalyst
         self.output = root.output
-        self.schema = arrow_schema(root.output)
-        self._changes = pa.schema([*self.schema, pa.field(DIFF, pa.int64(), nullable=False)])
-        references = _references(root, list(leaves)) | set(root.ids) | keys
+        self.schema = make_arrow_schema(root.output)
+        self._changes = pa.schema([*self.schema, DIFF_FIELD])
+        references = _list_references(root, list(leaves)) | set(root.ids) | keys
         self.reads: list[tuple[Attribute, ...]] = [_choose_attributes(leaf, references) for leaf in leaves]
-        self.schemas = [arrow_schema(read) for read in self.reads]
-        self._attributes = [_attributes_of(leaf, read) for leaf, read in zip(leaves, self.reads, strict=True)]
+        self.schemas = [make_arrow_schema(read) for read in self.reads]
+        self._attributes = [_find_attributes(leaf, read) for leaf, read in zip(leaves, self.reads, strict=True)]
         self._outputs = [catalyst.seq(attributes) for attributes in self._attributes]
-        self._empty = [catalyst.local(attributes) for attributes in self._attributes]
+        self._empty = [catalyst.make_empty_relation(attributes) for attributes in self._attributes]
         self._structs = [relation.schema() for relation in self._empty]
-        self._signs = {sign: catalyst.alias(catalyst.long(sign), DIFF) for sign in (-1, 1)}
-        marks = [catalyst.placeholder(outputs) for outputs in self._outputs]
+        self._signs = {sign: catalyst.alias(catalyst.make_long(sign), DIFF) for sign in (-1, 1)}
+        marks = [catalyst.make_placeholder(outputs) for outputs in self._outputs]
         self._marks = [mark.rdd().id() for mark in marks]
         self._numbers = {mark: at for at, mark in enumerate(self._marks)}
-        self._plan = _replace_leaves(catalyst, root.jvm, root, list(leaves), marks)
-        self._tree = _tree_of(catalyst.optimize(self._plan), self._numbers)
+        plan = _replace_leaves(catalyst, root.jvm, root, list(leaves), marks)
+        self._tree = _build_tree(catalyst.optimize(plan), self._numbers)
         self._forms = {Form.WHOLE: self._tree}
-        self._columns = sequence(self._tree.jvm.output())
+        self._columns = read_list(self._tree.jvm.output())
         self._signed_struct = self._add_sign(self._tree.jvm, 1).schema()
         self._rows_heavy: int | None = None
         """The number of input rows of the last run over few rows in which a join produced too many."""
@@ -100,15 +102,19 @@ class Fragment:
             return self._run_large(many, is_counted=is_counted)
         found = self._local_runner.run(terms, is_row_wise=self.is_row_wise)
         if found is None:
-            self._rows_heavy = _rows_of(terms)
+            self._rows_heavy = _count_rows(terms)
             return self._run_large(many, is_counted=is_counted)
         typed = [conform_table(rows, self._changes) for rows in found]
         return pa.concat_tables(typed) if typed else self._changes.empty_table()
 
     def is_large(self, terms: Sequence[Term]) -> bool:
         """Whether the executors run it: there are many rows, or at least as many as in a run that was aborted."""
-        rows = _rows_of(terms)
+        rows = _count_rows(terms)
         return rows > ROWS_SMALL_MAX or (self._rows_heavy is not None and rows >= self._rows_heavy)
+
+    def find_outer_joins(self) -> list[JoinType]:
+        """The types of the outer joins that the optimizer left."""
+        return find_outer_joins(self._tree.jvm)
 
     def _run_large(self, terms: Mapping[Form, Sequence[Term]], *, is_counted: bool) -> pa.Table:
         if self._narrow is not None and terms.keys() == {Form.WHOLE}:
@@ -132,8 +138,7 @@ class Fragment:
 
     def _plan_form(self, form: Form) -> _Tree:
         if form not in self._forms:
-            plan = rewrite_to_form(self._catalyst, self._plan, form)
-            self._forms[form] = _tree_of(self._catalyst.optimize(plan), self._numbers)
+            self._forms[form] = _build_tree(rewrite_to_form(self._catalyst, self._tree.jvm, form), self._numbers)
         return self._forms[form]
 
     def _run_narrow(self, narrow_map: NarrowMap, terms: Sequence[Term]) -> pa.Table:
@@ -157,7 +162,7 @@ class Fragment:
         if narrow_map is None:
             raise ValueError("the fragment is not a map over one leaf")
         attributes = [self._attributes[0][at] for at in narrow_map.reads]
-        outputs, empty = self._catalyst.seq(attributes), self._catalyst.local(attributes)
+        outputs, empty = self._catalyst.seq(attributes), self._catalyst.make_empty_relation(attributes)
         schema, struct = pa.schema([self.schemas[0].field(at) for at in narrow_map.reads]), empty.schema()
 
         def spread(leaf: pa.Table) -> Any:
@@ -173,31 +178,31 @@ class Fragment:
     @cached_property
     def _local_runner(self) -> LocalRunner:
         signed = [self._catalyst.seq([*self._columns, self._signs[sign]]) for sign in (-1, 1)]
-        several = [self._catalyst.java_list(each) for each in (self._marks, self._outputs, self._structs)]
+        several = [self._catalyst.make_java_list(each) for each in (self._marks, self._outputs, self._structs)]
         tree = self._tree
         made = self._catalyst.make_local_runner(
-            tree.jvm, _height(tree), *several, *signed, self._signed_struct, ROWS_JOINED_MAX
+            tree.jvm, _measure_height(tree), *several, *signed, self._signed_struct, ROWS_JOINED_MAX
         )
         return LocalRunner(made, self.schemas)
 
     def _add_sign(self, plan: Any, sign: int) -> Any:
-        return self._catalyst.project([*sequence(plan.output()), self._signs[sign]], plan)
+        return self._catalyst.project([*read_list(plan.output()), self._signs[sign]], plan)
 
     def _add_count(self, plan: Any, sign: int) -> Any:
         """Each distinct row once, with its count times the sign as diff."""
         count = self._catalyst.alias(self._catalyst.count_rows(), DIFF)
-        columns = sequence(plan.output())
+        columns = read_list(plan.output())
         counted = self._catalyst.aggregate(columns, [*columns, count], plan)
         if sign > 0:
             return counted
-        *columns, count = sequence(counted.output())
+        *columns, count = read_list(counted.output())
         negated = self._catalyst.expression("UnaryMinus", count, False)  # noqa: FBT003 - cannot overflow
         return self._catalyst.project([*columns, self._catalyst.alias(negated, DIFF)], counted)
 
     def _bind(self, tree: _Tree, leaves: list[Any]) -> Any:
         if tree.leaf >= 0:
             return leaves[tree.leaf]
-        return self._catalyst.with_children(tree.jvm, [self._bind(child, leaves) for child in tree.below])
+        return self._catalyst.replace_children(tree.jvm, [self._bind(child, leaves) for child in tree.below])
 
     def _spread(self, at: int, rows: pa.Table) -> Any:
         """Distribute rows over the executors."""
@@ -207,16 +212,16 @@ class Fragment:
         return self._catalyst.spread(rows, self._outputs[at], self._structs[at])
 
 
-def _rows_of(terms: Sequence[Term]) -> int:
+def _count_rows(terms: Sequence[Term]) -> int:
     return sum(rows.num_rows for _, leaves in terms for rows in leaves)
 
 
-def _attributes_of(leaf: Node, read: tuple[Attribute, ...]) -> list[Any]:
-    by_id = {attribute.exprId().id(): attribute for attribute in sequence(leaf.jvm.output())}
+def _find_attributes(leaf: PlanNode, read: tuple[Attribute, ...]) -> list[Any]:
+    by_id = {attribute.exprId().id(): attribute for attribute in read_list(leaf.jvm.output())}
     return [by_id[attribute.id] for attribute in read]
 
 
-def _replace_leaves(catalyst: Catalyst, jvm: Any, node: Node, leaves: list[Node], marks: list[Any]) -> Any:
+def _replace_leaves(catalyst: Catalyst, jvm: Any, node: PlanNode, leaves: list[PlanNode], marks: list[Any]) -> Any:
     """Replace leaves by their marks. Catalyst operators between a node and its children belong to the node."""
     for leaf, mark in zip(leaves, marks, strict=True):
         if node is leaf:
@@ -224,63 +229,63 @@ def _replace_leaves(catalyst: Catalyst, jvm: Any, node: Node, leaves: list[Node]
     return _replace_below(catalyst, jvm, node, leaves, marks)
 
 
-def _replace_below(catalyst: Catalyst, jvm: Any, node: Node, leaves: list[Node], marks: list[Any]) -> Any:
+def _replace_below(catalyst: Catalyst, jvm: Any, node: PlanNode, leaves: list[PlanNode], marks: list[Any]) -> Any:
     below = []
-    for child in sequence(jvm.children()):
+    for child in read_list(jvm.children()):
         known = next((other for other in node.children if other.jvm.equals(child)), None)
         if known is None:
             below.append(_replace_below(catalyst, child, node, leaves, marks))
         else:
             below.append(_replace_leaves(catalyst, child, known, leaves, marks))
-    return catalyst.with_children(jvm, below)
+    return catalyst.replace_children(jvm, below)
 
 
-def _tree_of(jvm: Any, numbers: dict[int, int]) -> _Tree:
+def _build_tree(jvm: Any, numbers: dict[int, int]) -> _Tree:
     if kind(jvm) == "LogicalRDD" and jvm.rdd().id() in numbers:
         return _Tree(jvm, leaf=numbers[jvm.rdd().id()])
-    below = tuple(_tree_of(child, numbers) for child in sequence(jvm.children()))
+    below = tuple(_build_tree(child, numbers) for child in read_list(jvm.children()))
     return _Tree(jvm, below)
 
 
-def _height(tree: _Tree) -> int:
-    return 1 + max(map(_height, tree.below)) if tree.below else 0
+def _measure_height(tree: _Tree) -> int:
+    return 1 + max(map(_measure_height, tree.below)) if tree.below else 0
 
 
-def _choose_attributes(leaf: Node, references: Set[int]) -> tuple[Attribute, ...]:
+def _choose_attributes(leaf: PlanNode, references: Set[int]) -> tuple[Attribute, ...]:
     """The attributes of a leaf to bind: at least one, since an Arrow table without columns has no rows."""
     found = {attribute.id: attribute for attribute in leaf.output if attribute.id in references}
     return tuple(found.values()) or leaf.output[:1]
 
 
-def _references(root: Node, leaves: list[Node]) -> set[int]:
+def _list_references(root: PlanNode, leaves: list[PlanNode]) -> set[int]:
     """Attributes that the operators above the leaves read."""
     if any(root is leaf for leaf in leaves):
         return set()
     found = _find_references(root.jvm, [child.jvm for child in root.children])
     for child in root.children:
-        found |= _references(child, leaves)
-        if root.kind == "Union":
+        found |= _list_references(child, leaves)
+        if isinstance(root, Union):
             found |= set(child.ids)
     return found
 
 
 def _find_references(jvm: Any, stop: list[Any]) -> set[int]:
-    found = {attribute.exprId().id() for attribute in sequence(jvm.references().toSeq())}
-    for child in sequence(jvm.children()):
+    found = {attribute.exprId().id() for attribute in read_list(jvm.references().toSeq())}
+    for child in read_list(jvm.children()):
         if not any(child.equals(other) for other in stop):
             found |= _find_references(child, stop)
     return found
 
 
-def _holds_for_all(root: Node, leaves: list[Node], holds: Callable[[Node], bool]) -> bool:
+def _is_true_for_all(root: PlanNode, leaves: list[PlanNode], holds: Callable[[PlanNode], bool]) -> bool:
     if any(root is leaf for leaf in leaves):
         return True
-    return holds(root) and all(_holds_for_all(child, leaves, holds) for child in root.children)
+    return holds(root) and all(_is_true_for_all(child, leaves, holds) for child in root.children)
 
 
-def _is_row_wise(root: Node, leaves: list[Node]) -> bool:
-    return _holds_for_all(root, leaves, lambda node: isinstance(node, _ROW_WISE))
+def _is_row_wise(root: PlanNode, leaves: list[PlanNode]) -> bool:
+    return _is_true_for_all(root, leaves, lambda node: isinstance(node, _ROW_WISE))
 
 
-def _is_moves_only(root: Node, leaves: list[Node]) -> bool:
-    return _holds_for_all(root, leaves, lambda node: isinstance(node, Map) and node.is_moves_only)
+def _is_moves_only(root: PlanNode, leaves: list[PlanNode]) -> bool:
+    return _is_true_for_all(root, leaves, lambda node: isinstance(node, Map) and node.is_moves_only)

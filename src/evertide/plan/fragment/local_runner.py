@@ -26,7 +26,9 @@ import struct as binary
 import threading
 import weakref
 from collections.abc import Sequence
+from enum import StrEnum
 from importlib.resources import files
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import pyarrow as pa
@@ -34,7 +36,7 @@ import pyarrow as pa
 from evertide.plan.catalyst.scratch_files import read_scratch, split_frames
 from evertide.scratch import scratch_file, using_scratch
 
-__all__ = ["LocalRunner", "Term", "compile_runner"]
+__all__ = ["LocalRunner", "RunPath", "Term", "compile_runner"]
 
 _NAME = "evertide.LocalRunner"
 _NUMBER = binary.Struct(">i")
@@ -57,6 +59,18 @@ def compile_runner(gateway: Any) -> Any:
         return _compiled[gateway]
 
 
+class RunPath(StrEnum):
+    """How a run was computed; `LocalRunner.java` has the same values."""
+
+    PLACE = "place"
+    """Row by row, for maps and filters."""
+    HERE = "here"
+    """In the calling thread."""
+    JOB = "job"
+    TOO_MANY = "too many"
+    """Not at all, since a join produces too many rows for one thread."""
+
+
 class LocalRunner:
     is_enabled = True
     """If false, all runs but maps and filters are jobs; tests compare both."""
@@ -64,19 +78,19 @@ class LocalRunner:
     def __init__(self, made: Any, schemas: Sequence[pa.Schema]) -> None:
         self._jvm = made
         self._schemas = schemas
-        self.last_path = ""
-        """How the last run was computed: `place`, `here`, `job`, or `too many`."""
 
     def run(self, terms: Sequence[Term], *, is_row_wise: bool) -> list[pa.Table] | None:
         """Compute the rows of the terms, with their signs; None if a join produces too many for one thread."""
         with scratch_file() as there, scratch_file() as back:
             with using_scratch():
                 there.write_bytes(b"".join(self._serialize_terms(terms)))
-            self.last_path = self._jvm.run(str(there), str(back), is_row_wise, self.is_enabled)
-            if self.last_path == "too many":
+            if self._call_jvm(there, back, is_row_wise=is_row_wise) is RunPath.TOO_MANY:
                 return None
             written = read_scratch(back)
         return [pa.ipc.open_stream(batch).read_all() for batch in split_frames(written)]
+
+    def _call_jvm(self, there: Path, back: Path, *, is_row_wise: bool) -> RunPath:
+        return RunPath(self._jvm.run(str(there), str(back), is_row_wise, self.is_enabled))
 
     def _serialize_terms(self, terms: Sequence[Term]) -> list[Any]:
         found: list[Any] = [_NUMBER.pack(len(terms))]

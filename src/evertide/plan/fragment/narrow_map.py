@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from evertide.plan.catalyst.scala import sequence
+from evertide.plan.catalyst.scala import read_list
 from evertide.plan.catalyst.walk import kind
 
 __all__ = ["NarrowMap", "narrow_map"]
@@ -36,7 +36,7 @@ def narrow_map(project: Any, attributes: Sequence[Any]) -> NarrowMap | None:
     positions = {attribute.exprId().id(): at for at, attribute in enumerate(attributes)}
     computed: list[Any] = []
     places: list[tuple[bool, int]] = []
-    for expression in sequence(project.projectList()):
+    for expression in read_list(project.projectList()):
         source = expression.child() if kind(expression) == "Alias" else expression
         if kind(source) == "AttributeReference":
             places.append((False, positions[source.exprId().id()]))
@@ -45,5 +45,5 @@ def narrow_map(project: Any, attributes: Sequence[Any]) -> NarrowMap | None:
             computed.append(expression)
     if len(computed) in (0, len(places)):
         return None
-    reads = {positions[read.exprId().id()] for each in computed for read in sequence(each.references().toSeq())}
+    reads = {positions[read.exprId().id()] for each in computed for read in read_list(each.references().toSeq())}
     return NarrowMap(tuple(computed), tuple(sorted(reads)) or (0,), tuple(places))

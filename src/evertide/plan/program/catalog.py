@@ -22,11 +22,12 @@ from pyspark.sql import DataFrame, SparkSession
 
 from evertide.errors import InvalidInput, SparkEnded
 from evertide.plan.catalyst.failure import classify_error, describe_error
-from evertide.plan.catalyst.scala import sequence
-from evertide.plan.catalyst.walk import nodes
+from evertide.plan.catalyst.scala import read_list
+from evertide.plan.catalyst.session import TOP_SETTINGS
+from evertide.plan.catalyst.walk import walk_nodes
 from evertide.plan.program.statements import TableStatement, ViewStatement
 
-__all__ = ["SETTINGS", "Catalog", "FrameView", "Query"]
+__all__ = ["SETTINGS", "FrameView", "Query", "SparkCatalog"]
 
 SETTINGS = {
     "spark.sql.adaptive.enabled": "false",
@@ -43,11 +44,11 @@ SETTINGS = {
     "spark.sql.autoBroadcastJoinThreshold": "-1",
     "spark.sql.leafNodeDefaultParallelism": "1",
     "spark.sql.shuffle.partitions": "1",
+    **TOP_SETTINGS,
 }
 """Rules that make a plan depend on more than the query are off, since a plan must be the same in every session; so are
 settings that split small jobs into many stages. MergeSubplans puts the values of several scalar subqueries into one
-struct, in which two fields may have the same name, which Arrow does not allow; Evertide shares equal parts itself
-(`evertide.plan.algebra.sharing`)."""
+struct; Evertide shares equal parts itself (`evertide.plan.algebra.sharing`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +90,10 @@ class FrameView(Protocol):
     @property
     def where(self) -> str: ...
 
-    def frame(self, session: SparkSession, /) -> DataFrame: ...
+    def build_frame(self, session: SparkSession, /) -> DataFrame: ...
 
 
-class Catalog:
+class SparkCatalog:
     def __init__(self, spark: SparkSession) -> None:
         clone = spark._jsparkSession.cloneSession()
         clone.sessionState().catalog().clearTempTables()
@@ -113,7 +114,7 @@ class Catalog:
 
     def add_view(self, view: ViewStatement | FrameView) -> Query:
         """Analyze a view's query, and add the view for later queries."""
-        frame = self._analyze(view) if isinstance(view, ViewStatement) else view.frame(self.session)
+        frame = self._analyze(view) if isinstance(view, ViewStatement) else view.build_frame(self.session)
         query = Query(view.name, frame, self._find_reads(frame), view.where)
         if view.is_materialized:
             self._add_leaf(view.name, frame.schema.json())
@@ -121,13 +122,13 @@ class Catalog:
             frame.createOrReplaceTempView(view.name)
         return query
 
-    def leaf_of(self, leaf: Any) -> str:
+    def find_leaf(self, leaf: Any) -> str:
         """The table or materialized view of a leaf of a plan; empty if the leaf has none."""
         if leaf.getClass().getSimpleName() != "LogicalRDD":
             return ""
         return self._leaves.get(leaf.rdd().id(), "")
 
-    def key_of(self, name: str) -> tuple[str, ...]:
+    def find_key(self, name: str) -> tuple[str, ...]:
         """The primary key of a table, in lower case; empty if it has none."""
         return self._keys.get(name, ())
 
@@ -140,7 +141,7 @@ class Catalog:
 
     def _find_reads(self, frame: DataFrame) -> tuple[str, ...]:
         """In order of first appearance, subqueries included."""
-        found = map(self.leaf_of, nodes(frame._jdf.queryExecution().analyzed()))
+        found = map(self.find_leaf, walk_nodes(frame._jdf.queryExecution().analyzed()))
         return tuple(dict.fromkeys(filter(None, found)))
 
     def _add_leaf(self, name: str, schema: str) -> None:
@@ -149,6 +150,6 @@ class Catalog:
             jvm_session.sparkContext()
         )
         frame = jvm_session.createDataFrame(context.emptyRDD(), jvm_session.parseDataType(schema))
-        [leaf] = sequence(frame.queryExecution().analyzed().collectLeaves())
+        [leaf] = read_list(frame.queryExecution().analyzed().collectLeaves())
         self._leaves[leaf.rdd().id()] = name
         frame.createOrReplaceTempView(name)

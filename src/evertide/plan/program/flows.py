@@ -27,7 +27,7 @@ from pyspark.sql import DataFrame, SparkSession
 from evertide.errors import InvalidInput
 from evertide.plan.program.statements import (
     AppendStatement,
-    Column,
+    DeclaredColumn,
     FlowStatement,
     Statement,
     TableStatement,
@@ -45,7 +45,7 @@ class AppendFlow:
 
     name: str
     target: str
-    frame: Callable[[SparkSession], DataFrame]
+    build_frame: Callable[[SparkSession], DataFrame]
     where: str
 
 
@@ -55,14 +55,14 @@ class AppendedView:
 
     name: str
     flows: tuple[AppendFlow, ...]
-    columns: tuple[Column, ...]
+    columns: tuple[DeclaredColumn, ...]
     properties: Mapping[str, str]
     comment: str
     where: str
     is_materialized: bool = True
 
-    def frame(self, session: SparkSession) -> DataFrame:
-        frames = [flow.frame(session) for flow in self.flows]
+    def build_frame(self, session: SparkSession) -> DataFrame:
+        frames = [flow.build_frame(session) for flow in self.flows]
         for flow, each in zip(self.flows, frames, strict=True):
             self._check_flow(each, frames[0], flow)
         whole = reduce(DataFrame.unionByName, frames)
@@ -71,8 +71,8 @@ class AppendedView:
     def _check_flow(self, frame: DataFrame, first: DataFrame, flow: AppendFlow) -> None:
         """Compare columns with those of the table, or else of the first flow; a union would convert other types."""
         declared = {column.name.lower(): json.loads(column.type) for column in self.columns}
-        expected = declared or _types(first)
-        found = _types(frame)
+        expected = declared or _read_types(first)
+        found = _read_types(frame)
         for name in sorted(expected.keys() | found.keys()):
             if expected.get(name) != found.get(name):
                 has, wants = (json.dumps(each[name]) if name in each else "none" for each in (found, expected))
@@ -137,7 +137,7 @@ def _make_appended(table: TableStatement, flows: list[AppendFlow]) -> AppendedVi
     return AppendedView(table.name, tuple(flows), table.columns, table.properties, table.comment, table.where)
 
 
-def _types(frame: DataFrame) -> dict[str, object]:
+def _read_types(frame: DataFrame) -> dict[str, object]:
     return {field.name.lower(): json.loads(field.dataType.json()) for field in frame.schema.fields}
 
 

@@ -18,18 +18,19 @@ from pyspark.sql import SparkSession
 
 from evertide.errors import InvalidInput
 from evertide.plan.algebra.algebra import Algebra
-from evertide.plan.algebra.nodes import Attribute, Node
+from evertide.plan.algebra.nodes import Attribute, PlanNode
 from evertide.plan.algebra.refusals import refuse_unmaintainable
 from evertide.plan.algebra.row_key import derive_key
 from evertide.plan.catalyst.catalyst import Catalyst
-from evertide.plan.catalyst.failure import silence_traces
+from evertide.plan.catalyst.columns import check_type
+from evertide.plan.catalyst.failure import read_first_line, silence_traces
 from evertide.plan.program.catalog import SETTINGS as PLANNING
-from evertide.plan.program.catalog import Catalog, Query
+from evertide.plan.program.catalog import Query, SparkCatalog
 from evertide.plan.program.flows import AppendedView, AppendFlow, resolve_flows
 from evertide.plan.program.project import Project
 from evertide.plan.program.project_files import Declarations, ProjectView, configure, read_files
 from evertide.plan.program.project_inputs import ProjectSession
-from evertide.plan.program.properties import SinkProperties, check_properties, key_property, sink_properties
+from evertide.plan.program.properties import SinkProperties, check_properties, read_key, read_sinks
 from evertide.plan.program.statements import Statement, TableStatement, ViewStatement, parse_script
 from evertide.plan.program.view_function import ViewFunction
 
@@ -53,7 +54,7 @@ class Program:
     ) -> None:
         """`spelling` has the spelling of names of tables and views, by the name in lower case."""
         self._spelling = spelling or {}
-        self.catalog = Catalog(spark)
+        self.catalog = SparkCatalog(spark)
         self._inputs: ProjectSession | None = None
         read = self._read(spark, script, path)
         self.catalyst = Catalyst(self.catalog.session)
@@ -62,7 +63,7 @@ class Program:
         self.statements: list[Statement] = [each for each in spelled if not isinstance(each, AppendFlow)]
         self.functions = tuple(map(self._spell, functions))
         self.tables: dict[str, tuple[Attribute, ...]] = {}
-        self.views: dict[str, Node] = {}
+        self.views: dict[str, PlanNode] = {}
         self.reads: dict[str, tuple[str, ...]] = {}
         """Per materialized view, the tables and materialized views that it reads itself."""
         self.keys: dict[str, tuple[str, ...]] = {}
@@ -119,7 +120,7 @@ class Program:
                 with silence_traces():
                     self._add_view(view)
             except InvalidInput as error:
-                missing = _missing_name(error)
+                missing = _find_missing_name(error)
                 if missing not in waiting:
                     raise
                 if missing in (*readers, name):
@@ -137,7 +138,7 @@ class Program:
         names = {name.lower() for name in (*self.tables, *self.views)}
         for table, _ in self._inputs.loaded.values() if self._inputs is not None else ():
             if table.name.lower() in names:
-                why = f"spark.read here creates the table {table.name!r}, which is already declared; rename that"
+                why = f"spark.read here creates the table {table.name!r}, which is already declared; rename one of them"
                 raise InvalidInput(where=table.where, why=why)
             self._add_input(table)
 
@@ -150,17 +151,18 @@ class Program:
     def _add_table(self, statement: TableStatement) -> None:
         where = f"{statement.where}, table {statement.name!r}"
         check_properties(statement.properties, is_view=False, where=where)
-        self.sinks[statement.name] = sink_properties(statement.properties, where)
+        self.sinks[statement.name] = read_sinks(statement.properties, where)
         with _locate_errors(where):
             self.catalog.add_table(statement)
-        self.tables[statement.name] = tuple(
-            Attribute(-1, column.name, column.type, column.nullable) for column in statement.columns
-        )
+        columns = tuple(Attribute(-1, column.name, column.type, column.nullable) for column in statement.columns)
+        for column in columns:
+            check_type(column, where)
+        self.tables[statement.name] = columns
 
     def _add_view(self, statement: _View) -> None:
         where = f"{statement.where}, view {statement.name!r}"
         check_properties(statement.properties, is_view=True, where=where)
-        self.sinks[statement.name] = sink_properties(statement.properties, where)
+        self.sinks[statement.name] = read_sinks(statement.properties, where)
         if self.sinks[statement.name] and not statement.is_materialized:
             why = "'evertide.sinks' needs a materialized view, since other views are not stored"
             raise InvalidInput(where=where, why=why)
@@ -174,11 +176,13 @@ class Program:
             if not statement.is_materialized:
                 return
             plan = self._algebra.plan(query)
+        for attribute in plan.output:
+            check_type(attribute, where)
         names = [attribute.name.lower() for attribute in plan.output]
         for name in names:
             if names.count(name) > 1:
                 raise InvalidInput(where=where, why=f"two columns are named {name!r}; rename one with AS")
-        declared = key_property(statement.properties, [attribute.name for attribute in plan.output], where)
+        declared = read_key(statement.properties, [attribute.name for attribute in plan.output], where)
         self.keys[statement.name] = declared or derive_key(plan)
         self.views[statement.name] = plan
         self.reads[statement.name] = query.reads
@@ -195,7 +199,7 @@ class Program:
         return found
 
 
-def _missing_name(error: InvalidInput) -> str:
+def _find_missing_name(error: InvalidInput) -> str:
     """The name that Spark does not know, in lower case; empty if the error has another cause."""
     cause = error.__cause__
     if not isinstance(cause, PySparkException) or cause.getCondition() != "TABLE_OR_VIEW_NOT_FOUND":
@@ -209,5 +213,4 @@ def _locate_errors(where: str) -> Iterator[None]:
     try:
         yield
     except AnalysisException as error:
-        why = next(line.strip() for line in str(error).splitlines() if line.strip())
-        raise InvalidInput(where=where, why=why) from error
+        raise InvalidInput(where=where, why=read_first_line(error)) from error

@@ -35,9 +35,10 @@ from pyspark.pipelines.source_code_location import SourceCodeLocation, get_calle
 from pyspark.sql import Column, DataFrame, SparkSession
 
 from evertide.errors import InvalidInput
+from evertide.plan.catalyst.failure import read_first_line
 from evertide.plan.program.flows import AppendFlow
 from evertide.plan.program.project import Project, ProjectFile
-from evertide.plan.program.project_inputs import ProjectSession, columns_of
+from evertide.plan.program.project_inputs import ProjectSession, parse_columns
 from evertide.plan.program.statements import FlowStatement, Statement, TableStatement, check_names, parse_script
 from evertide.plan.program.view_function import ViewFunction, activate
 
@@ -56,9 +57,9 @@ class ProjectView:
     comment: str
     where: str
 
-    def frame(self, _session: SparkSession) -> DataFrame:
+    def build_frame(self, _session: SparkSession) -> DataFrame:
         """Call the function with the project's session, in which `spark.read` creates tables."""
-        return self.function.frame(self.session)
+        return self.function.build_frame(self.session)
 
 
 @dataclass
@@ -89,7 +90,7 @@ def read_files(project: Project, session: ProjectSession) -> Declarations:
     with (
         _change_directory(project.root),
         graph_element_registration_context(registry),
-        _auto_cdc(registry),
+        _replace_auto_cdc(registry),
         activate(session),
     ):
         for file in project.python:
@@ -111,12 +112,12 @@ def _run(file: ProjectFile, session: ProjectSession) -> None:
     except InvalidInput as error:
         if error.where != str(file.path):
             raise
-        raise InvalidInput(where=_line(file, error), why=error.why) from error
+        raise InvalidInput(where=_find_line(file, error), why=error.why) from error
     except Exception as error:  # a user's module may raise anything
-        raise InvalidInput(where=_line(file, error), why=_describe(error)) from error
+        raise InvalidInput(where=_find_line(file, error), why=_describe(error)) from error
 
 
-def _line(file: ProjectFile, error: BaseException) -> str:
+def _find_line(file: ProjectFile, error: BaseException) -> str:
     """The last line of the file in the error's traceback."""
     if isinstance(error, SyntaxError) and error.lineno is not None:
         return f"{file.path}, line {error.lineno}"
@@ -126,7 +127,7 @@ def _line(file: ProjectFile, error: BaseException) -> str:
 
 
 def _describe(error: BaseException) -> str:
-    first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    first = read_first_line(error)
     if isinstance(error, PySparkException):
         return first or type(error).__name__
     return f"the file failed: {type(error).__name__}: {first}"
@@ -142,16 +143,16 @@ class _Registry(GraphElementRegistry):  # type: ignore[misc]  # pyspark's classe
         self._flows: list[Flow] = []
 
     def register_output(self, output: Output) -> None:
-        where = _place(output.source_code_location)
+        where = _describe_place(output.source_code_location)
         _check_output(output, where)
         before = self._outputs.get(output.name.lower())
         if before is not None:
-            why = f"{output.name!r} is already declared, at {_place(before.source_code_location)}"
+            why = f"{output.name!r} is already declared, at {_describe_place(before.source_code_location)}"
             raise InvalidInput(where=where, why=why)
         self._outputs[output.name.lower()] = output
 
     def register_flow(self, flow: Flow) -> None:
-        where = _place(flow.source_code_location)
+        where = _describe_place(flow.source_code_location)
         if flow.spark_conf:
             why = f"spark_conf= of {flow.name!r} is not supported; put settings into the spec, for the whole pipeline"
             raise InvalidInput(where=where, why=why)
@@ -159,7 +160,8 @@ class _Registry(GraphElementRegistry):  # type: ignore[misc]  # pyspark's classe
 
     def register_auto_cdc_flow(self, flow: AutoCdcFlow) -> None:
         raise InvalidInput(
-            where=_place(flow.source_code_location), why="register an AUTO CDC flow with dp.create_auto_cdc_flow"
+            where=_describe_place(flow.source_code_location),
+            why=f"declare the AUTO CDC flow into {flow.target!r} with dp.create_auto_cdc_flow",
         )
 
     def register_sql(self, sql_text: str, file_path: Path) -> None:
@@ -181,7 +183,7 @@ class _Registry(GraphElementRegistry):  # type: ignore[misc]  # pyspark's classe
 
     def _make_view(self, output: MaterializedView | TemporaryView, flow: Flow) -> ProjectView:
         is_stored = isinstance(output, MaterializedView)
-        where = _place(output.source_code_location)
+        where = _describe_place(output.source_code_location)
         if is_stored and output.schema is not None:
             why = f"schema= of {output.name!r} is not supported; cast the columns in the query"
             raise InvalidInput(where=where, why=why)
@@ -190,9 +192,9 @@ class _Registry(GraphElementRegistry):  # type: ignore[misc]  # pyspark's classe
         return ProjectView(output.name, function, self._session, is_stored, properties, output.comment or "", where)
 
     def _make_append_flow(self, flow: Flow) -> AppendFlow:
-        where = _place(flow.source_code_location)
+        where = _describe_place(flow.source_code_location)
         function = ViewFunction(flow.name, self._make_reader(flow.name, flow, where))
-        return AppendFlow(flow.name, flow.target, lambda _: function.frame(self._session), where)
+        return AppendFlow(flow.name, flow.target, lambda _: function.build_frame(self._session), where)
 
     def _make_reader(self, name: str, flow: Flow, where: str) -> Any:
         def read() -> DataFrame:
@@ -222,19 +224,19 @@ def _check_output(output: Output, where: str) -> None:
 def _make_streaming_table(output: StreamingTable) -> TableStatement:
     return TableStatement(
         name=output.name,
-        columns=() if output.schema is None else columns_of(output.schema),
+        columns=() if output.schema is None else parse_columns(output.schema),
         key=(),
         connector="",
         options={},
         properties=dict(output.table_properties),
         comment=output.comment or "",
         is_streaming=True,
-        where=_place(output.source_code_location),
+        where=_describe_place(output.source_code_location),
     )
 
 
 @contextmanager
-def _auto_cdc(registry: _Registry) -> Iterator[None]:
+def _replace_auto_cdc(registry: _Registry) -> Iterator[None]:
     """Replace Spark's function, which needs a Spark Connect client, by one that takes SQL texts."""
 
     def create_auto_cdc_flow(  # noqa: PLR0917 - Spark's parameters
@@ -249,7 +251,7 @@ def _auto_cdc(registry: _Registry) -> Iterator[None]:
         name: str | None = None,
         **others: Any,
     ) -> None:
-        where = _place(get_caller_source_code_location(stacklevel=1))
+        where = _describe_place(get_caller_source_code_location(stacklevel=1))
         given = {
             "stored_as_scd_type=2": str(stored_as_scd_type or 1) != "1",
             "column_list=": bool(column_list),
@@ -264,10 +266,10 @@ def _auto_cdc(registry: _Registry) -> Iterator[None]:
                 name=name or target,
                 target=target,
                 source=source,
-                keys=tuple(map(_sql, keys)),
-                sequence_by=_sql(sequence_by),
-                delete_when="" if apply_as_deletes is None else _sql(apply_as_deletes),
-                without=tuple(_sql(each).strip("`") for each in except_column_list or ()),
+                keys=tuple(map(_to_sql, keys)),
+                sequence_by=_to_sql(sequence_by),
+                delete_when="" if apply_as_deletes is None else _to_sql(apply_as_deletes),
+                without=tuple(_to_sql(each).strip("`") for each in except_column_list or ()),
                 where=where,
             )
         )
@@ -282,14 +284,14 @@ def _auto_cdc(registry: _Registry) -> Iterator[None]:
             module.create_auto_cdc_flow = before
 
 
-def _sql(column: str | Column) -> str:
+def _to_sql(column: str | Column) -> str:
     if isinstance(column, str):
         return column
     text: str = column._jc.node().sql()  # a classic column
     return text
 
 
-def _place(location: SourceCodeLocation) -> str:
+def _describe_place(location: SourceCodeLocation) -> str:
     return f"{location.filename}, line {location.line_number}"
 
 

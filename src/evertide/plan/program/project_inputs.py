@@ -24,9 +24,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType, _parse_datatype_string
 
 from evertide.errors import InvalidInput
-from evertide.plan.program.statements import Column, TableStatement
+from evertide.plan.program.statements import DeclaredColumn, TableStatement
 
-__all__ = ["ProjectSession", "columns_of"]
+__all__ = ["ProjectSession", "parse_columns"]
 
 _FILES = {
     "csv": {"sep": "delimiter", "delimiter": "delimiter", "header": "header", "nullvalue": "null_value"},
@@ -69,7 +69,7 @@ class ProjectSession(SparkSession):  # type: ignore[misc]  # pyspark's classes a
         """Assign the following loads to this output."""
         self._output, self._count, self.where = output, 0, where
 
-    def load(self, connector: str, options: dict[str, str], columns: tuple[Column, ...]) -> DataFrame:
+    def load(self, connector: str, options: dict[str, str], columns: tuple[DeclaredColumn, ...]) -> DataFrame:
         if not self._output:
             raise InvalidInput(
                 where=self.where, why="spark.read is called outside of a decorated function; move it into one"
@@ -166,14 +166,16 @@ class _Reader:
         if path is not None:
             self.option("path", path)
         if self._format == "kafka":
-            return self._session.load("kafka", self._kafka(), columns_of(_KAFKA_COLUMNS))
+            return self._session.load("kafka", self._make_kafka_options(), parse_columns(_KAFKA_COLUMNS))
         if self._format not in _FILES:
-            raise self._refusal(f"the format {self._format!r} is not supported here; {_INSTEAD}")
+            raise self._make_refusal(f"the format {self._format!r} is not supported here; {_INSTEAD}")
         if self._schema is None:
-            raise self._refusal("the columns must be known before the first file arrives; add .schema('a INT, ...')")
-        return self._session.load(self._format, self._files(), columns_of(self._schema))
+            raise self._make_refusal(
+                "the columns must be known before the first file arrives; add .schema('a INT, ...')"
+            )
+        return self._session.load(self._format, self._make_file_options(), parse_columns(self._schema))
 
-    def _files(self) -> dict[str, str]:
+    def _make_file_options(self) -> dict[str, str]:
         options = self._rename_options(_ALL_FILES | _FILES[self._format])
         if "://" in options.get("path", ""):
             options["path"] = options["path"].removeprefix("file://")
@@ -181,13 +183,13 @@ class _Reader:
             options.setdefault("header", "false")  # Spark's default; the connector's is true
         return options
 
-    def _kafka(self) -> dict[str, str]:
+    def _make_kafka_options(self) -> dict[str, str]:
         own = {key: value for key, value in self._options.items() if key.startswith("kafka.") and key not in _KAFKA}
         options = self._rename_options(_KAFKA | dict.fromkeys(own, "")) | own
         options.pop("", None)
         options.setdefault("start", "latest")
         if options["start"] not in ("earliest", "latest"):
-            raise self._refusal(
+            raise self._make_refusal(
                 f"startingOffsets is {options['start']!r}, but must be 'earliest' or 'latest'; or {_INSTEAD}"
             )
         return options | {"format": "raw"}
@@ -196,20 +198,20 @@ class _Reader:
         for key in self._options:
             if key not in known:
                 why = f"the option {key!r} of {self._format} is not supported here; leave it out, or {_INSTEAD}"
-                raise self._refusal(why)
+                raise self._make_refusal(why)
         return {known[key]: value for key, value in self._options.items()}
 
-    def _refusal(self, why: str) -> InvalidInput:
+    def _make_refusal(self, why: str) -> InvalidInput:
         return InvalidInput(where=self._session.where, why=why)
 
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):
             raise AttributeError(name)
-        raise self._refusal(f"spark.read.{name} is not supported here; {_INSTEAD}")
+        raise self._make_refusal(f"spark.read.{name} is not supported here; {_INSTEAD}")
 
 
-def columns_of(schema: StructType | str) -> tuple[Column, ...]:
+def parse_columns(schema: StructType | str) -> tuple[DeclaredColumn, ...]:
     """The columns of a schema: a StructType, or its text."""
     found = _parse_datatype_string(schema) if isinstance(schema, str) else schema
     fields = json.loads(found.json())["fields"]
-    return tuple(Column(each["name"], json.dumps(each["type"]), each["nullable"]) for each in fields)
+    return tuple(DeclaredColumn(each["name"], json.dumps(each["type"]), each["nullable"]) for each in fields)

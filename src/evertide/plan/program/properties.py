@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from evertide.errors import InvalidInput
 
-__all__ = ["SinkProperties", "check_properties", "key_property", "sink_properties"]
+__all__ = ["SinkProperties", "check_properties", "read_key", "read_sinks"]
 
 _OURS = "evertide."
 _TABLE = {"evertide.keep": ("all", "none")}
@@ -55,14 +55,14 @@ def check_properties(properties: Mapping[str, str], *, is_view: bool, where: str
         if value not in known[name]:
             values = " or ".join(map(repr, known[name]))
             raise InvalidInput(where=where, why=f"{name!r} is {value!r}, but must be {values}")
-    if sink_properties(properties, where) and not is_view and properties.get("evertide.keep") == "none":
+    if read_sinks(properties, where) and not is_view and properties.get("evertide.keep") == "none":
         raise InvalidInput(
             where=where,
             why=f"a table with 'evertide.keep' = 'none' cannot have sinks; set {_SINKS!r} on a view over it",
         )
 
 
-def key_property(properties: Mapping[str, str], columns: Sequence[str], where: str) -> tuple[str, ...]:
+def read_key(properties: Mapping[str, str], columns: Sequence[str], where: str) -> tuple[str, ...]:
     """The columns of the declared key, as the view spells them; empty if there is none."""
     if _KEY not in properties:
         return ()
@@ -75,7 +75,7 @@ def key_property(properties: Mapping[str, str], columns: Sequence[str], where: s
     return tuple(spelled[name] for name in names)
 
 
-def sink_properties(properties: Mapping[str, str], where: str) -> tuple[SinkProperties, ...]:
+def read_sinks(properties: Mapping[str, str], where: str) -> tuple[SinkProperties, ...]:
     """The declared sinks, in the order of `evertide.sinks`. Connectors check their own options."""
     names = [name.strip() for name in properties.get(_SINKS, "").split(",")] if _SINKS in properties else []
     for name in names:
@@ -91,10 +91,10 @@ def sink_properties(properties: Mapping[str, str], where: str) -> tuple[SinkProp
                 why = f"the property {name!r} is for a sink that {_SINKS!r} does not list; the list has {listed}"
                 raise InvalidInput(where=where, why=why)
             options[sink][option.lower()] = value
-    return tuple(_sink(name, options[name], where) for name in names)
+    return tuple(_make_sink(name, options[name], where) for name in names)
 
 
-def _sink(name: str, options: dict[str, str], where: str) -> SinkProperties:
+def _make_sink(name: str, options: dict[str, str], where: str) -> SinkProperties:
     if "connector" not in options:
         raise InvalidInput(where=where, why=f"sink {name!r} has no connector; set '{_SINK}{name}.connector'")
     connector = options.pop("connector").lower()

@@ -39,10 +39,10 @@ class Piece:
 
 def split_script(script: str, path: str) -> list[Piece]:
     """The statements of a script, in order, without pieces that are only comments and space."""
-    return list(_pieces(script, path))
+    return list(_find_pieces(script, path))
 
 
-def _pieces(script: str, path: str) -> Iterator[Piece]:
+def _find_pieces(script: str, path: str) -> Iterator[Piece]:
     start = position = 0
     is_blank = True
     while (found := _TOKEN.search(script, position)) is not None:
@@ -50,37 +50,37 @@ def _pieces(script: str, path: str) -> Iterator[Piece]:
         position = found.end()
         match found.lastgroup:
             case "open_comment":
-                position = _comment_end(script, found.start(), path)
+                position = _find_comment_end(script, found.start(), path)
             case "unclosed":
-                raise _unclosed(script, found.start(), path, f"the quote {found[0]}")
+                raise _make_unclosed_error(script, found.start(), path, f"the quote {found[0]}")
             case "end":
                 if not is_blank:
-                    yield _piece(script, start, found.start())
+                    yield _make_piece(script, start, found.start())
                 start, is_blank = position, True
             case "raw_string" | "string" | "name":
                 is_blank = False
     if not is_blank or script[position:].strip():
-        yield _piece(script, start, len(script))
+        yield _make_piece(script, start, len(script))
 
 
-def _piece(script: str, start: int, end: int) -> Piece:
+def _make_piece(script: str, start: int, end: int) -> Piece:
     text = script[start:end]
     before = start + len(text) - len(text.lstrip())
     return Piece(text.strip(), script.count("\n", 0, before) + 1)
 
 
-def _comment_end(script: str, start: int, path: str) -> int:
+def _find_comment_end(script: str, start: int, path: str) -> int:
     """The end of a bracketed comment; they nest in Spark."""
     depth, position = 1, start + 2
     while depth:
         edge = _COMMENT_EDGE.search(script, position)
         if edge is None:
-            raise _unclosed(script, start, path, "the comment /*")
+            raise _make_unclosed_error(script, start, path, "the comment /*")
         depth += 1 if edge[0] == "/*" else -1
         position = edge.end()
     return position
 
 
-def _unclosed(script: str, at: int, path: str, what: str) -> InvalidInput:
+def _make_unclosed_error(script: str, at: int, path: str, what: str) -> InvalidInput:
     line = script.count("\n", 0, at) + 1
     return InvalidInput(where=f"{path}, line {line}", why=f"{what} is not closed")

@@ -24,13 +24,14 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
 from evertide.errors import InvalidInput
-from evertide.plan.catalyst.scala import mapping, optional, sequence
+from evertide.plan.catalyst.failure import read_first_line
+from evertide.plan.catalyst.scala import read_list, read_map, read_option
 from evertide.plan.program.script import Piece, split_script
-from evertide.plan.program.streams import without_streams
+from evertide.plan.program.streams import remove_streams
 
 __all__ = [
     "AppendStatement",
-    "Column",
+    "DeclaredColumn",
     "FlowStatement",
     "Statement",
     "TableStatement",
@@ -41,7 +42,7 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class DeclaredColumn:
     name: str
     type: str
     """Spark's JSON form of the data type."""
@@ -54,7 +55,7 @@ class Column:
 @dataclass(frozen=True, slots=True)
 class TableStatement:
     name: str
-    columns: tuple[Column, ...]
+    columns: tuple[DeclaredColumn, ...]
     key: tuple[str, ...]
     connector: str
     options: dict[str, str]
@@ -117,7 +118,9 @@ def _parse(parser: Any, piece: Piece, where: str) -> Statement:
     try:
         plan = parser.parsePlan(piece.text)
     except AnalysisException as error:
-        raise InvalidInput(where=_place(error, piece, where), why=_first_line(error)) from error
+        raise InvalidInput(
+            where=_find_place(error, piece, where), why=read_first_line(error) or "the statement cannot be parsed"
+        ) from error
     kind = plan.getClass().getSimpleName()
     read = _READERS.get(kind)
     if read is None:
@@ -125,18 +128,14 @@ def _parse(parser: Any, piece: Piece, where: str) -> Statement:
         raise InvalidInput(where=where, why=f"the statement {kind} is not supported; a script has {declared}")
     statement = read(plan, where)
     if isinstance(statement, ViewStatement | AppendStatement):
-        return replace(statement, query=without_streams(parser, statement.query))
+        return replace(statement, query=remove_streams(parser, statement.query))
     return statement
 
 
-def _place(error: AnalysisException, piece: Piece, where: str) -> str:
+def _find_place(error: AnalysisException, piece: Piece, where: str) -> str:
     """Convert a line of the statement to a line of the script."""
-    line = optional(error._origin.line()) if hasattr(error, "_origin") else None
+    line = read_option(error._origin.line()) if hasattr(error, "_origin") else None
     return where if line is None else f"{where.rpartition(',')[0]}, line {piece.line + line - 1}"
-
-
-def _first_line(error: AnalysisException) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), "the statement cannot be parsed")
 
 
 def check_names(statements: Iterable[Statement]) -> None:
@@ -152,7 +151,7 @@ def check_names(statements: Iterable[Statement]) -> None:
 
 
 def _read_name(plan: Any, where: str) -> str:
-    parts = sequence(plan.nameParts())
+    parts = read_list(plan.nameParts())
     if len(parts) != 1:
         raise InvalidInput(
             where=where, why=f"the name {'.'.join(parts)!r} has a catalog or schema; names in a pipeline have none"
@@ -165,15 +164,15 @@ def _read_table(plan: Any, where: str) -> TableStatement:
     spec = plan.tableSpec()
     name = _read_name(plan.name(), where)
     _refuse(where, {"PARTITIONED BY": plan.partitioning().size() > 0, **_list_unsupported(spec)})
-    columns = tuple(_read_column(column, where) for column in sequence(plan.columns()))
+    columns = tuple(_read_column(column, where) for column in read_list(plan.columns()))
     return TableStatement(
         name=name,
         columns=columns,
         key=_read_primary_key(spec, columns, where),
-        connector=optional(spec.provider()) or "",
+        connector=read_option(spec.provider()) or "",
         options=_read_options(spec),
-        properties=mapping(spec.properties()),
-        comment=optional(spec.comment()) or "",
+        properties=read_map(spec.properties()),
+        comment=read_option(spec.comment()) or "",
         is_streaming=False,
         where=where,
     )
@@ -184,18 +183,18 @@ def _read_streaming_table(plan: Any, where: str) -> TableStatement:
     _refuse(where, {"PARTITIONED BY": plan.partitioning().size() > 0, **_list_unsupported(spec)})
     return TableStatement(
         name=_read_name(plan.name(), where),
-        columns=tuple(_read_column(column, where) for column in sequence(plan.columns())),
+        columns=tuple(_read_column(column, where) for column in read_list(plan.columns())),
         key=(),
         connector="",
         options={},
-        properties=mapping(spec.properties()),
-        comment=optional(spec.comment()) or "",
+        properties=read_map(spec.properties()),
+        comment=read_option(spec.comment()) or "",
         is_streaming=True,
         where=where,
     )
 
 
-def _read_column(column: Any, where: str) -> Column:
+def _read_column(column: Any, where: str) -> DeclaredColumn:
     given = {
         "GENERATED ALWAYS AS": column.generationExpression().isDefined(),
         "GENERATED AS IDENTITY": column.identityColumnSpec().isDefined(),
@@ -204,23 +203,23 @@ def _read_column(column: Any, where: str) -> Column:
     if _SIZED_TEXT.search(column.dataType().json()):
         why = f"the type {column.dataType().sql()} is not supported, as Spark ignores the length; use STRING"
         raise InvalidInput(where=f"{where}, column {column.name()!r}", why=why)
-    default = optional(column.defaultValue())
-    return Column(
+    default = read_option(column.defaultValue())
+    return DeclaredColumn(
         name=column.name(),
         type=column.dataType().json(),
         nullable=column.nullable(),
-        comment=optional(column.comment()) or "",
+        comment=read_option(column.comment()) or "",
         default=default.originalSQL() if default is not None else "",
     )
 
 
-def _read_primary_key(spec: Any, columns: tuple[Column, ...], where: str) -> tuple[str, ...]:
+def _read_primary_key(spec: Any, columns: tuple[DeclaredColumn, ...], where: str) -> tuple[str, ...]:
     key: tuple[str, ...] = ()
-    for constraint in sequence(spec.constraints()):
+    for constraint in read_list(spec.constraints()):
         kind = constraint.getClass().getSimpleName()
         if kind != "PrimaryKeyConstraint":
             raise InvalidInput(where=where, why=f"the constraint {kind} is not supported; leave it out")
-        key = tuple(sequence(constraint.columns()))
+        key = tuple(read_list(constraint.columns()))
     for name in key:
         if name.lower() not in {column.name.lower() for column in columns}:
             raise InvalidInput(
@@ -232,8 +231,8 @@ def _read_primary_key(spec: Any, columns: tuple[Column, ...], where: str) -> tup
 
 def _read_options(spec: Any) -> dict[str, str]:
     """The options, which are constants. The parser makes the option `path` a location."""
-    pairs = sequence(spec.optionExpression().options())
-    location = optional(spec.location())
+    pairs = read_list(spec.optionExpression().options())
+    location = read_option(spec.location())
     path = {"path": location} if location is not None else {}
     return path | {pair._1(): str(pair._2().eval(None)) for pair in pairs}
 
@@ -263,8 +262,8 @@ def _read_materialized_view(plan: Any, where: str) -> ViewStatement:
         name=_read_name(plan.name(), where),
         query=plan.originalText(),
         is_materialized=True,
-        properties=mapping(spec.properties()),
-        comment=optional(spec.comment()) or "",
+        properties=read_map(spec.properties()),
+        comment=read_option(spec.comment()) or "",
         where=where,
     )
 
@@ -275,10 +274,10 @@ def _read_view(plan: Any, where: str) -> ViewStatement:
     is_temporary = plan.getClass().getSimpleName() == "CreateViewCommand"
     return ViewStatement(
         name=plan.name().table() if is_temporary else _read_name(plan.child(), where),
-        query=optional(plan.originalText()) or "",
+        query=read_option(plan.originalText()) or "",
         is_materialized=False,
-        properties=mapping(plan.properties()),
-        comment=optional(plan.comment()) or "",
+        properties=read_map(plan.properties()),
+        comment=read_option(plan.comment()) or "",
         where=where,
     )
 
@@ -318,25 +317,25 @@ def _read_auto_cdc(plan: Any, where: str) -> FlowStatement:
     for name, is_given in given.items():
         if is_given:
             raise InvalidInput(where=where, why=f"{name} is not supported; a table has the current row of each key")
-    delete = optional(cdc.deleteCondition())
-    without = optional(cdc.excludeColumns())
+    delete = read_option(cdc.deleteCondition())
+    without = read_option(cdc.excludeColumns())
     return FlowStatement(
         name=_read_name(plan.name(), where),
         target=_read_name(cdc.targetTable(), where),
         source=_read_relation(cdc.source(), where),
-        keys=tuple(key.sql() for key in sequence(cdc.keys())),
+        keys=tuple(key.sql() for key in read_list(cdc.keys())),
         sequence_by=cdc.sequenceByExpr().sql(),
         delete_when=delete.sql() if delete is not None else "",
-        without=tuple(column.name() for column in sequence(without)) if without is not None else (),
+        without=tuple(column.name() for column in read_list(without)) if without is not None else (),
         where=where,
     )
 
 
 def _read_relation(plan: Any, where: str) -> str:
-    leaves = sequence(plan.collectLeaves())
+    leaves = read_list(plan.collectLeaves())
     if len(leaves) != 1 or leaves[0].getClass().getSimpleName() != "UnresolvedRelation":
         raise InvalidInput(where=where, why="a flow must read one table; write FROM STREAM name")
-    return ".".join(sequence(leaves[0].multipartIdentifier()))
+    return ".".join(read_list(leaves[0].multipartIdentifier()))
 
 
 _READERS: dict[str, Callable[[Any, str], Statement]] = {

@@ -11,10 +11,10 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from evertide.plan.catalyst.scala import optional, sequence
-from evertide.plan.catalyst.walk import kind, nodes
+from evertide.plan.catalyst.scala import read_list, read_option
+from evertide.plan.catalyst.walk import kind, walk_nodes
 
-__all__ = ["without_streams"]
+__all__ = ["remove_streams"]
 
 _CALLED = re.compile(r"STREAM\s*\(\s*(.*?)\s*\)", re.IGNORECASE | re.DOTALL)
 _SAID = re.compile(r"STREAM\s+", re.IGNORECASE)
@@ -22,24 +22,24 @@ _UNIT = "utf-16-le"
 """The JVM counts positions in UTF-16 code units of two bytes."""
 
 
-def without_streams(parser: Any, query: str) -> str:
+def remove_streams(parser: Any, query: str) -> str:
     """Replace `STREAM t` and `STREAM(t)` by `t` in a query that can be parsed."""
     if "stream" not in query.lower():
         return query
     text = query.encode(_UNIT)
-    for start in sorted(set(_places(parser.parsePlan(query))), reverse=True):
+    for start in sorted(set(_find_places(parser.parsePlan(query))), reverse=True):
         said = text[2 * start :].decode(_UNIT)
         plain = _CALLED.sub(r"\1", said, count=1) if _CALLED.match(said) else _SAID.sub("", said, count=1)
         text = text[: 2 * start] + plain.encode(_UNIT)
     return text.decode(_UNIT)
 
 
-def _places(plan: Any) -> Iterator[int]:
-    for node in nodes(plan):
+def _find_places(plan: Any) -> Iterator[int]:
+    for node in walk_nodes(plan):
         if kind(node) == "UnresolvedRelation" and node.isStreaming():
-            start = optional(node.origin().startIndex())
+            start = read_option(node.origin().startIndex())
             if start is not None:
                 yield start
         elif kind(node) == "UnresolvedWith":  # its queries are not its children
-            for named in sequence(node.cteRelations()):
-                yield from _places(named._2())
+            for named in read_list(node.cteRelations()):
+                yield from _find_places(named._2())

@@ -25,6 +25,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from evertide.errors import InvalidInput
+from evertide.plan.catalyst.failure import read_first_line
 
 __all__ = ["ViewFunction", "activate", "materialized_view", "temporary_view"]
 
@@ -46,7 +47,7 @@ class ViewFunction:
         code = getattr(inspect.unwrap(self.function), "__code__", None)
         return f"{self.function!r}" if code is None else f"{code.co_filename}, line {code.co_firstlineno}"
 
-    def frame(self, session: SparkSession) -> DataFrame:
+    def build_frame(self, session: SparkSession) -> DataFrame:
         """Call the function, and check that it returns a DataFrame of this session."""
         where = f"{self.where}, view {self.name!r}"
         frame = self._call(session, where)
@@ -66,8 +67,7 @@ class ViewFunction:
         except InvalidInput:
             raise  # it already has the place
         except PySparkException as error:
-            why = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-            raise InvalidInput(where=where, why=why) from error
+            raise InvalidInput(where=where, why=read_first_line(error) or type(error).__name__) from error
         except Exception as error:  # a user's function may raise anything
             raise InvalidInput(where=where, why=f"the function failed: {type(error).__name__}: {error}") from error
 

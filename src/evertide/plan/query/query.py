@@ -21,16 +21,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
-from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from py4j.java_gateway import is_instance_of  # type: ignore[import-untyped]
+from py4j.protocol import Py4JError, Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 from evertide.errors import InvalidInput, LimitExceeded, SparkAway, SparkEnded
 from evertide.plan.catalyst.failure import classify_errors, describe_error, silence_traces
-from evertide.plan.catalyst.result_settings import result_settings
-from evertide.plan.catalyst.scala import sequence
-from evertide.plan.catalyst.walk import expressions, kind, nodes
+from evertide.plan.catalyst.result_settings import read_result_settings
+from evertide.plan.catalyst.scala import read_list
+from evertide.plan.catalyst.session import TOP_SETTINGS
+from evertide.plan.catalyst.walk import kind, walk_expressions, walk_nodes
 from evertide.plan.query.functions import ALLOWED, ALLOWED_IN_FROM, REFUSED
 from evertide.rows.conform import conform
 
@@ -39,7 +41,7 @@ __all__ = ["Load", "configure", "make_frame", "query", "read_stored", "remove_fo
 Load = Callable[[SparkSession, Sequence[str]], Mapping[str, DataFrame]]
 """Loads collections by name; raises an error for unknown names."""
 
-_SETTINGS = {"spark.sql.runSQLOnFiles": "false", "spark.sql.variable.substitute": "false"}
+_SETTINGS = {"spark.sql.runSQLOnFiles": "false", "spark.sql.variable.substitute": "false", **TOP_SETTINGS}
 _SUBSTITUTED = "${"
 """Spark replaces this by settings and environment variables before it parses the text."""
 
@@ -71,9 +73,11 @@ _CALLS = frozenset(
         *("ApplyFunctionExpression", "V2Aggregator", "UserDefinedPythonTableFunction", "SQLFunctionExpression"),
     )
 )
-_UNREGISTERED = {"CurrentUser": "current_user"}
+_UNREGISTERED = {"CurrentPath": "current_path", "CurrentUser": "current_user"}
 """Functions that Spark resolves without its registry, as names without parentheses."""
-_NO_MEMORY = "java.lang.OutOfMemoryError"
+_INTEGERS = range(-(1 << 63), 1 << 63)
+_NO_MEMORY = "OutOfMemoryError"
+"""The JVM's class, and Spark's own."""
 _TOO_DEEP = "java.lang.StackOverflowError"
 _TOO_COMPLEX = "FAILED_TO_PARSE_TOO_COMPLEX"
 """The parser's error when its stack is exhausted."""
@@ -91,7 +95,7 @@ def read_stored(session: SparkSession, options: Mapping[str, str], name: str) ->
 
 
 def configure(session: SparkSession, results: Mapping[str, str]) -> None:
-    """Apply the result settings of another session (`result_settings`)."""
+    """Apply the result settings of another session (`read_result_settings`)."""
     for name, value in results.items():
         if name != "spark":  # the version is not a setting
             session.conf.set(name, value)
@@ -105,9 +109,10 @@ def query(
         why = f"the text has {_SUBSTITUTED!r}, which Spark would replace by a setting; write concat('$', '{{')"
         raise InvalidInput(where="query", why=why)
     try:
+        _check_parameter(list(parameters))
         with silence_traces(), classify_errors(spark.sparkContext):
             session = spark.newSession()
-            configure(session, {**result_settings(spark), **_SETTINGS})  # a new session has Spark's defaults
+            configure(session, {**read_result_settings(spark), **_SETTINGS})  # a new session has Spark's defaults
             remove_forbidden_functions(session)
             for name, frame in load(session, _list_relations(session, text)).items():
                 frame.createOrReplaceTempView(f"`{name}`" if not name.isidentifier() else name)
@@ -115,22 +120,52 @@ def query(
             _check_analyzed(found)
             return _collect(found if rows_max is None else found.limit(rows_max))
     except PySparkException as error:
-        why = _why_unresolved(error) or describe_error(error)
+        why = _explain_unresolved(error) or describe_error(error)
         raise InvalidInput(where="query", why=_DEEP if _TOO_COMPLEX in why else why) from error
     except SparkAway as error:
         if _NO_MEMORY in str(error.__cause__):
             raise LimitExceeded(where="query", why="Spark ran out of memory") from error
         if _TOO_DEEP in error.why:
             raise InvalidInput(where="query", why=_DEEP) from error
+        if (refusal := _find_condition(spark, error.__cause__)) is not None:
+            raise InvalidInput(where="query", why=refusal) from error
         raise
+    except RecursionError as error:
+        raise InvalidInput(where="query", why=_DEEP) from error
     except Py4JError as error:  # the JVM is gone
         raise SparkEnded(master=str(spark.sparkContext.master), why=describe_error(error)) from error
 
 
+def _check_parameter(value: Any) -> None:
+    """Refuse a number that py4j cannot pass on: its error looks as if the JVM had ended."""
+    if isinstance(value, list | tuple):
+        for each in value:
+            _check_parameter(each)
+    elif isinstance(value, dict):
+        raise InvalidInput(where="query", why="a parameter is an object; Spark accepts no objects as parameters")
+    elif isinstance(value, int) and value not in _INTEGERS:
+        raise InvalidInput(where="query", why=f"the parameter {value} does not fit into a BIGINT; pass it as a text")
+
+
+def _find_condition(spark: SparkSession, error: BaseException | None) -> str | None:
+    """Why Spark refuses the query, if it says so by an error that PySpark does not know; None for any other error."""
+    cause = error.java_exception if isinstance(error, Py4JJavaError) else None
+    while cause is not None:
+        is_spark = is_instance_of(spark.sparkContext._gateway, cause, "org.apache.spark.SparkThrowable")
+        if is_spark and cause.getCondition() is not None:
+            return str(cause.getMessage()).partition("\n")[0]
+        cause = cause.getCause()
+    return None
+
+
 def _collect(frame: DataFrame) -> pa.Table:
     """Collect rows; timestamps have the zone UTC."""
+    try:
+        declared = to_arrow_schema(frame.schema, timezone="UTC")
+    except ValueError as error:  # an array or a map of VOID
+        why = f"no table can have the types {frame.schema.simpleString()}; cast the values"
+        raise InvalidInput(where="query", why=why) from error
     rows = frame.toArrow()
-    declared = to_arrow_schema(frame.schema, timezone="UTC")
     columns = [conform(column, kind) for column, kind in zip(rows.columns, declared.types, strict=True)]
     return pa.Table.from_arrays(columns, schema=declared)
 
@@ -153,7 +188,7 @@ def _unquote(name: str) -> str:
     return name.replace("`", "").rpartition(".")[2].lower()
 
 
-def _why_unresolved(error: PySparkException) -> str | None:
+def _explain_unresolved(error: PySparkException) -> str | None:
     if error.getCondition() != "UNRESOLVED_ROUTINE":
         return None
     name = _unquote((error.getMessageParameters() or {}).get("routineName", ""))
@@ -161,11 +196,11 @@ def _why_unresolved(error: PySparkException) -> str | None:
 
 
 def _check_analyzed(frame: DataFrame) -> None:
-    for node in nodes(frame._jdf.queryExecution().analyzed()):
+    for node in walk_nodes(frame._jdf.queryExecution().analyzed()):
         name = kind(node)
         if name not in _ANALYZED:
             raise InvalidInput(where="query", why=f"{name} is not allowed; a query may only read tables and views")
-        for expression in expressions(node):
+        for expression in walk_expressions(node):
             if kind(expression) in _CALLS:
                 why = f"{expression.prettyName()}() calls code by name, which is not allowed in a query"
                 raise InvalidInput(where="query", why=why)
@@ -187,18 +222,22 @@ def _find_relations(plan: Any, own: frozenset[str]) -> Iterator[str]:
         raise InvalidInput(where="query", why=why)
     match name:
         case "UnresolvedWith":
-            for pair in sequence(plan.cteRelations()):
+            for pair in read_list(plan.cteRelations()):
                 named = frozenset([pair._1().lower()])
                 yield from _find_relations(pair._2(), own | named if plan.allowRecursion() else own)
                 own |= named
         case "UnresolvedRelation":
-            path = sequence(plan.multipartIdentifier())
+            if not plan.options().isEmpty():  # Spark would ignore them
+                raise InvalidInput(
+                    where="query", why="options of a table are not allowed in a query; remove WITH (...)"
+                )
+            path = read_list(plan.multipartIdentifier())
             if len(path) > 1 or path[0].lower() not in own:  # a name of WITH has no dot
                 yield ".".join(path)
         case "UnresolvedTableValuedFunction":
-            function = ".".join(sequence(plan.name()))
+            function = ".".join(read_list(plan.name()))
             if function.lower() not in ALLOWED_IN_FROM:
                 why = f"{function}() in FROM is not allowed; a query may only read tables and views"
                 raise InvalidInput(where="query", why=why)
-    for child in (*sequence(plan.children()), *sequence(plan.subqueries())):
+    for child in (*read_list(plan.children()), *read_list(plan.subqueries())):
         yield from _find_relations(child, own)

@@ -68,7 +68,7 @@ class Access:
         environment_tokens = read_environment_tokens(environment, shapes_secret)
         if path is None:
             return cls(environment_tokens)
-        file = _File(path, environment, shapes_secret, _signature(path))  # before reading, so that no change is missed
+        file = _File(path, environment, shapes_secret, _sign_file(path))  # before reading, so that no change is missed
         return cls((*read_token_file(path, environment), *environment_tokens), file)
 
     @property
@@ -80,7 +80,7 @@ class Access:
         if file is None or now_s - file.checked_s < _CHECK_EVERY_S:
             return self
         file.checked_s = now_s
-        signature = _signature(file.path)
+        signature = _sign_file(file.path)
         if signature == file.signature:
             return self
         file.signature = signature
@@ -103,7 +103,7 @@ class Access:
         return match
 
 
-def _signature(path: Path) -> Signature:
+def _sign_file(path: Path) -> Signature:
     try:
         stat = path.stat()
     except OSError:

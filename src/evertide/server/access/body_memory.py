@@ -68,7 +68,7 @@ class BodyMemory:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        declared, is_complete = _declared_bytes(scope), False
+        declared, is_complete = _read_declared_bytes(scope), False
         reservation = Reservation(self, declared)
         scope.setdefault("extensions", {})[_RESERVATION] = reservation
 
@@ -140,7 +140,7 @@ def reservation_of(scope: Scope) -> Reservation | None:
     return reservation
 
 
-def _declared_bytes(scope: Scope) -> int | None:
+def _read_declared_bytes(scope: Scope) -> int | None:
     """The length that the headers declare: 0 without a body, None if it is not known."""
     headers: dict[bytes, Any] = dict(scope["headers"])
     if b"transfer-encoding" in headers:

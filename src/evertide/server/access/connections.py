@@ -2,7 +2,8 @@
 
 1. At most `connections_max` connections are open. A further one is answered with 503 and closed; the others stay.
 2. The request line and headers have at most `request_head_bytes_max` bytes, and arrive within `request_head_s`. A
-   connection that sends nothing is closed as well.
+   connection that sends nothing is closed as well. The same number bounds the bytes of a body without content: the
+   extensions of a chunk, and trailers. Trailers are ignored, because a header decides only if all of the head is known.
 3. While a client sends a body or receives a response, it pauses for at most `request_pause_s`. Computing the response
    may take longer: a client that waits for a change is not slow.
 4. A connection stays open for `keep_alive_s` after a response, and the response says so (`Keep-Alive`), so that a
@@ -144,11 +145,7 @@ def _make_room(transport: Any, size: int) -> None:
 def protocol_of(settings: Settings) -> type[asyncio.Protocol]:
     """uvicorn's HTTP protocol, with the limits of the settings."""
 
-    class Limited(_Limited):
-        pass
-
-    Limited.settings = settings
-    return Limited
+    return type("Limited", (_Limited,), {"settings": settings})
 
 
 class _JoiningTransport:
@@ -213,6 +210,8 @@ class _Limited(HttpToolsProtocol):
         keep_alive_s: Any = self.settings.keep_alive_s  # uvicorn's option takes only integers, its timer any number
         self.timeout_keep_alive = keep_alive_s
         self._head_bytes = 0
+        self._empty_bytes = 0
+        """Received since the last content of the body."""
         self._head_timer: asyncio.TimerHandle | None = None
         """Runs until the head of a request has arrived."""
         self._rest_timer: asyncio.TimerHandle | None = None
@@ -228,27 +227,41 @@ class _Limited(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
             return
+        self._empty_bytes += len(data)
         super().data_received(data)
+        most = self.settings.request_head_bytes_max
         if self._head_timer is not None:
             self._head_bytes += len(data)
-            if self._head_bytes > self.settings.request_head_bytes_max:
+            if self._head_bytes > most:
                 self._refuse(431, "head_too_large", "The head of the request is too large", "Send smaller headers.")
+        elif self._empty_bytes > most:  # the response may be under way
+            self.transport.abort()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._expect_head()
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._head_timer is not None:  # else a trailer
+            super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
         self._stop_timers()
+        self._empty_bytes = 0
         super().on_headers_complete()
         scope: Any = self.scope
         scope.setdefault("extensions", {})[_TRANSPORT] = self.transport
         cycle: Any = self.cycle  # its task has not started yet
         cycle.transport = _JoiningTransport(self)
 
+    def on_body(self, body: bytes) -> None:
+        super().on_body(body)
+        self._empty_bytes = 0
+
     def on_message_complete(self) -> None:
         super().on_message_complete()
         self._stop_timers()
+        self._empty_bytes = 0
 
     def on_response_complete(self) -> None:
         transport: Any = self.cycle.transport

@@ -6,8 +6,8 @@
 3. A token is sent as `Authorization: Bearer TOKEN`, or for shapes as `?secret=TOKEN`. If a request has several, all
    must be equal: otherwise a proxy and this server might each use another one.
 4. Handlers read the token from `request.state.token` and the restriction by `restriction_in`
-   (`evertide.pgexpr.restriction`). A request that needs no token (health, the page) is restricted to nothing at all, in
-   case a handler forgets to check.
+   (`evertide.pgexpr.restriction`). A request that needs no token (health, the page) gets a restriction that
+   allows no collection, in case a handler forgets to check.
 5. A stream of events has no end. If its token expires or is changed, the stream ends before its next piece, which may
    be a comment.
 """
@@ -31,7 +31,7 @@ from evertide.server.access.access import Access
 from evertide.server.access.roles import ROLES, SHAPE, Rule, find_rule
 from evertide.server.access.token import Token
 from evertide.server.http.answers import error_response
-from evertide.shapes.http.answers import cors
+from evertide.shapes.http.answers import list_cors_headers
 
 __all__ = ["Gate"]
 
@@ -66,7 +66,7 @@ class Gate:
         try:
             token = self._admit(request)
         except (Unauthorized, Forbidden) as error:
-            await _refusal(request, error)(scope, receive, send)
+            await _refuse(request, error)(scope, receive, send)
             return
         state = scope.setdefault("state", {})
         state["token"] = token
@@ -118,7 +118,7 @@ class Gate:
         return token
 
     def _find_token(self, request: Request, where: str) -> Token:
-        token = self._access.find(_token_text(request, where))
+        token = self._access.find(_read_token(request, where))
         if token is None:
             raise Unauthorized(where=where, why="the server does not know the token")
         if token.ends_at_s is not None and token.ends_at_s <= self._runtime.wall_s():
@@ -126,7 +126,7 @@ class Gate:
         return token
 
 
-def _token_text(request: Request, where: str) -> str:
+def _read_token(request: Request, where: str) -> str:
     texts = []
     for value in request.headers.getlist("authorization"):
         scheme, _, text = value.partition(" ")
@@ -149,7 +149,7 @@ def _query(request: Request) -> list[tuple[str, str]]:
     return parse_qsl(request.scope["query_string"].decode("latin-1"), errors="surrogateescape")
 
 
-def _refusal(request: Request, error: EvertideError) -> Response:
+def _refuse(request: Request, error: EvertideError) -> Response:
     answer = error_response(request, error)
     if isinstance(error, Unauthorized):
         answer.headers["WWW-Authenticate"] = _CHALLENGE
@@ -157,5 +157,5 @@ def _refusal(request: Request, error: EvertideError) -> Response:
         answer.headers["WWW-Authenticate"] = f'{_CHALLENGE}, error="insufficient_scope", scope="{error.role}"'
     answer.headers["Cache-Control"] = "no-store"
     if request.scope["path"] == SHAPE:  # so that a page of another origin can read the reason
-        answer.headers.update(cors(request.headers.get("origin")))
+        answer.headers.update(list_cors_headers(request.headers.get("origin")))
     return answer

@@ -39,16 +39,16 @@ class Hosts:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             request = Request(scope)
-            why = self._refusal_reason(request)
+            why = self._explain_refusal(request)
             if why:
                 error = Forbidden(where=f"{request.method} {scope['path']}", why=why)
                 await error_response(request, error)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
-    def _refusal_reason(self, request: Request) -> str:
+    def _explain_refusal(self, request: Request) -> str:
         hosts = request.headers.getlist("host")
-        host = _host_of(f"//{hosts[0]}") if len(hosts) == 1 else ""
+        host = _read_host(f"//{hosts[0]}") if len(hosts) == 1 else ""
         if self._is_loopback and not self._is_allowed(host):
             return "the Host header does not name this machine; behind a proxy, allow its name with --allow-host NAME"
         if not self._is_open:
@@ -56,7 +56,7 @@ class Hosts:
         origin = request.headers.get("origin")
         if origin is None:
             return _OTHER_PAGE if _is_cross_site(request) else ""
-        page = _host_of(origin)
+        page = _read_host(origin)
         if page and (page == host or self._is_allowed(page)):
             return ""
         return _OTHER_PAGE
@@ -87,7 +87,7 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def _host_of(url: str) -> str:
+def _read_host(url: str) -> str:
     try:
         parts = urlsplit(url)
         return "" if "@" in parts.netloc else (parts.hostname or "").rstrip(".")

@@ -23,7 +23,7 @@ def warn_of_unusable_restrictions(access: Access, members: Members) -> None:
                 logger.warning("token %r is restricted to the collection %r, which does not exist", token.name, name)
                 continue
             try:
-                token.restriction.clause(name, members.collection(name).schema)
+                token.restriction.clause(name, members.open_collection(name).schema)
             except Forbidden as error:
                 logger.warning("token %r cannot read the collection %r: %s", token.name, name, error.why)
             except (InvalidInput, NotAllowedNow):  # the collection has no content yet: a request for it reports that

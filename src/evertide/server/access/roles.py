@@ -90,6 +90,7 @@ ROLES: tuple[Rule, ...] = (
     Rule("POST", "/v1/checkpoints", ADMIN),
     Rule("POST", "/v1/pause", ADMIN),
     Rule("POST", "/v1/resume", ADMIN),
+    Rule("POST", "/v1/views/{name}/retry", ADMIN),
 )
 
 

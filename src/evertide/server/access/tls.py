@@ -41,7 +41,7 @@ class Tls:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         try:
-            context.load_cert_chain(self.certificate, self.key, password=_no_password)
+            context.load_cert_chain(self.certificate, self.key, password=_refuse_password)
         except ssl.SSLError as error:
             where = f"--tls-cert {str(self.certificate)!r}, --tls-key {str(self.key)!r}"
             raise InvalidInput(where=where, why=_explain(error)) from error
@@ -57,7 +57,7 @@ class Tls:
         return context
 
 
-def _no_password() -> str:
+def _refuse_password() -> str:
     """Called for an encrypted key. Without it, OpenSSL would prompt at the terminal."""
     raise InvalidInput(where="key", why="the key is encrypted; decrypt it with `openssl pkey -in KEY -out PLAIN`")
 

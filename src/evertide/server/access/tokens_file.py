@@ -74,7 +74,7 @@ def read_token_file(path: Path, environment: Mapping[str, str]) -> tuple[Token, 
         raise InvalidInput(where=where, why=why)
     _check_mode(mode, where, has_texts=any("token" in entry for entry in entries))
     secrets = Secrets(path.parent, environment)
-    return tuple(_token(entry, f"{where}, token {number}", secrets) for number, entry in enumerate(entries, 1))
+    return tuple(_parse_token(entry, f"{where}, token {number}", secrets) for number, entry in enumerate(entries, 1))
 
 
 def _check_mode(mode: int, where: str, *, has_texts: bool) -> None:
@@ -118,22 +118,22 @@ def _read_lines(content: bytes, where: str) -> Iterator[dict[str, Any]]:
         yield value
 
 
-def _token(given: Mapping[str, Any], where: str, secrets: Secrets) -> Token:
+def _parse_token(given: Mapping[str, Any], where: str, secrets: Secrets) -> Token:
     unknown = sorted(set(given) - _FIELDS)
     if unknown:
         why = f"the field {unknown[0]!r} does not exist; the fields are {', '.join(sorted(_FIELDS))}"
         raise InvalidInput(where=where, why=why)
-    name, role = _text(given, "name", where), _text(given, "role", where)
+    name, role = _parse_text(given, "name", where), _parse_text(given, "role", where)
     where = f"{where} ({name!r})"
-    clauses, names = _clauses(given, where), _names(given, where)
+    clauses, names = _parse_clauses(given, where), _parse_names(given, where)
     try:
         restriction = Restriction.to(clauses, names)
     except InvalidInput as error:
         raise InvalidInput(where=f"{where}, {error.where}", why=error.why) from error
-    return Token(name, Role.parse(role, where), _digest(given, where, secrets), restriction, _ends(given, where))
+    return Token(name, Role.parse(role, where), _digest(given, where, secrets), restriction, _parse_end(given, where))
 
 
-def _text(given: Mapping[str, Any], field: str, where: str) -> str:
+def _parse_text(given: Mapping[str, Any], field: str, where: str) -> str:
     value = given.get(field)
     if not isinstance(value, str) or not value.strip():
         raise InvalidInput(where=where, why=f"the field {field!r} is missing, or is not a text")
@@ -144,9 +144,9 @@ def _digest(given: Mapping[str, Any], where: str, secrets: Secrets) -> bytes:
     if ("token" in given) == ("token_sha256" in given):
         raise InvalidInput(where=where, why="expected exactly one of the fields token and token_sha256")
     if "token" in given:
-        return digest_of(secrets.reveal(_text(given, "token", where), where), where)
+        return digest_of(secrets.reveal(_parse_text(given, "token", where), where), where)
     try:
-        digest = bytes.fromhex(_text(given, "token_sha256", where))
+        digest = bytes.fromhex(_parse_text(given, "token_sha256", where))
     except ValueError:
         digest = b""
     if len(digest) != _DIGEST_BYTES:
@@ -154,7 +154,7 @@ def _digest(given: Mapping[str, Any], where: str, secrets: Secrets) -> bytes:
     return digest
 
 
-def _names(given: Mapping[str, Any], where: str) -> frozenset[str] | None:
+def _parse_names(given: Mapping[str, Any], where: str) -> frozenset[str] | None:
     if "collections" not in given:
         return None
     value = given["collections"]
@@ -163,7 +163,7 @@ def _names(given: Mapping[str, Any], where: str) -> frozenset[str] | None:
     return frozenset(value)
 
 
-def _clauses(given: Mapping[str, Any], where: str) -> dict[str, str]:
+def _parse_clauses(given: Mapping[str, Any], where: str) -> dict[str, str]:
     value = given.get("where", {})
     if not isinstance(value, dict) or not all(isinstance(text, str) and text.strip() for text in value.values()):
         raise InvalidInput(where=where, why="where must map collections to where clauses")
@@ -172,7 +172,7 @@ def _clauses(given: Mapping[str, Any], where: str) -> dict[str, str]:
     return value
 
 
-def _ends(given: Mapping[str, Any], where: str) -> float | None:
+def _parse_end(given: Mapping[str, Any], where: str) -> float | None:
     value = given.get("ends")
     if value is None:
         return None

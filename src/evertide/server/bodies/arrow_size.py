@@ -3,8 +3,8 @@
 1. A compressed buffer starts with its decoded length, which is what the reader allocates. The sum of these lengths is
    known without decoding. Values without a buffer (a column of NULL) count as well.
 2. A dictionary or a view can refer to a large value many times in a few bytes. The values that it refers to count
-   (`plain_bytes`), because the rows are expanded later. Unions and run-end encoding could do the same; no table has
-   these types, so they are detected (`is_foreign`) and refused.
+   (`count_plain_bytes`), because the rows are expanded later. Unions and run-end encoding could do the same; tables do
+   not have these types, so they are detected (`is_foreign`) and refused.
 
 The metadata is a flatbuffer, of which three tables are parsed here: Arrow has verified a message that it returns.
 """
@@ -22,7 +22,7 @@ import pyarrow.types as kinds
 
 from evertide.rows.columns import Longs
 
-__all__ = ["is_foreign", "may_repeat", "message_bytes", "plain_bytes"]
+__all__ = ["count_message_bytes", "count_plain_bytes", "is_foreign", "may_repeat"]
 
 _VALUE_BYTES = 8
 """Minimum size of a value of any type, including its position in the transaction."""
@@ -33,7 +33,7 @@ _NODES, _BUFFERS, _COMPRESSION = 1, 2, 3
 _PAIR = struct.Struct("<qq")
 
 
-def message_bytes(message: Any) -> int:
+def count_message_bytes(message: Any) -> int:
     """The decoded size of a message. A schema counts as 0."""
     buffer = message.metadata
     root = _Table(buffer, struct.unpack_from("<I", buffer, 0)[0])
@@ -44,16 +44,18 @@ def message_bytes(message: Any) -> int:
         return 0
     is_compressed = batch.table(_COMPRESSION) is not None
     body = message.body
-    held = sum(_decoded(body, at, length) if is_compressed else length for at, length in batch.pairs(_BUFFERS))
+    held = sum(
+        _read_decoded_bytes(body, at, length) if is_compressed else length for at, length in batch.pairs(_BUFFERS)
+    )
     return max(held, sum(length for length, _ in batch.pairs(_NODES)) * _VALUE_BYTES)
 
 
-def _decoded(body: Any, at: int, length: int) -> int:
+def _read_decoded_bytes(body: Any, at: int, length: int) -> int:
     """A negative length means that the buffer is not compressed."""
     if length < 8 or at < 0 or at + length > body.size:
         return max(0, length)
-    told: int = struct.unpack_from("<q", body, at)[0]
-    return told if told >= 0 else length
+    size: int = struct.unpack_from("<q", body, at)[0]
+    return size if size >= 0 else length
 
 
 class _Table:
@@ -108,7 +110,7 @@ def _has(kind: Any, tests: tuple[Callable[[Any], bool], ...]) -> bool:
     return any(_has(one, tests) for one in inner)
 
 
-def plain_bytes(array: Any) -> int:
+def count_plain_bytes(array: Any) -> int:
     """The size of the values of a validated array, with dictionaries and views expanded."""
     for is_kind, measured in _MEASURED:
         if is_kind(array.type):
@@ -116,13 +118,13 @@ def plain_bytes(array: Any) -> int:
     return int(array.nbytes)
 
 
-def _repeated_bytes(values: Any, indices: Any) -> int:
+def _count_repeated_bytes(values: Any, indices: Any) -> int:
     kind = values.type
     if _is_view(kind) or _is_text(kind):
         lengths = _view_lengths(values) if _is_view(kind) else pc.binary_length(values).cast(pa.int64())
         return int(pc.sum(pa.array(lengths).take(indices)).as_py() or 0)
     if kinds.is_nested(kind) or kinds.is_dictionary(kind):  # rare: upper bound, each index counts as all values
-        return len(indices) * plain_bytes(values)
+        return len(indices) * count_plain_bytes(values)
     return len(indices) * _VALUE_BYTES * 2
 
 
@@ -150,11 +152,11 @@ def _is_list(kind: Any) -> bool:
 
 
 _MEASURED: tuple[tuple[Callable[[Any], bool], Callable[[Any], int]], ...] = (
-    (lambda kind: isinstance(kind, pa.BaseExtensionType), lambda array: plain_bytes(array.storage)),
-    (kinds.is_dictionary, lambda array: _repeated_bytes(array.dictionary, array.indices)),
+    (lambda kind: isinstance(kind, pa.BaseExtensionType), lambda array: count_plain_bytes(array.storage)),
+    (kinds.is_dictionary, lambda array: _count_repeated_bytes(array.dictionary, array.indices)),
     (_is_view, lambda array: int(_view_lengths(array).sum())),
-    (_is_list_view, lambda array: len(array) * plain_bytes(array.values)),  # lists may overlap
-    (kinds.is_struct, lambda array: sum(map(plain_bytes, array.flatten()))),
-    (kinds.is_map, lambda array: plain_bytes(array.keys) + plain_bytes(array.items)),
-    (_is_list, lambda array: plain_bytes(array.flatten())),
+    (_is_list_view, lambda array: len(array) * count_plain_bytes(array.values)),  # lists may overlap
+    (kinds.is_struct, lambda array: sum(map(count_plain_bytes, array.flatten()))),
+    (kinds.is_map, lambda array: count_plain_bytes(array.keys) + count_plain_bytes(array.items)),
+    (_is_list, lambda array: count_plain_bytes(array.flatten())),
 )

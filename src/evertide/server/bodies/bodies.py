@@ -33,12 +33,12 @@ from starlette.requests import Request
 from evertide.errors import InvalidInput
 from evertide.media import ARROW, CSV, JSON, LINES, PARQUET
 from evertide.pipeline.engine import DeclaredTable
-from evertide.pipeline.input.pushed_files import Format, rows_of_file
+from evertide.pipeline.input.pushed_files import PushFormat, read_pushed_file
 from evertide.scratch import scratch_file, using_scratch
 from evertide.server.access.body_memory import reservation_of
-from evertide.server.bodies.arrow_size import is_foreign, may_repeat, message_bytes, plain_bytes
-from evertide.server.bodies.parquet_size import parquet_bytes
-from evertide.server.bodies.text_size import text_bytes
+from evertide.server.bodies.arrow_size import count_message_bytes, count_plain_bytes, is_foreign, may_repeat
+from evertide.server.bodies.parquet_size import count_parquet_bytes
+from evertide.server.bodies.text_size import count_text_bytes
 from evertide.settings import Settings
 from evertide.sources.values.strict_json import RepeatedName, decode_json
 from evertide.sources.values.values import Number, show_value
@@ -48,9 +48,9 @@ __all__ = [
     "BodyReader",
     "PushedRows",
     "Tables",
+    "count_decoded_bytes",
     "decode_body",
     "decode_json_body",
-    "decoded_bytes",
     "media_type_of",
     "parse_rows",
     "read_body",
@@ -60,7 +60,7 @@ Tables = Mapping[str, DeclaredTable]
 
 BODIES = (JSON, LINES, ARROW, CSV, PARQUET)
 
-_FILES = {CSV: Format.csv, PARQUET: Format.parquet}
+_FILES = {CSV: PushFormat.csv, PARQUET: PushFormat.parquet}
 _BYTE = re.compile(r" \(byte (\d+)\)$")
 _SIZING_MAX = 2
 """Bodies whose decoded size is computed at the same time: some need partial decoding."""
@@ -108,7 +108,7 @@ class BodyReader:
         """Raise 413 if the body or its decoded rows exceed a limit, 503 if there is no memory."""
         content = await read_body(request, self._settings.request_bytes_max)
         most = self._settings.request_decoded_bytes_max
-        size = await anyio.to_thread.run_sync(decoded_bytes, content, kind, most, limiter=self._sizing)
+        size = await anyio.to_thread.run_sync(count_decoded_bytes, content, kind, most, limiter=self._sizing)
         if size > most:
             limit = f"more than {most} bytes (request_decoded_bytes_max)"
             raise HTTPException(413, f"the {len(content)} bytes of the body would decode to {limit}")
@@ -118,12 +118,12 @@ class BodyReader:
         return content
 
 
-def decoded_bytes(content: bytes, kind: str, enough: int) -> int:
+def count_decoded_bytes(content: bytes, kind: str, enough: int) -> int:
     """The decoded size of a body: estimated for text, counted for Arrow and Parquet until it exceeds `enough`."""
     if kind not in (ARROW, PARQUET):
-        return text_bytes(content, kind)
+        return count_text_bytes(content, kind)
     try:
-        return parquet_bytes(content, enough) if kind == PARQUET else _stream_bytes(content, enough)
+        return count_parquet_bytes(content, enough) if kind == PARQUET else _stream_bytes(content, enough)
     except (pa.ArrowException, OSError, ValueError, struct.error) as error:
         what = "a Parquet file" if kind == PARQUET else "an Arrow stream"
         raise InvalidInput(where="body", why=f"the body is not {what}: {error}") from error
@@ -132,7 +132,7 @@ def decoded_bytes(content: bytes, kind: str, enough: int) -> int:
 def _stream_bytes(content: bytes, enough: int) -> int:
     total = 0
     for message in pa.ipc.MessageReader.open_stream(content):
-        total += message_bytes(message)
+        total += count_message_bytes(message)
         if total > enough:
             return total
     with pa.ipc.open_stream(content) as stream:
@@ -144,7 +144,7 @@ def _stream_bytes(content: bytes, enough: int) -> int:
             return total
         for batch in stream:
             batch.validate(full=True)  # plain_bytes follows indices
-            total += sum(map(plain_bytes, batch.columns))
+            total += sum(map(count_plain_bytes, batch.columns))
             if total > enough:
                 break
     return total
@@ -172,12 +172,12 @@ def decode_body(content: bytes, kind: str, tables: Tables, table: str, *, is_del
     return PushedRows(deletes=rows) if is_delete else PushedRows(rows)
 
 
-def _read_file(content: bytes, form: Format, tables: Tables, table: str, *, is_delete: bool) -> Any:
+def _read_file(content: bytes, form: PushFormat, tables: Tables, table: str, *, is_delete: bool) -> Any:
     """CSV and Parquet are read like files, with the same errors."""
     with scratch_file() as path:
         with using_scratch():
             path.write_bytes(content)
-        pieces = [*rows_of_file(tables, table, path, form, "body", is_delete=is_delete)]
+        pieces = [*read_pushed_file(tables, table, path, form, "body", is_delete=is_delete)]
     return pa.concat_tables(pieces) if pieces else ()
 
 

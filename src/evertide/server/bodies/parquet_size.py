@@ -18,10 +18,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from evertide.server.bodies.arrow_size import plain_bytes
+from evertide.server.bodies.arrow_size import count_plain_bytes
 from evertide.server.bodies.thrift import Malformed, read_struct
 
-__all__ = ["parquet_bytes"]
+__all__ = ["count_parquet_bytes"]
 
 _MAGIC = b"PAR1"
 _FOOTER_BYTES = 2 * 1024 * 1024
@@ -64,62 +64,62 @@ class _Chunk:
     end: int
 
 
-def parquet_bytes(content: bytes, enough: int) -> int:
+def count_parquet_bytes(content: bytes, enough: int) -> int:
     """The decoded size; counting stops beyond `enough`. `ValueError` or Arrow's error if this is no Parquet file.
 
     An upper bound for delta encodings, where a value depends on the one before.
     """
     try:
-        return _counted(content, enough)
+        return _count_pages(content, enough)
     except Malformed as error:
         raise ValueError("what it says of its pages makes no sense") from error
 
 
-def _counted(content: bytes, enough: int) -> int:
-    footer = _footer(content)
-    total = sum(max(0, _number(group, 3)) for group in _structs(footer, 4)) * _ROW_BYTES
+def _count_pages(content: bytes, enough: int) -> int:
+    footer = _read_footer(content)
+    total = sum(max(0, _read_number(group, 3)) for group in _read_structs(footer, 4)) * _ROW_BYTES
     stood_for, count, repeated = 0, 0, set[str]()
-    for chunk in _chunks(footer, len(content)):
-        pages = [*islice(_pages(content, chunk), _PAGES + 1 - count)]
+    for chunk in _list_chunks(footer, len(content)):
+        pages = [*islice(_read_pages(content, chunk), _PAGES + 1 - count)]
         count += len(pages)
         if count > _PAGES:
             raise ValueError(f"it has more than {_PAGES} pages")
-        total += sum(_page_bytes(page, chunk.width) for page in pages)
+        total += sum(_count_page_bytes(page, chunk.width) for page in pages)
         if total > enough:
             return total
-        if chunk.is_text and (at_most := _stands_for(pages)):
+        if chunk.is_text and (at_most := _bound_expanded_bytes(pages)):
             stood_for += at_most
             repeated.add(chunk.name)
     if total + stood_for <= enough:
         return total
-    return total + _told_by_dictionaries(content, sorted(repeated), enough - total)
+    return total + _count_by_dictionaries(content, sorted(repeated), enough - total)
 
 
-def _page_bytes(page: _Page, width: int) -> int:
+def _count_page_bytes(page: _Page, width: int) -> int:
     if _DELTA_BYTE_ARRAY in page.encodings:  # each value may repeat a prefix of the one before
         width += page.bytes
     return page.bytes + page.values * (width + _LEVELS_BYTES)
 
 
-def _stands_for(pages: list[_Page]) -> int:
+def _bound_expanded_bytes(pages: list[_Page]) -> int:
     """Upper bound of the expanded size, as if each value were the whole dictionary."""
     largest = max((page.bytes for page in pages if page.is_dictionary), default=0)
     return largest * sum(page.values for page in pages if page.encodings & _DICTIONARY_ENCODINGS)
 
 
-def _told_by_dictionaries(content: bytes, columns: list[str], enough: int) -> int:
+def _count_by_dictionaries(content: bytes, columns: list[str], enough: int) -> int:
     """Count by row group, since each has its own dictionaries and an array of a nested column can have only one."""
     total = 0
     with pq.ParquetFile(pa.BufferReader(content), read_dictionary=columns) as file:
         for group in range(file.num_row_groups):
             for batch in file.iter_batches(_BATCH_ROWS, [group], columns):
-                total += sum(map(plain_bytes, batch.columns))
+                total += sum(map(count_plain_bytes, batch.columns))
                 if total > enough:
                     return total
     return total
 
 
-def _footer(content: bytes) -> dict[int, Any]:
+def _read_footer(content: bytes) -> dict[int, Any]:
     size = int.from_bytes(content[-8:-4], "little")
     if len(content) < 12 or content[-4:] != _MAGIC or size > len(content) - 8:
         raise ValueError("it has no footer")
@@ -128,28 +128,28 @@ def _footer(content: bytes) -> dict[int, Any]:
     return read_struct(content[-8 - size : -8], has_lists=True)[0]
 
 
-def _chunks(footer: dict[int, Any], length: int) -> Iterator[_Chunk]:
-    leaves = [*_leaves(_structs(footer, 2))]
+def _list_chunks(footer: dict[int, Any], length: int) -> Iterator[_Chunk]:
+    leaves = [*_list_leaves(_read_structs(footer, 2))]
     if len({name for name, _ in leaves}) < len(leaves):
         raise ValueError("two of its columns have the same name")
-    for group in _structs(footer, 4):
-        columns = _structs(group, 1)
+    for group in _read_structs(footer, 4):
+        columns = _read_structs(group, 1)
         if len(columns) != len(leaves):
             raise Malformed
         for (name, leaf), column in zip(leaves, columns, strict=True):
-            said = column.get(3)
-            if not isinstance(said, dict):
+            meta = column.get(3)
+            if not isinstance(meta, dict):
                 raise Malformed
-            start, dictionary = _number(said, 9), _number(said, 11)
+            start, dictionary = _read_number(meta, 9), _read_number(meta, 11)
             start = dictionary if 0 < dictionary < start else start
-            end = start + _number(said, 7)
+            end = start + _read_number(meta, 7)
             if not 0 <= start <= end <= length:
                 raise ValueError(f"the column {name!r} lies outside of the file")
-            kind = _number(leaf, 1)
-            yield _Chunk(name, _WIDTHS.get(kind, max(0, _number(leaf, 2))), kind == _TEXT, start, end)
+            kind = _read_number(leaf, 1)
+            yield _Chunk(name, _WIDTHS.get(kind, max(0, _read_number(leaf, 2))), kind == _TEXT, start, end)
 
 
-def _leaves(elements: list[dict[int, Any]]) -> Iterator[tuple[str, dict[int, Any]]]:
+def _list_leaves(elements: list[dict[int, Any]]) -> Iterator[tuple[str, dict[int, Any]]]:
     """The leaf columns with their dotted paths. `elements` is the schema tree in depth-first order."""
     inside: list[tuple[list[str], int]] = []
     for at, element in enumerate(elements):
@@ -158,56 +158,56 @@ def _leaves(elements: list[dict[int, Any]]) -> Iterator[tuple[str, dict[int, Any
         path = inside[-1][0] if inside else []
         if inside:
             inside[-1] = path, inside[-1][1] - 1
-            path = [*path, _text(element, 4)]
+            path = [*path, _read_text(element, 4)]
         elif at:
             raise Malformed
-        children = _number(element, 5)
+        children = _read_number(element, 5)
         if children <= 0 and 1 in element:
             yield ".".join(path), element
         else:
             inside.append((path, children))
 
 
-def _pages(content: bytes, chunk: _Chunk) -> Iterator[_Page]:
+def _read_pages(content: bytes, chunk: _Chunk) -> Iterator[_Page]:
     at = chunk.start
     while at < chunk.end:
-        page, at = _page(content, at)
+        page, at = _read_page(content, at)
         yield page
     while at < min(chunk.end + _PADDING_BYTES, len(content)):  # usually pages of the next column, counted twice
         try:
-            page, at = _page(content, at)
+            page, at = _read_page(content, at)
         except Malformed:
             return
         yield _Page(page.bytes, page.values)
 
 
-def _page(content: bytes, at: int) -> tuple[_Page, int]:
+def _read_page(content: bytes, at: int) -> tuple[_Page, int]:
     """Parse a page header. The largest count of values in it applies, whatever kind of page it claims to be."""
     head, at = read_struct(content, at, has_lists=False)
-    said = {kind: head[kind] for kind in (_DATA, _DICTIONARY, _DATA_V2) if isinstance(head.get(kind), dict)}
-    size, stored = _number(head, _SIZE), _number(head, _STORED)
-    values = [_number(one, _VALUES) for one in said.values()]
-    encodings = frozenset(_number(said[kind], field) for kind, field in _ENCODINGS.items() if kind in said)
+    meta = {kind: head[kind] for kind in (_DATA, _DICTIONARY, _DATA_V2) if isinstance(head.get(kind), dict)}
+    size, stored = _read_number(head, _SIZE), _read_number(head, _STORED)
+    values = [_read_number(one, _VALUES) for one in meta.values()]
+    encodings = frozenset(_read_number(meta[kind], field) for kind, field in _ENCODINGS.items() if kind in meta)
     if min(size, stored, *values) < 0:
         raise Malformed
-    return _Page(size, max(values, default=0), encodings, _DICTIONARY in said), at + stored
+    return _Page(size, max(values, default=0), encodings, _DICTIONARY in meta), at + stored
 
 
-def _structs(struct: dict[int, Any], field: int) -> list[dict[int, Any]]:
+def _read_structs(struct: dict[int, Any], field: int) -> list[dict[int, Any]]:
     found = struct.get(field, [])
     if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
         raise Malformed
     return found
 
 
-def _number(struct: dict[int, Any], field: int) -> int:
+def _read_number(struct: dict[int, Any], field: int) -> int:
     found = struct.get(field, 0)
     if not isinstance(found, int):
         raise Malformed
     return found
 
 
-def _text(struct: dict[int, Any], field: int) -> str:
+def _read_text(struct: dict[int, Any], field: int) -> str:
     found = struct.get(field, b"")
     if not isinstance(found, bytes):
         raise Malformed

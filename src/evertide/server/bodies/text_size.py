@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from evertide.media import CSV
 
-__all__ = ["text_bytes"]
+__all__ = ["count_text_bytes"]
 
 _OBJECT_BYTES = 128
 _LIST_BYTES = 72
@@ -19,7 +19,7 @@ _RECORD_BYTES = 64
 _FIELD_BYTES = 16
 
 
-def text_bytes(content: bytes, kind: str) -> int:
+def count_text_bytes(content: bytes, kind: str) -> int:
     """The decoded size of JSON, JSON lines or CSV, estimated."""
     if kind == CSV:
         records = content.count(b"\n")

@@ -25,12 +25,12 @@ class Malformed(Exception):
 def read_struct(content: bytes, at: int = 0, *, has_lists: bool) -> tuple[dict[int, Any], int]:
     """The struct at `at`, and the position after it."""
     try:
-        return _struct(content, at, _DEPTH if has_lists else 0, _DEPTH)
+        return _read_struct(content, at, _DEPTH if has_lists else 0, _DEPTH)
     except IndexError as error:
         raise Malformed from error
 
 
-def _struct(content: bytes, at: int, lists: int, depth: int) -> tuple[dict[int, Any], int]:
+def _read_struct(content: bytes, at: int, lists: int, depth: int) -> tuple[dict[int, Any], int]:
     found: dict[int, Any] = {}
     number = 0
     while (first := content[at]) != 0:
@@ -38,24 +38,24 @@ def _struct(content: bytes, at: int, lists: int, depth: int) -> tuple[dict[int, 
         if first >> 4:
             number += first >> 4
         else:
-            number, at = _integer(content, at)
+            number, at = _read_integer(content, at)
         if number in found:
             raise Malformed
-        found[number], at = _value(content, at, first & 15, lists, depth - 1)
+        found[number], at = _read_value(content, at, first & 15, lists, depth - 1)
     return found, at + 1
 
 
-def _value(content: bytes, at: int, kind: int, lists: int, depth: int) -> tuple[Any, int]:
+def _read_value(content: bytes, at: int, kind: int, lists: int, depth: int) -> tuple[Any, int]:
     if depth == 0:
         raise Malformed
     if kind in _SKIPPED:
         return None, at + _SKIPPED[kind]
     if kind in _INTEGERS:
-        return _integer(content, at)
+        return _read_integer(content, at)
     if kind == _STRUCT:
-        return _struct(content, at, lists, depth)
+        return _read_struct(content, at, lists, depth)
     if kind == _BYTES:
-        length, at = _varint(content, at)
+        length, at = _read_varint(content, at)
         if at + length > len(content):
             raise Malformed
         return content[at : at + length], at + length
@@ -66,7 +66,7 @@ def _value(content: bytes, at: int, kind: int, lists: int, depth: int) -> tuple[
 
 def _list(content: bytes, at: int, lists: int, depth: int) -> tuple[list[Any], int]:
     first = content[at]
-    count, at = (first >> 4, at + 1) if first >> 4 < 15 else _varint(content, at + 1)
+    count, at = (first >> 4, at + 1) if first >> 4 < 15 else _read_varint(content, at + 1)
     kind = first & 15
     if at + count > len(content):  # each element has at least one byte
         raise Malformed
@@ -74,17 +74,17 @@ def _list(content: bytes, at: int, lists: int, depth: int) -> tuple[list[Any], i
         return [], at + count
     found = []
     for _ in range(count):
-        value, at = _value(content, at, kind, lists, depth - 1)
+        value, at = _read_value(content, at, kind, lists, depth - 1)
         found.append(value)
     return found, at
 
 
-def _integer(content: bytes, at: int) -> tuple[int, int]:
-    value, at = _varint(content, at)
+def _read_integer(content: bytes, at: int) -> tuple[int, int]:
+    value, at = _read_varint(content, at)
     return (value >> 1) ^ -(value & 1), at
 
 
-def _varint(content: bytes, at: int) -> tuple[int, int]:
+def _read_varint(content: bytes, at: int) -> tuple[int, int]:
     value = shift = 0
     while shift < 70:
         byte = content[at]

@@ -8,7 +8,7 @@ push          /v1/tables/{name}/rows and /v1/transactions, write
 transactions  /v1/transactions/begin, and the transactions that clients hold open
 journal       /v1/transactions, /v1/journal, /v1/errors
 events        /v1/events
-control       /v1/pause, /v1/resume
+control       /v1/pause, /v1/resume, /v1/views/{name}/retry
 logs          /v1/logs
 shapes        /v1/shapes
 openapi       /v1/openapi.json

@@ -18,12 +18,13 @@ from evertide.pipeline.names import ERRORS
 from evertide.pipeline.pipeline import Pipeline
 from evertide.pipeline.status.status import SourceStatus, Status
 from evertide.pipeline.transaction.table_deltas import ERRORS_SCHEMA
-from evertide.server.endpoints.columns import Column, columns_of
+from evertide.problem import ComponentState
+from evertide.server.endpoints.columns import Column, list_columns
 from evertide.server.endpoints.history import History
-from evertide.server.http.answers import JSON, not_found, struct_response
+from evertide.server.http.answers import JSON, make_not_found, struct_response
 from evertide.server.http.endpoint import Endpoint, NoQuery
 
-__all__ = ["Collection", "CollectionEndpoints", "Inventory", "declared_name"]
+__all__ = ["Collection", "CollectionEndpoints", "Inventory", "find_declared_name"]
 
 
 class SourceSummary(msgspec.Struct, frozen=True):
@@ -114,14 +115,8 @@ class CollectionEndpoints:
             summary = f"One {kind.removesuffix('s')}."
             path = f"/v1/{kind}/{{name}}"
             yield Endpoint("GET", path, area, summary, handler, one, refusals=(400, 404))
-        yield Endpoint(
-            "GET",
-            "/v1/graph",
-            area,
-            "Sources, tables, views and sinks, and the edges between them.",
-            self._graph,
-            {JSON: Graph},
-        )
+        graph = "Sources, tables, views and sinks, and the edges between them."
+        yield Endpoint("GET", "/v1/graph", area, graph, self._graph, {JSON: Graph})
 
     async def _all(self, _: Request, __: NoQuery) -> Response:
         return await run_in_threadpool(self._list, ("table", "view"))
@@ -133,10 +128,10 @@ class CollectionEndpoints:
         return await run_in_threadpool(self._list, ("view",))
 
     async def _table(self, request: Request, _: NoQuery) -> Response:
-        return await run_in_threadpool(self._one, request.path_params["name"], "table")
+        return await run_in_threadpool(self._find_one, request.path_params["name"], "table")
 
     async def _view(self, request: Request, _: NoQuery) -> Response:
-        return await run_in_threadpool(self._one, request.path_params["name"], "view")
+        return await run_in_threadpool(self._find_one, request.path_params["name"], "view")
 
     async def _graph(self, _: Request, __: NoQuery) -> Response:
         return await run_in_threadpool(self._draw_graph)
@@ -147,8 +142,8 @@ class CollectionEndpoints:
             CollectionsAnswer(inventory.status.time, [one for one in inventory.all() if one.kind in kinds])
         )
 
-    def _one(self, name: str, kind: str) -> Response:
-        declared = declared_name(self._pipeline, name, kind)
+    def _find_one(self, name: str, kind: str) -> Response:
+        declared = find_declared_name(self._pipeline, name, kind)
         return struct_response(next(one for one in Inventory(self._pipeline).all() if one.name == declared))
 
     def _draw_graph(self) -> Response:
@@ -157,14 +152,14 @@ class CollectionEndpoints:
         return struct_response(Graph(inventory.status.time, [*inventory.nodes(self._history)], [*inventory.edges()]))
 
 
-def declared_name(pipeline: Pipeline, name: str, kind: str) -> str:
+def find_declared_name(pipeline: Pipeline, name: str, kind: str) -> str:
     """The name in the case of its declaration; raises 404 if the pipeline has no such table or view."""
     definition = pipeline.definition
     tables = [*(one for one, table in definition.tables.items() if table.is_declared), ERRORS]
     known = tables if kind == "table" else [*definition.views]
     declared = next((one for one in known if one.lower() == name.lower()), None)
     if declared is None:
-        raise not_found(f"{kind} {name!r}", f"the pipeline has no such {kind}; it has {', '.join(sorted(known))}")
+        raise make_not_found(f"{kind} {name!r}", f"the pipeline has no such {kind}; it has {', '.join(sorted(known))}")
     return declared
 
 
@@ -185,34 +180,34 @@ class Inventory:
                 yield self._table(name, table, engine.tables.get(name))
         for name, view in definition.views.items():
             yield self._view(name, view, engine.views.get(name))
-        yield self._stored(
+        yield self._describe_stored(
             ERRORS, "table", definition.errors, ERRORS_SCHEMA, comment="Rows that did not fit their table."
         )
 
     def _table(self, name: str, record: TableRecord, declared: DeclaredTable | None) -> Collection:
-        return self._stored(
+        return self._describe_stored(
             name,
             "table",
             record.shard,
-            record.arrow(),
+            record.read_schema(),
             key=[*record.key] or None,
             comment=declared.comment if declared else "",
             source=self._source(name, record.connector),
         )
 
     def _view(self, name: str, record: ViewRecord, declared: DeclaredView | None) -> Collection:
-        return self._stored(
+        return self._describe_stored(
             name,
             "view",
             record.shard,
-            record.arrow(),
+            record.read_schema(),
             key=[*record.key] if record.key is not msgspec.UNSET else None,
             comment=declared.comment if declared else "",
             sql=(declared.sql or None) if declared else None,
             reads=[*record.reads],
         )
 
-    def _stored(self, name: str, kind: str, shard: str, schema: Any, **more: Any) -> Collection:
+    def _describe_stored(self, name: str, kind: str, shard: str, schema: Any, **more: Any) -> Collection:
         known = self._states.get(name)
         state = self._members.shard(shard).log.read().state if shard else None
         parts = state.parts if state is not None else ()
@@ -220,8 +215,8 @@ class Inventory:
         return Collection(
             name=name,
             kind=kind,
-            columns=columns_of(schema),
-            state=known.state if known is not None else "running",
+            columns=list_columns(schema),
+            state=known.state if known is not None else ComponentState.RUNNING,
             why=known.why if known is not None else "",
             upper=state.upper if state is not None else self.status.time + 1 if kind == "table" else 0,
             since=state.since if state is not None else 0,

@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from evertide.sources.values.kinds import sql_name
 
-__all__ = ["Column", "columns_of"]
+__all__ = ["Column", "list_columns"]
 
 
 class Column(msgspec.Struct, frozen=True):
@@ -17,5 +17,5 @@ class Column(msgspec.Struct, frozen=True):
     is_nullable: bool
 
 
-def columns_of(schema: pa.Schema) -> list[Column]:
+def list_columns(schema: pa.Schema) -> list[Column]:
     return [Column(field.name, sql_name(field.type), field.nullable) for field in schema]

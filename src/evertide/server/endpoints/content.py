@@ -18,14 +18,14 @@ import pyarrow as pa
 from evertide.errors import InvalidInput
 from evertide.pgexpr.clause import Where, parse_where
 from evertide.pipeline.reading.collections import View
-from evertide.rows.changes import DIFF, expanded
+from evertide.rows.changes import DIFF, expand_in_pieces
 from evertide.shard.parts.groups import content_rows, is_inside
 from evertide.shard.parts.part import Part
 from evertide.shard.parts.split import Group, is_ordered, split
 from evertide.shard.read import Snapshot
 from evertide.shard.shard import Shard
 
-__all__ = ["Content", "changes", "select_content"]
+__all__ = ["CollectionContent", "read_changes", "select_content"]
 
 _WHOLE_BYTES = 8 * 1024 * 1024
 """Up to this stored size, a collection is read as a whole."""
@@ -34,7 +34,7 @@ _CHANGES_ROWS = 65_536
 
 
 @dataclass(frozen=True)
-class Content:
+class CollectionContent:
     """Selected rows and columns of a collection at one time."""
 
     shard: Shard
@@ -64,7 +64,9 @@ class Content:
         needed = {*self.columns, *(self.where.columns if self.where is not None else ())}
         with self.shard.snapshot(self.time, columns=sorted(needed)) as snapshot:
             if sum(part.bytes for part in snapshot.parts) <= _WHOLE_BYTES:
-                yield from expanded(self.filter_rows(snapshot.to_arrow()).select([*self.columns, DIFF]), self.name)
+                yield from expand_in_pieces(
+                    self.filter_rows(snapshot.to_arrow()).select([*self.columns, DIFF]), self.name
+                )
                 return
             by = next((field.name for field in schema if is_ordered(field.type)), None)
             for group in split(snapshot.parts, schema, _PIECE_BYTES):
@@ -72,28 +74,28 @@ class Content:
                 read = _PartReader(self, snapshot, group, (*needed, *also))
                 yield from content_rows(group, read, self.columns, by=by, where=self.name)
 
-    def filter_rows(self, changes: pa.Table) -> pa.Table:
-        return changes if self.where is None else self.where.filter_rows(changes)
+    def filter_rows(self, read_changes: pa.Table) -> pa.Table:
+        return read_changes if self.where is None else self.where.filter_rows(read_changes)
 
 
 @dataclass(frozen=True)
 class _PartReader:
     """Reads the changes of a part that belong to a group."""
 
-    content: Content
+    content: CollectionContent
     snapshot: Snapshot
     group: Group
     columns: Sequence[str]
 
     def __call__(self, part: Part) -> pa.Table:
-        changes = self.content.filter_rows(self.snapshot.fetch(part, self.columns))
+        read_changes = self.content.filter_rows(self.snapshot.fetch(part, self.columns))
         span = self.group.span
-        return changes if span is None else changes.filter(is_inside(changes.column(span.column), span))
+        return read_changes if span is None else read_changes.filter(is_inside(read_changes.column(span.column), span))
 
 
 def select_content(
     view: View, shard: Shard, columns: Sequence[str] = (), where: str = "", params: Mapping[str, str] | None = None
-) -> Content:
+) -> CollectionContent:
     declared = {name.lower(): name for name in shard.schema.names}
     missing = [name for name in columns if name.lower() not in declared]
     if missing:
@@ -103,10 +105,10 @@ def select_content(
     if params and not where.strip():
         raise InvalidInput(where="parameter 'params'", why="params need the parameter 'where'")
     clause = parse_where(where, params or {}, shard.schema) if where.strip() else None
-    return Content(shard, view.name, view.time, names, clause)
+    return CollectionContent(shard, view.name, view.time, names, clause)
 
 
-def changes(shard: Shard, lower: int, upper: int) -> Iterator[pa.Table]:
+def read_changes(shard: Shard, lower: int, upper: int) -> Iterator[pa.Table]:
     """The changes of the times [lower, upper), in order of time, about `_CHANGES_ROWS` rows per table."""
     with shard.lease_changes(lower, upper):  # keeps the parts that the steps below read
         while lower < upper:

@@ -1,6 +1,7 @@
-"""`/v1/pause` and `/v1/resume`: between them, the pipeline starts no transaction.
+"""`/v1/pause`, `/v1/resume`: between them, the pipeline starts no transaction. `/v1/views/{name}/retry`: a failed view.
 
-The pause belongs to this process: its status shows it, also when read from the storage, and a restart ends it.
+The pause belongs to this process: its status shows it, also when read from the storage, and a restart ends it. A retry
+is answered when the view is computed; transactions continue meanwhile.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ class ControlEndpoints:
         pause = "Start no transaction until the pipeline is resumed; the current one is completed."
         yield Endpoint("POST", "/v1/pause", area, pause, self._pause, {JSON: ControlAnswer})
         yield Endpoint("POST", "/v1/resume", area, "Resume a paused pipeline.", self._resume, {JSON: ControlAnswer})
+        retry = "Recompute a failed view now, and wait for the result."
+        yield Endpoint("POST", "/v1/views/{name}/retry", area, retry, self._retry, {JSON: ControlAnswer})
 
     async def _pause(self, _: Request, __: NoQuery) -> Response:
         await run_in_threadpool(self._pipeline.pause)
@@ -41,6 +44,10 @@ class ControlEndpoints:
 
     async def _resume(self, _: Request, __: NoQuery) -> Response:
         await run_in_threadpool(self._pipeline.resume)
+        return await self._answer()
+
+    async def _retry(self, request: Request, _: NoQuery) -> Response:
+        await run_in_threadpool(self._pipeline.retry, request.path_params["name"])
         return await self._answer()
 
     async def _answer(self) -> Response:

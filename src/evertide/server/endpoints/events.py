@@ -28,13 +28,13 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from evertide.errors import EvertideError
+from evertide.errors import EvertideError, Unexpected
 from evertide.media import EVENTS
 from evertide.pipeline.pipeline import Pipeline
 from evertide.pipeline.status.status import Status
-from evertide.problem import Problem
+from evertide.problem import ComponentState, Problem
 from evertide.server.endpoints.history import History
-from evertide.server.endpoints.journal import ReportedProblem, problems_in
+from evertide.server.endpoints.journal import ReportedProblem, list_problems
 from evertide.server.http.answers import head_response
 from evertide.server.http.endpoint import BYTES, Endpoint, NoQuery
 from evertide.store.paths import COMMITTED
@@ -68,15 +68,8 @@ class EventEndpoints:
         """Whether clients got the problem that storage cannot be read."""
 
     def endpoints(self) -> Iterator[Endpoint]:
-        yield Endpoint(
-            "GET",
-            "/v1/events",
-            "journal",
-            "Changes of the pipeline as server-sent events.",
-            self._stream,
-            {EVENTS: BYTES},
-            refusals=(503,),
-        )
+        summary = "Changes of the pipeline as server-sent events."
+        yield Endpoint("GET", "/v1/events", "journal", summary, self._stream, {EVENTS: BYTES}, refusals=(503,))
 
     def start(self) -> None:
         self._thread = WatchedThread("evertide-events", self._run)
@@ -126,7 +119,7 @@ class EventEndpoints:
         assert thread is not None  # noqa: S101 - this method runs in it
         wait_s = self._pipeline.settings.retry_wait_s
         while not self._stopping.is_set():
-            with thread.retrying():
+            with thread.report_and_retry():
                 try:
                     record = self._meta.head(COMMITTED)
                     self._tick()
@@ -136,8 +129,8 @@ class EventEndpoints:
                 except EvertideError as error:
                     logger.warning("cannot send events for the moment: %s", error)
                     self._send_away(error)
-                except Exception:  # clients get a problem, and the status of the thread has the exception
-                    self._send_away(EvertideError())
+                except Exception as error:  # clients get a problem, and the status of the thread has the exception
+                    self._send_away(Unexpected(where="/v1/events", why=f"{type(error).__name__}; the log has more"))
                     raise
             self._stopping.wait(wait_s)
             wait_s = min(2 * wait_s, self._pipeline.settings.retry_wait_max_s)
@@ -147,7 +140,8 @@ class EventEndpoints:
             self._is_away, self._known = True, None
             now_s = self._runtime.wall_s()
             self._send(
-                "problem", ReportedProblem("events", "stalled", error.error_code, error.message, error.remedy, now_s)
+                "problem",
+                ReportedProblem("events", ComponentState.STALLED, error.error_code, error.message, error.remedy, now_s),
             )
 
     def _tick(self) -> None:
@@ -204,7 +198,7 @@ class _Known(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, status: Status) -> _Known:
         checkpoints = tuple(Checkpoint(number, time) for number, time in status.checkpoints)
-        return cls(_state(status), checkpoints, {(one.of, one.why): one for one in problems_in(status)})
+        return cls(_state(status), checkpoints, {(one.of, one.why): one for one in list_problems(status)})
 
 
 def _state(status: Status) -> State:
@@ -220,7 +214,7 @@ def _call_in(loop: asyncio.AbstractEventLoop, call: Any, *arguments: Any) -> Non
         try:
             loop.call_soon_threadsafe(call, *arguments)
         except RuntimeError:  # the loop was closed meanwhile: no client listens any more
-            logger.debug("the event loop is closed")
+            logger.debug("notified no client: the event loop is closed")
 
 
 def _offer(listener: Listener, piece: bytes) -> None:

@@ -11,11 +11,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from evertide.errors import NotAllowedNow
-from evertide.flow.explanation.diagrams import dot, mermaid
+from evertide.flow.explanation.diagrams import render_dot, render_mermaid
 from evertide.flow.explanation.explanation import Explanation
 from evertide.media import DOT, JSON, MERMAID, TEXT
 from evertide.pipeline.pipeline import Pipeline
-from evertide.server.endpoints.collections import declared_name
+from evertide.server.endpoints.collections import find_declared_name
 from evertide.server.http.answers import json_response
 from evertide.server.http.endpoint import BYTES, Endpoint
 from evertide.server.http.media import choose_media
@@ -59,14 +59,14 @@ class ExplainEndpoints:
         explanation = await run_in_threadpool(self._explain_view, request.path_params["name"])
         if media == JSON:
             return json_response(explanation.to_dict())
-        render = {MERMAID: mermaid, DOT: dot}.get(media, Explanation.text)
+        render = {MERMAID: render_mermaid, DOT: render_dot}.get(media, Explanation.text)
         return Response(render(explanation), media_type=media)
 
     def _explain_view(self, name: str) -> Explanation:
-        view = declared_name(self._pipeline, name, "view")
+        view = find_declared_name(self._pipeline, name, "view")
         explanations: list[Explanation] = self._pipeline.explain()
         for explanation in explanations:
             if view in explanation.names:
-                return explanation.only(view)
+                return explanation.select_view(view)
         why = "the view is not maintained at the moment; GET /v1/status has the reason"
         raise NotAllowedNow(where=f"view {view!r}", why=why)

@@ -24,10 +24,11 @@ import pyarrow.parquet as pq
 
 from evertide.errors import InvalidInput
 from evertide.media import ARROW, CSV, JSON, LINES, PARQUET
-from evertide.server.endpoints.columns import columns_of
+from evertide.rows.conform import conform_table, nullable_inside
+from evertide.server.endpoints.columns import list_columns
 from evertide.sinks.json_rows import json_rows
 
-__all__ = ["ROW_FORMATS", "csv_text", "encode_rows", "unique_names", "values_of"]
+__all__ = ["ROW_FORMATS", "encode_rows", "list_values", "make_names_unique", "write_csv"]
 
 _SLICE_ROWS = 4096
 _QUOTED = re.compile(r'[",\r\n]|^\s|\s$|^$')
@@ -44,7 +45,7 @@ def encode_rows(
     yield from _WRITERS[media](schema, chain([] if first is None else [first], rest), facts or {})
 
 
-def unique_names(rows: pa.Table) -> pa.Table:
+def make_names_unique(rows: pa.Table) -> pa.Table:
     """A query may return columns with equal names; a JSON object has none."""
     names: list[str] = []
     for name in rows.schema.names:
@@ -56,37 +57,37 @@ def unique_names(rows: pa.Table) -> pa.Table:
     return rows.rename_columns(names)
 
 
-def values_of(rows: pa.Table) -> list[list[Any]]:
+def list_values(rows: pa.Table) -> list[list[Any]]:
     """JSON values, in the order of the columns."""
     return [[*row.values()] for row in json_rows(rows)]
 
 
 def _json(schema: pa.Schema, tables: Iterable[pa.Table], facts: Mapping[str, Any]) -> Iterator[bytes]:
-    head = msgspec.json.encode({**facts, "columns": columns_of(schema)})
+    head = msgspec.json.encode({**facts, "columns": list_columns(schema)})
     yield head.removesuffix(b"}") + b',"rows":['
     between = b""
-    for piece in _slices(tables):
-        yield between + msgspec.json.encode(values_of(piece))[1:-1]
+    for piece in _slice_tables(tables):
+        yield between + msgspec.json.encode(list_values(piece))[1:-1]
         between = b","
     yield b"]}"
 
 
 def _lines(_: pa.Schema, tables: Iterable[pa.Table], __: Mapping[str, Any]) -> Iterator[bytes]:
-    for piece in _slices(tables):
+    for piece in _slice_tables(tables):
         yield b"".join(msgspec.json.encode(row) + b"\n" for row in json_rows(piece))
 
 
 def _csv(schema: pa.Schema, tables: Iterable[pa.Table], _: Mapping[str, Any]) -> Iterator[bytes]:
-    yield (",".join(map(_field, schema.names)) + "\n").encode()
-    for piece in _slices(tables):
-        yield "".join(",".join(map(_field, row.values())) + "\n" for row in json_rows(piece)).encode()
+    yield (",".join(map(_write_field, schema.names)) + "\n").encode()
+    for piece in _slice_tables(tables):
+        yield "".join(",".join(map(_write_field, row.values())) + "\n" for row in json_rows(piece)).encode()
 
 
-def csv_text(rows: pa.Table) -> str:
+def write_csv(rows: pa.Table) -> str:
     return b"".join(_csv(rows.schema, [rows], {})).decode()
 
 
-def _field(value: Any) -> str:
+def _write_field(value: Any) -> str:
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -99,17 +100,18 @@ def _arrow(schema: pa.Schema, tables: Iterable[pa.Table], _: Mapping[str, Any]) 
     buffer = io.BytesIO()
     with pa.ipc.new_stream(buffer, schema) as writer:
         for table in tables:
-            writer.write_table(table.cast(schema))
+            writer.write_table(conform_table(table, schema))
             yield _drain(buffer)
     yield _drain(buffer)
 
 
 def _parquet(schema: pa.Schema, tables: Iterable[pa.Table], _: Mapping[str, Any]) -> Iterator[bytes]:
     sink = _DrainableFile()
+    schema = pa.schema([field.with_type(nullable_inside(field.type)) for field in schema], schema.metadata)
     try:
         with pq.ParquetWriter(sink, schema, compression="zstd") as writer:
             for table in tables:
-                writer.write_table(table.cast(schema))
+                writer.write_table(conform_table(table, schema))
                 yield sink.drain()
     except pa.ArrowNotImplementedError as error:
         raise InvalidInput(
@@ -149,7 +151,7 @@ def _drain(buffer: io.BytesIO) -> bytes:
     return content
 
 
-def _slices(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
+def _slice_tables(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
     """Text takes more memory than Arrow, so rows are encoded a few thousand at a time."""
     for table in tables:
         for start in range(0, table.num_rows, _SLICE_ROWS):

@@ -31,6 +31,7 @@ from evertide.json_values import to_json_value
 from evertide.pgexpr.restriction import restriction_in
 from evertide.pipeline.pipeline import Pipeline
 from evertide.pipeline.status.status import Status
+from evertide.problem import ComponentState
 from evertide.runtime import Runtime
 from evertide.server.http.answers import JSON, json_response, struct_response
 from evertide.server.http.endpoint import Endpoint, NoQuery
@@ -38,7 +39,7 @@ from evertide.server.http.endpoint import Endpoint, NoQuery
 __all__ = ["StatusEndpoints"]
 
 _HEALTH_LIMIT_S = 5.0
-_STOPPED = {"failed", "diverged", "frozen", "stopped"}
+_STOPPED = {ComponentState.FAILED, ComponentState.DIVERGED, ComponentState.FROZEN, ComponentState.STOPPED}
 
 
 class Health(msgspec.Struct, frozen=True):
@@ -134,8 +135,8 @@ class StatusEndpoints:
 
 def _health(status: Status, *, has_reason: bool) -> Response:
     """If the server has tokens, the answer has no reason, because health needs no token. `/v1/status` has it."""
-    hydrating = [one.name for one in status.collections if one.state == "hydrating"]
-    if status.state == "running":
+    hydrating = [one.name for one in status.collections if one.state == ComponentState.HYDRATING]
+    if status.state == ComponentState.RUNNING:
         known: dict[str, Any] = {"status": "hydrating", "views": hydrating} if hydrating else {"status": "active"}
         return json_response(known if has_reason else {"status": known["status"]}, 202 if hydrating else 200)
     code = 503 if status.state in _STOPPED or status.stored_at_s is not None else 200

@@ -74,7 +74,7 @@ class History:
 
     def _read(self, time: int) -> _Seen | None:
         try:
-            bound, committed = self._journal.read(time), self._journal.committed(time)
+            bound, committed = self._journal.read(time), self._journal.read_outcome(time)
         except TimeCompacted:  # the journal no longer has it
             return None
         if committed is None:
@@ -101,12 +101,14 @@ class History:
         wanted = range(last, max(-1, last - limit), -1)
         if all(time in known for time in wanted):
             return [known[time] for time in wanted]
-        lines = {line.time: line for line in self._journal.describe(max(0, last - limit + 1), last) if line.committed}
+        lines: dict[int, TransactionSummary] = {
+            line.time: line for line in self._journal.describe(max(0, last - limit + 1), last) if line.committed
+        }
         return [known.get(time) or self._from_journal(lines[time]) for time in wanted if time in known or time in lines]
 
     def _from_journal(self, line: TransactionSummary) -> Transaction:
         try:
-            committed = self._journal.committed(line.time)
+            committed = self._journal.read_outcome(line.time)
         except TimeCompacted:
             committed = None
         out = self._rows_out(committed) if committed is not None else None

@@ -11,19 +11,18 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from evertide.errors import ViewFailed
-from evertide.journal.journal import Journal
-from evertide.json_values import to_json_value
+from evertide.journal.journal import Journal, TransactionSummary
 from evertide.pipeline.names import ERRORS
 from evertide.pipeline.pipeline import Pipeline
 from evertide.pipeline.status.status import Status
-from evertide.problem import Problem
+from evertide.problem import ComponentState, Problem
 from evertide.server.endpoints.content import select_content
 from evertide.server.endpoints.history import History, Transaction
 from evertide.server.http.answers import JSON, struct_response
 from evertide.server.http.endpoint import Endpoint
 from evertide.sinks.json_rows import json_rows
 
-__all__ = ["JournalEndpoints", "Page", "ReportedProblem", "problems_in"]
+__all__ = ["JournalEndpoints", "Page", "ReportedProblem", "list_problems"]
 
 Limit = Annotated[int, msgspec.Meta(ge=1, le=10_000, description="The largest number of entries.")]
 
@@ -41,23 +40,8 @@ class Transactions(msgspec.Struct, frozen=True):
     transactions: list[Transaction]
 
 
-class Record(msgspec.Struct, frozen=True):
-    """The input of a transaction."""
-
-    time: int
-    generation: int
-    positions: dict[str, str]
-    moved: list[str]
-    fragments: int
-    rows: int | None
-    bytes: int
-    committed: bool
-    writer: str
-    bound_at_s: float
-
-
 class Records(msgspec.Struct, frozen=True):
-    records: list[Record]
+    records: list[TransactionSummary]
 
 
 class ReportedProblem(msgspec.Struct, frozen=True):
@@ -108,22 +92,22 @@ class JournalEndpoints:
         upper = self._journal.upper
         last = (upper if query.before is None else min(query.before, upper)) - 1
         lines = self._journal.describe(max(0, last - query.limit + 1), last)
-        return struct_response(Records([msgspec.convert(to_json_value(line), Record) for line in reversed(lines)]))
+        return struct_response(Records(lines[::-1]))
 
     async def _errors(self, _: Request, query: ErrorsQuery) -> Response:
         return await run_in_threadpool(self._read_errors, query.limit)
 
     def _read_errors(self, limit: int) -> Response:
-        view, shard = self._pipeline.view(ERRORS), self._pipeline.collections.members().collection(ERRORS)
+        view, shard = self._pipeline.view(ERRORS), self._pipeline.collections.members().open_collection(ERRORS)
         content = select_content(view, shard)
         rows = [row for table in content.tables(limit) for row in json_rows(table)]
         count = sum(part.count for part in shard.log.read().state.parts)
         status = self._pipeline.status()
-        problems = [*problems_in(status)]
+        problems = [*list_problems(status)]
         return struct_response(Errors(content.time, problems, rows, count, is_truncated=count > len(rows)))
 
 
-def problems_in(status: Status) -> Iterator[ReportedProblem]:
+def list_problems(status: Status) -> Iterator[ReportedProblem]:
     """The problems of the pipeline, its sources, sinks and views, each once."""
     reasons: set[str] = set()
     for source in status.sources:
@@ -137,7 +121,7 @@ def problems_in(status: Status) -> Iterator[ReportedProblem]:
         if sink.problem is not None:
             yield _report(f"sink {sink.name!r}", sink.problem)
     for view in status.collections:
-        if view.state == "failed":
+        if view.state == ComponentState.FAILED:
             code, remedy = ViewFailed.error_code, ViewFailed.remedy
             yield ReportedProblem(f"view {view.name!r}", view.state, code, view.why, remedy, 0.0)
 

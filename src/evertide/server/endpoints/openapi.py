@@ -11,12 +11,12 @@ from starlette.responses import Response
 
 from evertide.media import JSON
 from evertide.server.http.endpoint import BYTES, Endpoint, NoQuery
-from evertide.server.http.openapi import document
+from evertide.server.http.openapi import describe_api
 
-__all__ = ["with_openapi"]
+__all__ = ["add_openapi"]
 
 
-def with_openapi(
+def add_openapi(
     endpoints: Iterable[Endpoint], *, has_tokens: bool, others: Mapping[str, Any] | None = None
 ) -> Iterator[Endpoint]:
     """The endpoints, and the one that describes them and itself. `others` are further paths of the document."""
@@ -25,7 +25,7 @@ def with_openapi(
 
     async def describe(_: Request, __: NoQuery) -> Response:
         if not encoded:
-            encoded.append(msgspec.json.encode(document(table, has_tokens=has_tokens, others=others or {})))
+            encoded.append(msgspec.json.encode(describe_api(table, has_tokens=has_tokens, others=others or {})))
         return Response(encoded[0], media_type=JSON)
 
     handler: Any = describe

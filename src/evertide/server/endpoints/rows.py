@@ -32,9 +32,9 @@ from evertide.pgexpr.restriction import Restriction, restriction_in
 from evertide.pipeline.pipeline import Pipeline
 from evertide.pipeline.reading.collections import View
 from evertide.rows.changes import DIFF, TIME, changes_schema
-from evertide.server.endpoints.collections import declared_name
+from evertide.server.endpoints.collections import find_declared_name
 from evertide.server.endpoints.columns import Column
-from evertide.server.endpoints.content import Content, changes, select_content
+from evertide.server.endpoints.content import CollectionContent, read_changes, select_content
 from evertide.server.endpoints.formats import ROW_FORMATS, encode_rows
 from evertide.server.http.answers import head_response, stream_response
 from evertide.server.http.endpoint import BYTES, Endpoint
@@ -98,19 +98,11 @@ class RowEndpoints:
         rows = {media: RowsAnswer if media == JSON else BYTES for media in ROW_FORMATS}
         refusals = (400, 404, 406, 410)
         for kind in ("table", "view"):
-            path, handler = f"/v1/{kind}s/{{name}}/rows", self._handler(kind)
-            yield Endpoint(
-                "GET",
-                path,
-                "rows",
-                f"The content of a {kind} at one time.",
-                handler,
-                rows,
-                RowsQuery,
-                refusals=refusals,
-            )
+            path, handler = f"/v1/{kind}s/{{name}}/rows", self._make_rows_handler(kind)
+            summary = f"The content of a {kind} at one time."
+            yield Endpoint("GET", path, "rows", summary, handler, rows, RowsQuery, refusals=refusals)
         for kind in ("table", "view"):
-            path, handler = f"/v1/{kind}s/{{name}}/changes", self._changes_handler(kind)
+            path, handler = f"/v1/{kind}s/{{name}}/changes", self._make_changes_handler(kind)
             summary = f"The changes of a {kind} between two times."
             answers = {LINES: BYTES, ARROW: BYTES}
             yield Endpoint("GET", path, "rows", summary, handler, answers, ChangesQuery, refusals=refusals)
@@ -119,10 +111,12 @@ class RowEndpoints:
         """End the requests that wait for a change, because the server stops."""
         self._is_stopping.set()
 
-    def _handler(self, kind: str) -> Any:
+    def _make_rows_handler(self, kind: str) -> Any:
         async def rows(request: Request, query: RowsQuery) -> Response:
             media = choose_media(request, query.format, ROW_FORMATS)
-            read = partial(self._content, request.path_params["name"], kind, query, restriction_in(request.scope))
+            read = partial(
+                self._select_content, request.path_params["name"], kind, query, restriction_in(request.scope)
+            )
             content = await run_in_threadpool(read)
             headers = {TIME_HEADER: str(content.time)}
             if request.method == "HEAD":
@@ -132,49 +126,51 @@ class RowEndpoints:
 
         return rows
 
-    def _content(self, name: str, kind: str, query: RowsQuery, restriction: Restriction) -> Content:
-        declared = self._declared_name(name, kind, restriction)
+    def _select_content(self, name: str, kind: str, query: RowsQuery, restriction: Restriction) -> CollectionContent:
+        declared = self._find_declared_name(name, kind, restriction)
         view = self._pipeline.view(declared)
         if query.as_of is not None:
             view = view.as_of(query.as_of)
-        shard = self._pipeline.collections.members().collection(declared)
+        shard = self._pipeline.collections.members().open_collection(declared)
         columns = [each.strip() for each in query.columns.split(",") if each.strip()]
         content = select_content(view, shard, columns, query.where, query.params)
         return replace(content, where=conjoin_both(restriction.clause(declared, shard.schema), content.where))
 
-    def _declared_name(self, name: str, kind: str, restriction: Restriction) -> str:
+    def _find_declared_name(self, name: str, kind: str, restriction: Restriction) -> str:
         """The error of a restricted token does not list the other collections."""
         restriction.check(name)
         try:
-            return declared_name(self._pipeline, name, kind)
+            return find_declared_name(self._pipeline, name, kind)
         except (EvertideError, HTTPException):
             if restriction.is_free:
                 raise
             raise Forbidden(where=f"{kind} {name!r}", why="the token may not read it") from None
 
-    def _changes_handler(self, kind: str) -> Any:
+    def _make_changes_handler(self, kind: str) -> Any:
         async def changes_of(request: Request, query: ChangesQuery) -> Response:
             media = choose_media(request, query.format, (LINES, ARROW))
             if request.method == "HEAD":
                 query = msgspec.structs.replace(query, wait_s=0.0)
-            read = partial(self._changes, request.path_params["name"], kind, query, restriction_in(request.scope))
+            read = partial(
+                self._select_changes, request.path_params["name"], kind, query, restriction_in(request.scope)
+            )
             limiter = self._waiting if query.wait_s else None
             last, schema, tables = await anyio.to_thread.run_sync(read, limiter=limiter)
             headers = {TIME_HEADER: str(last)}
             if request.method == "HEAD":
                 return head_response(media, headers)
-            pieces = encode_rows(ARROW, schema, tables) if media == ARROW else _lines(tables, last)
+            pieces = encode_rows(ARROW, schema, tables) if media == ARROW else _encode_lines(tables, last)
             return await stream_response(pieces, media, headers)
 
         return changes_of
 
-    def _changes(
+    def _select_changes(
         self, name: str, kind: str, query: ChangesQuery, restriction: Restriction
     ) -> tuple[int, pa.Schema, Iterator[pa.Table]]:
         """The last time of the changes, their columns, and the changes."""
-        declared = self._declared_name(name, kind, restriction)
+        declared = self._find_declared_name(name, kind, restriction)
         view = self._pipeline.view(declared)
-        shard = self._pipeline.collections.members().collection(declared)
+        shard = self._pipeline.collections.members().open_collection(declared)
         clause = restriction.clause(declared, shard.schema)
         last = view.time
         if query.since > last:
@@ -190,7 +186,7 @@ class RowEndpoints:
         if lower > upper:
             why = f"time {query.until} is before the parameter 'since', which is {query.since}"
             raise InvalidInput(where="parameter 'until'", why=why)
-        tables = changes(shard, lower, upper) if lower < upper else iter(())
+        tables = read_changes(shard, lower, upper) if lower < upper else iter(())
         return last, changes_schema(shard.schema), tables if clause is None else map(clause.filter_rows, tables)
 
     def _wait(self, view: View, shard: Shard, last: int, limit_s: float) -> int:
@@ -203,7 +199,7 @@ class RowEndpoints:
         return view.time
 
 
-def _lines(tables: Iterable[pa.Table], last: int) -> Iterator[bytes]:
+def _encode_lines(tables: Iterable[pa.Table], last: int) -> Iterator[bytes]:
     """The form of `evertide subscribe --json`."""
     for table in tables:
         times, diffs = table.column(TIME).to_pylist(), table.column(DIFF).to_pylist()

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from evertide.media import JSON
-from evertide.server.http.answers import not_found, struct_response
+from evertide.server.http.answers import make_not_found, struct_response
 from evertide.server.http.endpoint import Endpoint, NoQuery
 from evertide.shapes.log.live import LiveShape
 from evertide.shapes.log.record import ShapeRecord, log_rows
@@ -84,5 +84,5 @@ class ShapeEndpoints:
     async def _end(self, request: Request, _: NoQuery) -> Response:
         handle: str = request.path_params["handle"]
         if not await run_in_threadpool(self._shapes.end, handle, "a client ended it"):
-            raise not_found(f"shape {handle!r}", "no shape has this handle")
+            raise make_not_found(f"shape {handle!r}", "no shape has this handle")
         return struct_response(EndShapeAnswer(handle))

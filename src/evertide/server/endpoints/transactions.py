@@ -39,7 +39,7 @@ from evertide.server.endpoints.push import (
     parse_producer,
     push_response,
 )
-from evertide.server.http.answers import not_found, struct_response
+from evertide.server.http.answers import make_not_found, struct_response
 from evertide.server.http.endpoint import BYTES, Endpoint, NoQuery
 
 __all__ = ["OpenTransactions"]
@@ -239,7 +239,7 @@ class OpenTransactions:
             one = self._open.get(id_) or self._ended.get(id_)
         if one is None:
             why = "the server does not know it; open transactions are lost when the process ends, so begin another one"
-            raise not_found(f"transaction {id_!r}", why)
+            raise make_not_found(f"transaction {id_!r}", why)
         return one
 
     @staticmethod

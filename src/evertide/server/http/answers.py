@@ -24,21 +24,22 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from evertide import errors
 from evertide.errors import EvertideError
-from evertide.json_values import error_to_json, to_json_value
+from evertide.json_values import to_json_value
 from evertide.media import JSON
+from evertide.pgexpr.restriction import restriction_in
 from evertide.runtime import Runtime
-from evertide.shapes.http.answers import first_pieces
+from evertide.shapes.http.answers import take_first_pieces
 
 __all__ = [
     "JSON",
     "STATUS",
-    "Guard",
+    "ErrorGuard",
+    "choose_status",
     "error_response",
     "head_response",
     "http_error_response",
     "json_response",
-    "not_found",
-    "status_of",
+    "make_not_found",
     "stream_response",
     "struct_response",
 ]
@@ -89,7 +90,7 @@ _REFUSALS = {
 }
 
 
-def status_of(error: EvertideError) -> int:
+def choose_status(error: EvertideError) -> int:
     return next(STATUS[kind] for kind in type(error).__mro__ if kind in STATUS)
 
 
@@ -102,7 +103,7 @@ def struct_response(value: msgspec.Struct, status: int = 200, headers: Mapping[s
     return Response(msgspec.json.encode(value), status, headers, JSON)
 
 
-def not_found(what: str, why: str) -> HTTPException:
+def make_not_found(what: str, why: str) -> HTTPException:
     return HTTPException(404, f"{what}: {why}")
 
 
@@ -116,7 +117,7 @@ async def stream_response(pieces: Iterator[bytes], media: str, headers: Mapping[
 
     Small content is not streamed: its length is known, and it is written at once.
     """
-    first, is_all = await run_in_threadpool(first_pieces, pieces)
+    first, is_all = await run_in_threadpool(take_first_pieces, pieces)
     if is_all:
         return Response(b"".join(first), 200, headers, media)
     return _ClosingStream(chain(first, pieces), pieces, media, headers)
@@ -141,11 +142,11 @@ class _ClosingStream(StreamingResponse):
 
 def error_response(request: Request, error: Exception) -> Response:
     assert isinstance(error, EvertideError)  # noqa: S101 - starlette calls this for the registered class only
-    status = status_of(error)
+    status = choose_status(error)
     level = logging.ERROR if status >= 500 else logging.INFO
     logger.log(level, "%s %s: %d %s: %s", request.method, request.url.path, status, error.error_code, error)
     headers = {"Retry-After": _RETRY_AFTER_S} if isinstance(error, errors.Unavailable) else None
-    return json_response(error_to_json(error), status, headers)
+    return json_response(restriction_in(request.scope).error_json(error), status, headers)
 
 
 def http_error_response(request: Request, error: Exception) -> Response:
@@ -160,7 +161,7 @@ def http_error_response(request: Request, error: Exception) -> Response:
     )
 
 
-class Guard:
+class ErrorGuard:
     """The outermost middleware: answers unexpected exceptions as well."""
 
     def __init__(self, app: ASGIApp, runtime: Runtime) -> None:

@@ -26,12 +26,12 @@ from evertide.server.endpoints.health import StatusEndpoints
 from evertide.server.endpoints.history import History
 from evertide.server.endpoints.journal import JournalEndpoints
 from evertide.server.endpoints.logs import LogEndpoints
-from evertide.server.endpoints.openapi import with_openapi
+from evertide.server.endpoints.openapi import add_openapi
 from evertide.server.endpoints.push import PushEndpoints
 from evertide.server.endpoints.rows import RowEndpoints
 from evertide.server.endpoints.shapes import ShapeEndpoints
 from evertide.server.endpoints.transactions import OpenTransactions
-from evertide.server.http.answers import Guard, error_response, http_error_response
+from evertide.server.http.answers import ErrorGuard, error_response, http_error_response
 from evertide.server.http.endpoint import EndpointGroup, make_routes
 from evertide.server.query.endpoint import QueryEndpoints
 from evertide.shapes.http.openapi import shape_paths
@@ -78,7 +78,7 @@ def make_app(
     )
     if shapes is not None:
         pipeline.watch_feeds(shapes.problems)
-    endpoints = with_openapi(
+    endpoints = add_openapi(
         (endpoint for group in groups for endpoint in group.endpoints()),
         has_tokens=not access.is_open,
         others=None if shapes is None else shape_paths(),
@@ -106,7 +106,7 @@ def make_app(
         routes=[*make_routes(endpoints), *shape_routes, *metrics_routes, *console_routes()],
         middleware=[
             Middleware(RequestTimer, observer=observer, runtime=runtime),
-            Middleware(Guard, runtime=runtime),
+            Middleware(ErrorGuard, runtime=runtime),
             Middleware(Gate, access=access, runtime=runtime),
         ],
         exception_handlers={EvertideError: error_response, HTTPException: http_error_response},

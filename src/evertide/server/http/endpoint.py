@@ -96,7 +96,7 @@ def parse_query(request: Request, kind: type[S]) -> S:
     try:
         return msgspec.convert(given, kind, strict=False)
     except msgspec.ValidationError as error:
-        raise _refusal(error, "parameter", kind) from error
+        raise _make_refusal(error, "parameter", kind) from error
 
 
 def parse_body(content: bytes, kind: type[S]) -> S:
@@ -106,12 +106,12 @@ def parse_body(content: bytes, kind: type[S]) -> S:
     except RepeatedName as error:
         raise InvalidInput(where="body", why=str(error)) from error
     except msgspec.ValidationError as error:
-        raise _refusal(error, "body, field", kind) from error
+        raise _make_refusal(error, "body, field", kind) from error
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise InvalidInput(where="body", why=f"the body is not JSON: {error}") from error
 
 
-def _refusal(error: msgspec.ValidationError, what: str, kind: type[msgspec.Struct]) -> InvalidInput:
+def _make_refusal(error: msgspec.ValidationError, what: str, kind: type[msgspec.Struct]) -> InvalidInput:
     text = str(error)
     match = _AT.search(text)
     where = f"{what} {match['at']!r}" if match and match["at"] else what

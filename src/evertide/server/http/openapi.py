@@ -11,7 +11,7 @@ import msgspec
 from evertide import __version__
 from evertide.server.http.endpoint import BYTES, Endpoint
 
-__all__ = ["ErrorAnswer", "document"]
+__all__ = ["ErrorAnswer", "describe_api"]
 
 _PLACE = re.compile(r"\{(\w+)(?::\w+)?\}")
 _REF = "#/components/schemas/{name}"
@@ -44,7 +44,7 @@ class ErrorAnswer(msgspec.Struct, frozen=True):
     remedy: str
 
 
-def document(endpoints: Iterable[Endpoint], *, has_tokens: bool, others: Mapping[str, Any]) -> dict[str, Any]:
+def describe_api(endpoints: Iterable[Endpoint], *, has_tokens: bool, others: Mapping[str, Any]) -> dict[str, Any]:
     table = [*endpoints]
     kinds: list[Any] = [ErrorAnswer]
     for endpoint in table:
@@ -57,7 +57,7 @@ def document(endpoints: Iterable[Endpoint], *, has_tokens: bool, others: Mapping
     paths: dict[str, dict[str, Any]] = {}
     for endpoint in table:
         path = _PLACE.sub(r"{\1}", endpoint.path)
-        paths.setdefault(path, {})[endpoint.method.lower()] = _operation(endpoint, schemas, components)
+        paths.setdefault(path, {})[endpoint.method.lower()] = _describe_operation(endpoint, schemas, components)
     queries = {endpoint.query.__name__ for endpoint in table}
     whole: dict[str, Any] = {
         "openapi": "3.1.0",
@@ -71,16 +71,22 @@ def document(endpoints: Iterable[Endpoint], *, has_tokens: bool, others: Mapping
     return whole
 
 
-def _operation(endpoint: Endpoint, schemas: Mapping[Any, Any], components: Mapping[str, Any]) -> dict[str, Any]:
+def _describe_operation(
+    endpoint: Endpoint, schemas: Mapping[Any, Any], components: Mapping[str, Any]
+) -> dict[str, Any]:
     operation: dict[str, Any] = {
         "operationId": _operation_id(endpoint),
         "tags": [endpoint.area],
         "summary": endpoint.summary,
-        "parameters": [*_path_parameters(endpoint), *_query_parameters(endpoint, components), *_headers(endpoint)],
-        "responses": _responses(endpoint, schemas),
+        "parameters": [
+            *_describe_path(endpoint),
+            *_query_parameters(endpoint, components),
+            *_describe_headers(endpoint),
+        ],
+        "responses": _describe_responses(endpoint, schemas),
     }
     if endpoint.bodies:
-        content = {media: {"schema": _schema(kind, schemas)} for media, kind in endpoint.bodies.items()}
+        content = {media: {"schema": _describe_schema(kind, schemas)} for media, kind in endpoint.bodies.items()}
         operation["requestBody"] = {"required": True, "content": content}
     return operation
 
@@ -90,7 +96,7 @@ def _operation_id(endpoint: Endpoint) -> str:
     return f"{endpoint.method.lower()}_{re.sub(r'[^A-Za-z0-9]+', '_', words)}"
 
 
-def _path_parameters(endpoint: Endpoint) -> list[dict[str, Any]]:
+def _describe_path(endpoint: Endpoint) -> list[dict[str, Any]]:
     schema = {"type": "string", "minLength": 1}
     return [
         {"name": name, "in": "path", "required": True, "schema": schema, "description": f"The {name}."}
@@ -124,15 +130,15 @@ def _drop_null(schema: Mapping[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def _headers(endpoint: Endpoint) -> list[dict[str, Any]]:
+def _describe_headers(endpoint: Endpoint) -> list[dict[str, Any]]:
     return [
         {"name": name, "in": "header", "required": False, "schema": {"type": "string"}, "description": description}
         for name, description in endpoint.headers.items()
     ]
 
 
-def _responses(endpoint: Endpoint, schemas: Mapping[Any, Any]) -> dict[str, Any]:
-    content = {media: {"schema": _schema(kind, schemas)} for media, kind in endpoint.answers.items()}
+def _describe_responses(endpoint: Endpoint, schemas: Mapping[Any, Any]) -> dict[str, Any]:
+    content = {media: {"schema": _describe_schema(kind, schemas)} for media, kind in endpoint.answers.items()}
     responses: dict[str, Any] = {"200": {"description": endpoint.summary, "content": content}}
     for code, description in endpoint.statuses.items():
         responses[str(code)] = {"description": description, "content": content}
@@ -143,5 +149,5 @@ def _responses(endpoint: Endpoint, schemas: Mapping[Any, Any]) -> dict[str, Any]
     return dict(sorted(responses.items()))
 
 
-def _schema(kind: Any, schemas: Mapping[Any, Any]) -> Any:
+def _describe_schema(kind: Any, schemas: Mapping[Any, Any]) -> Any:
     return {} if kind is BYTES else schemas[kind]

@@ -22,14 +22,21 @@ from evertide.errors import EvertideError
 from evertide.metrics import Metrics, RequestTimer, metrics_route
 from evertide.observer import NO_OBSERVER, Observer
 from evertide.pipeline.reading.reader import Reader
+from evertide.problem import ComponentState
 from evertide.server.access import Access, Gate
 from evertide.server.access.restriction_check import warn_of_unusable_restrictions
-from evertide.server.http.answers import Guard, error_response, http_error_response, json_response
+from evertide.server.http.answers import ErrorGuard, error_response, http_error_response, json_response
 from evertide.shapes.service import ShapeService
 
 __all__ = ["make_shapes_app"]
 
-_NOT_ADVANCING = {"stopped", "replaying", "failed", "diverged", "frozen"}
+_NOT_ADVANCING = {
+    ComponentState.STOPPED,
+    ComponentState.REPLAYING,
+    ComponentState.FAILED,
+    ComponentState.DIVERGED,
+    ComponentState.FROZEN,
+}
 _NOT_CACHED = {"cache-control": "no-cache, no-store, must-revalidate"}
 
 
@@ -63,7 +70,7 @@ def make_shapes_app(
         routes=[shapes.route(), Route("/v1/health", health), Route("/", root), *metrics_routes],
         middleware=[
             Middleware(RequestTimer, observer=observer, runtime=reader.runtime),
-            Middleware(Guard, runtime=reader.runtime),
+            Middleware(ErrorGuard, runtime=reader.runtime),
             Middleware(Gate, access=access, runtime=reader.runtime),
         ],
         exception_handlers={EvertideError: error_response, HTTPException: http_error_response},

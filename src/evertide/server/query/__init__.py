@@ -13,5 +13,5 @@ duck_query      a query by DuckDB
 duck            the DuckDB connection and its limits
 duck_functions  the functions of DuckDB that a query may call
 spark_query     a query by Spark
-agreeing        queries that DuckDB answers as Spark does
+translation     Spark's queries, rewritten so that DuckDB gives the same answer
 """

@@ -4,7 +4,8 @@
    sends one answer for each.
 2. The kernel limits the memory of a DuckDB worker (`RLIMIT_DATA`): what it uses when ready, `query_memory_bytes`, and
    a spare. Spark runs in a JVM with a bounded heap; the server checks the total.
-3. The worker ends after `query_idle_s` without a query.
+3. The worker ends after `query_idle_s` without a query. A query never ends it: an unexpected error is an answer, with
+   the traceback for the server's log.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import queue
 import resource
 import signal
 import sys
+import traceback
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -22,18 +24,18 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from evertide.errors import EvertideError, LimitExceeded
+from evertide.errors import EvertideError, LimitExceeded, Unexpected
 from evertide.json_values import error_to_json
 from evertide.pipeline.reading.query import Chosen, Question
 from evertide.pipeline.reading.reader import Reader
 from evertide.server.query.duck import Duck, NotUnderstood
-from evertide.server.query.duck_query import Given, as_now, ask
+from evertide.server.query.duck_query import Result, ask, pin_collections
 from evertide.server.query.isolation import Isolation
 from evertide.server.query.wire import Frame, read_frame, write_frame
 from evertide.settings import Settings
 from evertide.threads.watched import WatchedThread
 
-__all__ = ["Engine", "answer_questions"]
+__all__ = ["QueryEngine", "answer_questions"]
 
 _IO_THREADS = 2
 _SPARE_BYTES = 128 * 1024 * 1024
@@ -42,8 +44,8 @@ _KEPT = 4
 """Allocators keep more after large queries: a further `query_memory_bytes / _KEPT` is allowed for that."""
 
 
-class Engine(Protocol):
-    def answer(self, question: Question) -> Given: ...
+class QueryEngine(Protocol):
+    def answer(self, question: Question) -> Result: ...
 
     def interrupt(self) -> None:
         """Cancel the current query, if possible. Called from another thread."""
@@ -57,25 +59,25 @@ class Engine(Protocol):
 
 
 @dataclass(frozen=True)
-class ByDuckdb:
+class DuckdbEngine:
     """DuckDB in this process, within a memory limit that the kernel enforces."""
 
     reader: Reader
     duck: Duck
 
     @classmethod
-    def open(cls, reader: Reader, results: Mapping[str, str]) -> ByDuckdb:
+    def open(cls, reader: Reader, results: Mapping[str, str]) -> DuckdbEngine:
         pa.set_cpu_count(reader.settings.query_threads)
         pa.set_io_thread_count(_IO_THREADS)
         made = cls(reader, Duck(reader.settings, results.get("spark.sql.session.timeZone", "UTC")))
         with suppress(NotUnderstood):  # each query reports the error again
-            made.duck.answered("SELECT count(*) FROM range(100000)", {}, [], 1)
+            made.duck.answer("SELECT count(*) FROM range(100000)", {}, [], 1)
         may_take = reader.settings.query_memory_bytes
-        _bound(_taken_bytes() + _SPARE_BYTES + may_take + may_take // _KEPT)
+        _limit_memory(_read_memory_bytes() + _SPARE_BYTES + may_take + may_take // _KEPT)
         return made
 
-    def answer(self, question: Question) -> Given:
-        return ask(as_now(self.reader), question, self.duck)
+    def answer(self, question: Question) -> Result:
+        return ask(pin_collections(self.reader), question, self.duck)
 
     def interrupt(self) -> None:
         self.duck.interrupt()
@@ -83,7 +85,7 @@ class ByDuckdb:
     def is_worn(self) -> bool:
         """Allocators do not return all memory, so a later query could have less than `query_memory_bytes`."""
         most, _ = resource.getrlimit(resource.RLIMIT_DATA)
-        return most != resource.RLIM_INFINITY and most - _taken_bytes() < self.reader.settings.query_memory_bytes
+        return most != resource.RLIM_INFINITY and most - _read_memory_bytes() < self.reader.settings.query_memory_bytes
 
     def close(self) -> None:
         self.reader.close()
@@ -93,7 +95,7 @@ class _Questions:
     """Queries from the pipe. A thread reads them, since an interrupt arrives while a query is being answered."""
 
     def __init__(self, at: int) -> None:
-        self.engine: Engine | None = None
+        self.engine: QueryEngine | None = None
         self.now = -1
         """The number of the current query."""
         self._at = at
@@ -103,17 +105,17 @@ class _Questions:
     def next(self, within_s: float) -> dict[str, Any] | None:
         """None if no query arrives within `within_s`."""
         try:
-            told = self._waiting.get(timeout=within_s).told
+            asked = self._waiting.get(timeout=within_s).facts
         except queue.Empty:
             return None
-        self.now = told["number"]
-        return told
+        self.now = asked["number"]
+        return asked
 
     def _listen(self) -> None:
         while (frame := read_frame(self._at)) is not None:
-            if "interrupt" not in frame.told:
+            if "interrupt" not in frame.facts:
                 self._waiting.put(frame)
-            elif self.engine is not None and frame.told["interrupt"] == self.now:
+            elif self.engine is not None and frame.facts["interrupt"] == self.now:
                 self.engine.interrupt()
         _end_all()  # the server is gone
 
@@ -128,56 +130,61 @@ def answer_questions(opening: Mapping[str, Any], isolation: Isolation, given: in
     questions = _Questions(given)
     settings = Settings(**opening["settings"])
     try:
-        engine = _opened(opening, settings)
+        engine = _open_engine(opening, settings)
     except EvertideError as error:
         write_frame(out, {"error": error_to_json(error)})
         return
     questions.engine = engine
     write_frame(out, {"is_ready": True, "isolation": asdict(isolation)})
-    while (told := questions.next(settings.query_idle_s)) is not None:
-        if not _answered(engine, told, out, settings.query_memory_bytes):
+    while (asked := questions.next(settings.query_idle_s)) is not None:
+        if not _answer(engine, asked, out, settings.query_memory_bytes):
             break
     engine.close()
     os._exit(0)  # without waiting for threads of libraries
 
 
-def _opened(opening: Mapping[str, Any], settings: Settings) -> Engine:
+def _open_engine(opening: Mapping[str, Any], settings: Settings) -> QueryEngine:
     reader = Reader.open(opening["location"], opening["meta"], settings=settings)
     if opening["engine"] == Chosen.duckdb:
-        return ByDuckdb.open(reader, opening["results"])
-    from evertide.server.query.spark_query import BySpark  # noqa: PLC0415 - pyspark, which DuckDB does without
+        return DuckdbEngine.open(reader, opening["results"])
+    from evertide.server.query.spark_query import SparkQueryEngine  # noqa: PLC0415 - pyspark, which DuckDB does without
 
-    return BySpark.open(reader, opening)
+    return SparkQueryEngine.open(reader, opening)
 
 
-def _answered(engine: Engine, told: dict[str, Any], out: int, memory_bytes: int) -> bool:
+def _answer(engine: QueryEngine, asked: dict[str, Any], out: int, memory_bytes: int) -> bool:
     """Answer one query. False if the process should not be used for another."""
-    number = told.pop("number")
+    number = asked.pop("number")
     write_frame(out, {"is_active": number})
-    question = Question(**{**told, "engine": Chosen(told["engine"])})
+    question = Question(**{**asked, "engine": Chosen(asked["engine"])})
     body = b""
     try:
         given = engine.answer(question)
-        body = _stream(given.rows)
+        body = _encode_rows(given.rows)
         facts: dict[str, Any] = {"time": given.time, "is_truncated": given.is_truncated}
     except (MemoryError, pa.ArrowMemoryError):
-        over = LimitExceeded(where="query", why=f"it takes more than {memory_bytes} bytes of memory")
+        over = LimitExceeded(
+            where="query", why=f"more than {memory_bytes} bytes of memory (query_memory_bytes) are needed"
+        )
         facts = {"error": error_to_json(over)}
     except EvertideError as error:
         facts = {"error": error_to_json(error), "is_declined": isinstance(error, NotUnderstood)}
+    except Exception as error:  # noqa: BLE001 - a bug; the process stays, because other queries use it
+        bug = Unexpected(where="query", why=f"{type(error).__name__}: {error}")
+        facts = {"error": error_to_json(bug), "traceback": traceback.format_exc()}
     is_last = engine.is_worn()
     write_frame(out, {"number": number, "is_last": is_last, **facts}, body)
     return not is_last
 
 
-def _stream(rows: pa.Table) -> Any:
+def _encode_rows(rows: pa.Table) -> Any:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, rows.schema) as stream:
         stream.write_table(rows)
     return memoryview(sink.getvalue())
 
 
-def _taken_bytes() -> int:
+def _read_memory_bytes() -> int:
     """Private writable memory, which `RLIMIT_DATA` limits. 0 if the system does not report it."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
@@ -186,6 +193,6 @@ def _taken_bytes() -> int:
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmData:")), 0)
 
 
-def _bound(most_bytes: int) -> None:
+def _limit_memory(most_bytes: int) -> None:
     if sys.platform == "linux":
         resource.setrlimit(resource.RLIMIT_DATA, (most_bytes, most_bytes))

@@ -29,6 +29,7 @@ import pyarrow.types as kinds
 
 from evertide.errors import InvalidInput, LimitExceeded
 from evertide.json_values import is_variant
+from evertide.rows.utf8 import is_valid_utf8
 from evertide.server.query.duck_functions import ALLOWED, ALLOWED_IN_FROM, REFUSED
 from evertide.settings import Settings
 
@@ -86,7 +87,7 @@ class Duck:
         try:
             made.execute("SET GLOBAL TimeZone = ?", [self.zone])
         except duckdb.Error as error:  # Spark may know the zone
-            raise _refusal(error) from error
+            raise _decline(error) from error
         made.execute(_LOCK)
         return made
 
@@ -104,59 +105,77 @@ class Duck:
                 [(text,)] = connection.execute("SELECT json_serialize_sql(?)", [sql]).fetchall()
                 found = json.loads(text)
                 if found.get("error_type") == _NO_SELECT:
-                    _check_kind(statement.type for statement in connection.extract_statements(sql))
-                return _parsed(found)
+                    _check_kind(map(_find_kind, connection.extract_statements(sql)))
+                return _read_tree(found)
             except duckdb.Error as error:
-                raise _refusal(error) from error
+                raise _decline(error) from error
             except RecursionError as error:
-                raise NotUnderstood(where="query", why="its expressions are nested too deeply") from error
+                raise NotUnderstood(where="query", why="the expressions are nested too deeply") from error
 
-    def answered(
+    def answer(
         self, sql: str, tables: Mapping[str, pa.Table], parameters: list[Any], rows_max: int
     ) -> tuple[pa.Table, bool]:
         """At most `rows_max` rows, and whether there are more. `sql` must have passed `parse`."""
-        settings = self.settings
         with self._database.cursor() as connection:
             self._asked = connection
             try:
                 for name, rows in tables.items():
+                    _check_texts(name, rows)
                     connection.register(name, rows)
                 relation = connection.sql(sql, params=parameters)
-                return _collected(relation, rows_max, settings.query_bytes_max)
+                return _collect(relation, rows_max, self.settings.query_bytes_max)
             except (duckdb.OutOfMemoryException, pa.ArrowMemoryError, MemoryError) as error:
-                raise _over(f"it takes more than {settings.query_memory_bytes} bytes of memory") from error
+                raise self._make_memory_error() from error
             except OSError as error:  # once rows stream through Arrow, only the text of an error is kept
                 if str(error).startswith(_NO_MEMORY):
-                    raise _over(f"it takes more than {settings.query_memory_bytes} bytes of memory") from error
-                raise _refusal(error) from error
+                    raise self._make_memory_error() from error
+                raise _decline(error) from error
             except (duckdb.Error, pa.ArrowException, OverflowError, ValueError, TypeError) as error:
-                raise _refusal(error) from error
+                raise _decline(error) from error
             finally:
                 self._asked = None
 
+    def _make_memory_error(self) -> LimitExceeded:
+        most = self.settings.query_memory_bytes
+        return LimitExceeded(where="query", why=f"more than {most} bytes of memory (query_memory_bytes) are needed")
 
-def _check_kind(kinds: Iterable[Any]) -> None:
+
+def _check_texts(name: str, rows: pa.Table) -> None:
+    """A function that meets invalid UTF-8 makes DuckDB refuse all later queries."""
+    if not is_valid_utf8(rows):
+        why = f"{name!r} has a text that is not valid UTF-8, which DuckDB cannot read; use the engine 'spark'"
+        raise NotUnderstood(where="query", why=why)
+
+
+def _find_kind(statement: Any) -> str:
+    try:
+        return str(statement.type.name)
+    except ValueError:  # UPDATE EXTENSIONS: the Python module does not know all kinds
+        return "a statement of another kind"
+
+
+def _check_kind(kinds: Iterable[str]) -> None:
     """Refuse a DELETE for every engine. DuckDB may parse a SELECT of Spark's as several statements: that passes."""
-    if other := {*kinds} - {duckdb.StatementType.SELECT, duckdb.StatementType.MULTI}:
-        why = f"a query is a SELECT over tables and views, and this is, or holds, {other.pop().name}"
+    if other := {*kinds} - {"SELECT", "MULTI"}:
+        why = f"expected a SELECT over tables and views, not {other.pop()}"
         raise InvalidInput(where="query", why=why)
 
 
-def _parsed(found: Mapping[str, Any]) -> Parsed:
+def _read_tree(found: Mapping[str, Any]) -> Parsed:
     if found["error"]:
         raise NotUnderstood(where="query", why=str(found["error_message"]))
     if len(found["statements"]) != 1:
-        raise InvalidInput(where="query", why=f"{len(found['statements'])} statements; one SELECT is asked at a time")
-    in_from = _makes_rows(found["statements"][0])
-    for node in _nodes(found["statements"][0]):
-        if (refused := _refused(node)) is not None:
+        raise InvalidInput(where="query", why=f"expected one SELECT, not {len(found['statements'])} statements")
+    in_from = _find_calls_in_from(found["statements"][0])
+    for node in _walk(found["statements"][0]):
+        if (refused := _find_refusal(node)) is not None:
             raise InvalidInput(where="query", why=refused)
-        if id(node) not in in_from and (called := _called(node)) and called not in _KNOWN:
-            raise NotUnderstood(where="query", why=f"{called}() is none of the functions that DuckDB may call here")
-    return Parsed(tuple(dict.fromkeys(_read(found["statements"][0]))), found["statements"][0])
+        if id(node) not in in_from and (called := _find_function(node)) and called not in _KNOWN:
+            raise NotUnderstood(where="query", why=f"queries may not call DuckDB's function {called}()")
+    return Parsed(tuple(dict.fromkeys(_list_relations(found["statements"][0]))), found["statements"][0])
 
 
-def _read(tree: Mapping[str, Any]) -> Iterator[str]:
+def _list_relations(tree: Mapping[str, Any]) -> Iterator[str]:
     """The relations that no enclosing WITH defines: outside of its WITH, a name could refer to DuckDB's catalog or to a
     file. A qualified name never refers to a WITH."""
     waiting: list[tuple[Any, frozenset[str]]] = [(tree, frozenset())]
@@ -177,7 +196,7 @@ def _read(tree: Mapping[str, Any]) -> Iterator[str]:
             waiting += [(value, own) for name, value in node.items() if name != "cte_map"]
 
 
-def _nodes(tree: Any) -> Iterator[dict[str, Any]]:
+def _walk(tree: Any) -> Iterator[dict[str, Any]]:
     waiting = [tree]
     while waiting:
         node = waiting.pop()
@@ -198,71 +217,70 @@ _QUERY_NODES = frozenset(("SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NO
 that a later version adds is refused."""
 
 
-def _refused(node: Mapping[str, Any]) -> str | None:
+def _find_refusal(node: Mapping[str, Any]) -> str | None:
     kind = str(node.get("type"))
     if kind.endswith("_NODE") and kind not in _QUERY_NODES:
         name = kind.removesuffix("_NODE").removesuffix("_QUERY")
-        return f"a query is a SELECT over tables and views, and this holds {name}"
+        return f"expected a SELECT over tables and views, not {name}"
     if node.get("at_clause") is not None:
-        return "AT (VERSION or TIMESTAMP): a query reads tables and views as they are now"
+        return "AT (VERSION or TIMESTAMP) is not supported; send `as_of` to read an earlier time"
     if kind == "TABLE_FUNCTION":
         name = str(node["function"].get("function_name", "")).lower()
         if name not in ALLOWED_IN_FROM:
-            return f"{name}() in FROM: a query reads tables and views, and nothing else"
+            return f"{name}() may not be in FROM: a query reads only tables and views"
     if kind == "SHOW_REF":
-        return "this is no SELECT; GET /v1/collections says which tables and views there are"
-    called = _called(node)
-    return f"{called}() is refused: {REFUSED[called]}" if called in REFUSED else None
+        return "expected a SELECT; GET /v1/collections lists the tables and views"
+    called = _find_function(node)
+    return f"{called}() may not be called: {REFUSED[called]}" if called in REFUSED else None
 
 
-def _called(node: Mapping[str, Any]) -> str:
+def _find_function(node: Mapping[str, Any]) -> str:
     """The name of the function that the node calls; empty if the node is not a call."""
     return str(node.get("function_name", "")).lower()
 
 
-def _makes_rows(tree: Mapping[str, Any]) -> set[int]:
+def _find_calls_in_from(tree: Mapping[str, Any]) -> set[int]:
     """The calls in FROM, which `ALLOWED_IN_FROM` lists separately."""
-    return {id(node["function"]) for node in _nodes(tree) if node.get("type") == "TABLE_FUNCTION"}
+    return {id(node["function"]) for node in _walk(tree) if node.get("type") == "TABLE_FUNCTION"}
 
 
 def can_hold(schema: pa.Schema) -> bool:
     """Whether DuckDB has the types of all columns."""
-    return not any(is_variant(kind) or kinds.is_union(kind) for kind in _kinds(schema.types))
+    return not any(is_variant(kind) or kinds.is_union(kind) for kind in _walk_types(schema.types))
 
 
-def _kinds(types: Any) -> Iterator[Any]:
+def _walk_types(types: Any) -> Iterator[Any]:
     for kind in types:
         yield kind
-        yield from _kinds(kind.field(at).type for at in range(kind.num_fields))
+        yield from _walk_types(kind.field(at).type for at in range(kind.num_fields))
 
 
-def _over(why: str) -> LimitExceeded:
-    return LimitExceeded(where="query", why=why)
-
-
-def _refusal(error: Exception) -> NotUnderstood:
+def _decline(error: Exception) -> NotUnderstood:
     return NotUnderstood(where="query", why=next(iter(str(error).strip().splitlines()), type(error).__name__))
 
 
-def _collected(relation: Any, rows_max: int, bytes_max: int) -> tuple[pa.Table, bool]:
+def _collect(relation: Any, rows_max: int, bytes_max: int) -> tuple[pa.Table, bool]:
     types = [str(kind) for kind in relation.types]
     if odd := sorted(_ODD & {*types}):
-        raise NotUnderstood(where="query", why=f"a column is {odd[0]}, which no table can have: cast it")
+        raise NotUnderstood(where="query", why=f"tables cannot have the type {odd[0]}; cast the column")
     reader = relation.to_arrow_reader(_BATCH)
     batches, rows, size = [], 0, 0
     for batch in reader:
         batches.append(batch)
         rows, size = rows + batch.num_rows, size + batch.nbytes
         if size > bytes_max:
-            raise _over(f"its answer is larger than {bytes_max} bytes: ask for less, or with a limit")
+            raise LimitExceeded(
+                where="query",
+                why=f"the answer is larger than {bytes_max} bytes (query_bytes_max); use LIMIT",
+            )
         if rows > rows_max:
             break
     found = pa.Table.from_batches(batches, reader.schema).slice(0, rows_max)
-    columns = [_as_declared(column, kind) for column, kind in zip(found.columns, types, strict=True)]
+    columns = [_cast_to_table_type(column, kind) for column, kind in zip(found.columns, types, strict=True)]
     return pa.Table.from_arrays(columns, names=found.schema.names), rows > rows_max
 
 
-def _as_declared(column: Any, kind: str) -> Any:
+def _cast_to_table_type(column: Any, kind: str) -> Any:
     """The column, cast to a type that a table can have."""
     if kind in ("HUGEINT", "UBIGINT"):
         ends = pc.min_max(column)
@@ -272,13 +290,13 @@ def _as_declared(column: Any, kind: str) -> Any:
     if column.type in _WHOLE:
         return column.cast(_WHOLE[column.type])
     if kinds.is_interval(column.type):
-        return _spans(column)
+        return _convert_intervals(column)
     if kinds.is_timestamp(column.type):
         return column.cast(pa.timestamp("us", column.type.tz and "UTC"), safe=False)
     return column.cast(pa.time64("ns")) if kinds.is_time(column.type) else column
 
 
-def _spans(column: Any) -> Any:
+def _convert_intervals(column: Any) -> Any:
     """Intervals as durations; as texts, if one of them has months."""
     values = column.to_pylist()
     if any(value is not None and value.months for value in values):

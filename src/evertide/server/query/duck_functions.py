@@ -133,22 +133,22 @@ ALLOWED_IN_FROM = frozenset(("generate_series", "json_each", "json_tree", "range
 """Their rows depend only on their arguments."""
 
 
-def _refused(why: str, names: str) -> dict[str, str]:
+def _refuse_all(why: str, names: str) -> dict[str, str]:
     return dict.fromkeys(names.split(), why)
 
 
-_OF_ENGINE = "it says something of the engine, and nothing of the tables and views"
-_OF_CATALOG = "it reads the engine's catalog, and nothing of the tables and views"
-_CHANGES = "it changes something in the engine"
+_OF_ENGINE = "it returns facts about the engine, not about tables and views"
+_OF_CATALOG = "it reads the engine's catalog, not tables and views"
+_CHANGES = "it changes the state of the engine"
 _READS = "it reads files or addresses"
-_RUNS = "it runs another statement, or reads it"
-_MEMORY = "it takes bytes for the engine's own memory"
-_WAITS = "it takes time, and computes nothing"
-_OWN = "it is the engine's own, and no function for queries"
+_RUNS = "it runs or parses another statement"
+_MEMORY = "it interprets bytes as the engine's internal state"
+_WAITS = "it only waits"
+_OWN = "it is internal to the engine"
 
 REFUSED: Mapping[str, str] = MappingProxyType(
     {
-        **_refused(
+        **_refuse_all(
             _OF_ENGINE,
             """
             current_catalog current_connection_id current_database current_query current_query_id current_role
@@ -157,7 +157,7 @@ REFUSED: Mapping[str, str] = MappingProxyType(
             pg_conf_load_time pg_postmaster_start_time session_user stats txid_current user vector_type version
             """,
         ),
-        **_refused(
+        **_refuse_all(
             _OF_CATALOG,
             """
             col_description format_pg_type format_type has_any_column_privilege has_column_privilege
@@ -170,14 +170,14 @@ REFUSED: Mapping[str, str] = MappingProxyType(
             pg_ts_parser_is_visible pg_ts_template_is_visible pg_type_is_visible shobj_description
             """,
         ),
-        **_refused(_CHANGES, "currval nextval setval write_log"),
-        **_refused(_RUNS, "json_deserialize_sql json_serialize_plan json_serialize_sql"),
-        **_refused(
+        **_refuse_all(_CHANGES, "currval nextval setval write_log"),
+        **_refuse_all(_RUNS, "json_deserialize_sql json_serialize_plan json_serialize_sql"),
+        **_refuse_all(
             _MEMORY,
             "combine combine_aggr finalize to_aggregate_state variant_bytes_to_variant variant_to_parquet_variant",
         ),
-        **_refused(_WAITS, "pg_sleep sleep_ms"),
-        **_refused(
+        **_refuse_all(_WAITS, "pg_sleep sleep_ms"),
+        **_refuse_all(
             _OWN,
             """
             __between __cast __internal_barrier __internal_compress_geometry_point
@@ -201,7 +201,7 @@ REFUSED: Mapping[str, str] = MappingProxyType(
 """Refused in an expression, by name, with the reason."""
 REFUSED_IN_FROM: Mapping[str, str] = MappingProxyType(
     {
-        **_refused(
+        **_refuse_all(
             _READS,
             """
             arrow_scan arrow_scan_dumb glob pandas_scan parquet_bloom_probe parquet_file_metadata parquet_full_metadata
@@ -211,10 +211,10 @@ REFUSED_IN_FROM: Mapping[str, str] = MappingProxyType(
             read_single_parquet_file read_text sniff_csv
             """,
         ),
-        **_refused(
+        **_refuse_all(
             _RUNS, "histogram histogram_values json_execute_serialized_sql python_map_function query query_table"
         ),
-        **_refused(
+        **_refuse_all(
             _CHANGES,
             """
             checkpoint create_external_resource deregister_external_resource destroy_external_resource disable_logging
@@ -222,7 +222,7 @@ REFUSED_IN_FROM: Mapping[str, str] = MappingProxyType(
             register_external_resource_type truncate_duckdb_logs
             """,
         ),
-        **_refused(
+        **_refuse_all(
             _OF_CATALOG,
             """
             duckdb_approx_database_count duckdb_available_metrics duckdb_columns duckdb_connection_count

@@ -19,7 +19,7 @@ from evertide.pipeline.spark_engine import SparkEngine
 from evertide.runtime import Runtime
 from evertide.server.bodies.bodies import media_type_of, read_body
 from evertide.server.endpoints.columns import Column
-from evertide.server.endpoints.formats import ROW_FORMATS, encode_rows, unique_names
+from evertide.server.endpoints.formats import ROW_FORMATS, encode_rows, make_names_unique
 from evertide.server.endpoints.rows import Format
 from evertide.server.http.answers import stream_response
 from evertide.server.http.endpoint import BYTES, Endpoint, parse_body
@@ -41,7 +41,7 @@ class QueryBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     as_of: Annotated[int, msgspec.Meta(ge=0, le=2**62)] | None = None
     engine: Chosen = Chosen.auto
     limit: Annotated[int, msgspec.Meta(ge=0, le=2**62)] | None = None
-    parameters: Annotated[list[Any], msgspec.Meta(description="What each ? stands for.")] = []
+    parameters: Annotated[list[Any], msgspec.Meta(description="The values of the ?, in order.")] = []
 
 
 class QueryQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -74,7 +74,7 @@ class QueryEndpoints:
             "POST",
             "/v1/query",
             "query",
-            "Ask the collections, all at one time.",
+            "Run a SELECT over all collections at one time.",
             self._query,
             {media: QueryAnswer if media == JSON else BYTES for media in ROW_FORMATS},
             QueryQuery,
@@ -95,9 +95,9 @@ class QueryEndpoints:
             "engine": answer.engine,
             "took_ms": answer.took_ms,
         }
-        rows = answer.rows if media == ARROW else unique_names(answer.rows)
-        told = ", ".join(f"{name}={msgspec.json.encode(value).decode()}" for name, value in facts.items())
-        headers = {TIME_HEADER: str(answer.time), FACTS_HEADER: told.replace('"', "")}
+        rows = answer.rows if media == ARROW else make_names_unique(answer.rows)
+        text = ", ".join(f"{name}={msgspec.json.encode(value).decode()}" for name, value in facts.items())
+        headers = {TIME_HEADER: str(answer.time), FACTS_HEADER: text.replace('"', "")}
         return await stream_response(encode_rows(media, rows.schema, [rows], facts), media, headers)
 
     def close(self) -> None:
@@ -105,10 +105,10 @@ class QueryEndpoints:
 
     async def _ask(self, question: Question) -> Answer:
         """The engines have separate limiters, so queries that wait for Spark do not block those for DuckDB."""
-        found = await anyio.to_thread.run_sync(self._workers.by_duckdb, question, limiter=self._by_duckdb)
+        found = await anyio.to_thread.run_sync(self._workers.ask_duckdb, question, limiter=self._by_duckdb)
         if found is not None:
             return found
-        return await anyio.to_thread.run_sync(self._workers.by_spark, question, limiter=self._by_spark)
+        return await anyio.to_thread.run_sync(self._workers.ask_spark, question, limiter=self._by_spark)
 
 
 def _results(pipeline: Pipeline) -> Mapping[str, str]:

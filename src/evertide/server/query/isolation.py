@@ -92,7 +92,7 @@ def isolate(wanted: Wanted) -> Isolation:
     """Apply the restrictions. The process must have a single thread."""
     made = Isolation()
     if wanted.has_network:
-        made.lacks["network"] = "the storage, or Spark's master, is reached by it"
+        made.lacks["network"] = "the worker needs it for the storage or for Spark's master"
     elif wanted.has_processes:
         _try(made, "network", "namespace", _leave_network)
     else:
@@ -116,7 +116,7 @@ def _try(made: Isolation, what: str, how: str, do: Callable[[], None]) -> None:
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def _checked(result: int) -> int:
+def _check(result: int) -> int:
     if result < 0:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
@@ -124,20 +124,20 @@ def _checked(result: int) -> int:
 
 
 def _call(number: int, *arguments: object) -> int:
-    return _checked(_libc.syscall(ctypes.c_long(number), *arguments))
+    return _check(_libc.syscall(ctypes.c_long(number), *arguments))
 
 
 def _forgo_privileges() -> None:
     """Keep children from gaining privileges, which seccomp and Landlock require first."""
-    _checked(_libc.prctl(_NO_NEW_PRIVS, 1, 0, 0, 0))
+    _check(_libc.prctl(_NO_NEW_PRIVS, 1, 0, 0, 0))
 
 
 def _leave_network() -> None:
     user, group = os.getuid(), os.getgid()
     try:
-        _checked(_libc.unshare(_NAMESPACE_NET))
+        _check(_libc.unshare(_NAMESPACE_NET))
     except PermissionError:  # without root: allowed inside a new user namespace
-        _checked(_libc.unshare(_NAMESPACE_USER | _NAMESPACE_NET))
+        _check(_libc.unshare(_NAMESPACE_USER | _NAMESPACE_NET))
         Path("/proc/self/setgroups").write_text("deny")
         Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
         Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
@@ -166,16 +166,16 @@ def _make_no_sockets() -> None:
     code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in program))
     head = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(program), ctypes.addressof(code)))
     _forgo_privileges()
-    _checked(_libc.prctl(_SECCOMP, _SECCOMP_FILTER, ctypes.byref(head), 0, 0))
+    _check(_libc.prctl(_SECCOMP, _SECCOMP_FILTER, ctypes.byref(head), 0, 0))
 
 
 def _drop_privileges() -> None:
     header = struct.pack("Ii", _CAPABILITIES_VERSION, 0)
     held = ctypes.create_string_buffer(struct.calcsize("6I"))
-    _checked(_libc.capget(header, held))
+    _check(_libc.capget(header, held))
     _, permitted, *_ = struct.unpack("6I", held.raw)
     kept = permitted & _KEPT_CAPABILITIES
-    _checked(_libc.capset(header, struct.pack("6I", kept, kept, 0, 0, 0, 0)))
+    _check(_libc.capset(header, struct.pack("6I", kept, kept, 0, 0, 0, 0)))
 
 
 def _restrict_files(wanted: Wanted) -> None:
@@ -190,7 +190,7 @@ def _restrict_files(wanted: Wanted) -> None:
     size = 24 if scoped else 8
     rules = _call(_CREATE_RULESET, attributes, ctypes.c_size_t(size), ctypes.c_uint32(0))
     try:
-        for path in _readable(wanted):
+        for path in _list_readable(wanted):
             _allow(rules, path, _READING)
         for path in _DEVICES:
             _allow(rules, path, (_READ | _WRITE | _IOCTL) & rights)
@@ -202,7 +202,7 @@ def _restrict_files(wanted: Wanted) -> None:
         os.close(rules)
 
 
-def _readable(wanted: Wanted) -> Iterable[str]:
+def _list_readable(wanted: Wanted) -> Iterable[str]:
     yield from _SYSTEM
     yield from (f"/etc/{name}" for name in _ETC.split())
     yield from filter(None, wanted.environment.get(_EXTRA, "").split(os.pathsep))

@@ -30,10 +30,10 @@ from evertide.json_values import error_from_json
 from evertide.pipeline.reading.query import Chosen, Question
 from evertide.runtime import Runtime
 from evertide.scratch import using_scratch
-from evertide.server.query.usage import Said, belonging, disk_bytes, memory_bytes
+from evertide.server.query.usage import OutputTail, disk_bytes, list_processes, memory_bytes
 from evertide.server.query.wire import Frame, read_frame, write_frame
 from evertide.settings import Settings
-from evertide.store.open import Address
+from evertide.store.open import StorageAddress
 
 __all__ = ["Idle", "Opening", "Worker"]
 
@@ -62,7 +62,7 @@ _ALLOCATING = {"ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "2"}
 @dataclass(frozen=True, slots=True)
 class Opening:
     engine: Chosen
-    address: Address
+    address: StorageAddress
     results: Mapping[str, str]
     """The pipeline's Spark settings that affect results, such as the time zone."""
     memory_bytes: int | None = None
@@ -99,7 +99,7 @@ class Worker:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 bufsize=0,
-                env=_environment(self._scratch),
+                env=_list_environment(self._scratch),
                 cwd=self._scratch,
                 pass_fds=(lifeline,),
                 start_new_session=True,
@@ -107,35 +107,31 @@ class Worker:
         except OSError as error:
             os.close(self._lifeline)
             shutil.rmtree(self._scratch, ignore_errors=True)
-            raise QueryEnded(path=self.engine.value, why=f"it cannot be started: {error}") from error
+            raise QueryEnded(path=self.engine.value, why=f"the process cannot be started: {error}") from error
         finally:
             os.close(lifeline)
         self._pipes = [pipe for pipe in (self._process.stdin, self._process.stdout) if pipe is not None]
         self._in, self._out = (pipe.fileno() for pipe in self._pipes)
-        self._said = Said(self._process.stderr)
+        self._output = OutputTail(self._process.stderr)
         self._lifeline_there = lifeline
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
-    @property
-    def is_alive(self) -> bool:
-        return not self.is_over and self._process.poll() is None
-
     def ask(self, question: Question) -> Frame:
         """Return the worker's frame: an answer or an error. `Idle` if the worker ended since its last query."""
         try:
             self._start()
-            patience = _Patience(self, self._runtime, self._settings.query_limit_s)
-            frame = self._answered(question, patience)
+            patience = _Deadline(self, self._runtime, self._settings.query_limit_s)
+            frame = self._exchange(question, patience)
         except BaseException:  # the pipe may hold a part of a frame
             self.end()
             raise
-        if frame.told["is_last"]:
+        if frame.facts["is_last"]:
             self.end()
         if patience.is_over:
-            raise patience.too_long()
+            raise patience.make_timeout()
         return frame
 
     def interrupt(self) -> None:
@@ -147,10 +143,12 @@ class Worker:
         most, spill = self._opening.memory_bytes, self._settings.query_spill_bytes
         if most is None or not self._is_ready:
             return
-        if memory_bytes(belonging(self.pid)) > self._ready_bytes + most:
-            raise LimitExceeded(where="query", why=f"its processes take more than {most} bytes of memory")
+        if memory_bytes(list_processes(self.pid)) > self._ready_bytes + most:
+            raise LimitExceeded(where="query", why=f"the query's processes use more than {most} bytes of memory")
         if disk_bytes(self._scratch) > spill:
-            raise LimitExceeded(where="query", why=f"it writes more than {spill} bytes to disk (query_spill_bytes)")
+            raise LimitExceeded(
+                where="query", why=f"the query wrote more than {spill} bytes to disk (query_spill_bytes)"
+            )
 
     def end(self) -> None:
         """Kill the worker and all processes that it started, and clean up. Idempotent."""
@@ -166,42 +164,42 @@ class Worker:
 
     def kill(self) -> None:
         """Kill the processes, from any thread. The thread that waits for an answer sees the end, and calls `end`."""
-        for pid in belonging(self.pid):  # the worker may have ended and left children
+        for pid in list_processes(self.pid):  # the worker may have ended and left children
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         if self._process.returncode is None:
             self._process.kill()
 
-    def next(self, patience: _Patience, body_max: int = 0) -> Frame:
+    def read(self, patience: _Deadline, body_max: int = 0) -> Frame:
         try:
             frame = read_frame(self._out, body_max, wait=lambda: patience.wait(self._out))
         except (OSError, ValueError) as error:
-            raise QueryEnded(path=self.engine.value, why=f"what it says is not understood: {error}") from error
+            raise QueryEnded(path=self.engine.value, why=f"the process sent a damaged answer: {error}") from error
         if frame is None:
-            raise self._why_ended()
+            raise self._explain_end()
         return frame
 
     def _start(self) -> None:
         if self._is_ready:
             return
-        self._send(self._told_first())
-        found = self.next(_Patience(self, self._runtime, _START_S, is_start=True))
-        if "error" in found.told:
-            raise error_from_json(found.told["error"]) or QueryEnded(
-                path=self.engine.value, why=str(found.told["error"])
+        self._send(self._describe_opening())
+        found = self.read(_Deadline(self, self._runtime, _START_S, is_start=True))
+        if "error" in found.facts:
+            raise error_from_json(found.facts["error"]) or QueryEnded(
+                path=self.engine.value, why=str(found.facts["error"])
             )
-        self._is_ready, self._ready_bytes = True, memory_bytes(belonging(self.pid))
+        self._is_ready, self._ready_bytes = True, memory_bytes(list_processes(self.pid))
         took_s = self._runtime.monotonic_s() - self._began_s
-        logger.info("query process ready: %s, pid %d, %.1f s", self.engine, self.pid, took_s)
-        _log_isolation(self.engine, found.told["isolation"])
+        logger.info("%s query process %d is ready after %.1f s", self.engine, self.pid, took_s)
+        _log_isolation(self.engine, found.facts["isolation"])
 
-    def _told_first(self) -> dict[str, Any]:
+    def _describe_opening(self) -> dict[str, Any]:
         opening = self._opening
         return {
             "engine": opening.engine,
             "location": opening.address.location,
             "meta": opening.address.meta,
-            "environment": _storage_environment() if opening.address.is_remote else {},
+            "environment": _list_storage_environment() if opening.address.is_remote else {},
             "is_remote": opening.address.is_remote,
             "settings": asdict(self._settings),
             "results": dict(opening.results),
@@ -210,34 +208,34 @@ class Worker:
             "lifeline": self._lifeline_there,
         }
 
-    def _answered(self, question: Question, patience: _Patience) -> Frame:
+    def _exchange(self, question: Question, patience: _Deadline) -> Frame:
         self._number, self._is_begun = self._number + 1, False
         self._send({"number": self._number, **asdict(question)})
-        self.next(patience)
+        self.read(patience)
         self._is_begun = True
-        return self.next(patience, self._settings.query_bytes_max + _BODY_SPARE)
+        return self.read(patience, self._settings.query_bytes_max + _BODY_SPARE)
 
-    def _send(self, told: Mapping[str, Any]) -> None:
+    def _send(self, facts: Mapping[str, Any]) -> None:
         try:
-            write_frame(self._in, told)
+            write_frame(self._in, facts)
         except OSError:
-            raise self._why_ended() from None
+            raise self._explain_end() from None
 
-    def _why_ended(self) -> Exception:
+    def _explain_end(self) -> Exception:
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_GRACE_S)  # a worker closes its pipe just before it exits
         if self._number > 1 and not self._is_begun:
             return Idle()
         code = self._process.poll()
         if code is None:
-            why = "it says nothing any more"
+            why = "the process closed its pipe"
         else:
             why = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        logger.warning("query process ended: %s, pid %d, %s: %s", self.engine, self.pid, why, self._said)
+        logger.warning("%s query process %d ended (%s); last output: %s", self.engine, self.pid, why, self._output)
         return QueryEnded(path=self.engine.value, why=why)
 
 
-class _Patience:
+class _Deadline:
     """The time limit of one query, or of the start of a worker."""
 
     def __init__(self, worker: Worker, runtime: Runtime, limit_s: float, *, is_start: bool = False) -> None:
@@ -256,15 +254,15 @@ class _Patience:
             self._worker.check_bounds()
             now_s = self._runtime.monotonic_s()
             if now_s > self._until_s + _GRACE_S:
-                raise self.too_long()
+                raise self.make_timeout()
             if now_s > self._until_s:
                 self.is_over = True
                 self._worker.interrupt()  # repeatedly: an interrupt has no effect before the engine runs
 
-    def too_long(self) -> Exception:
+    def make_timeout(self) -> Exception:
         if self._is_start:
-            return QueryEnded(path=self._worker.engine.value, why=f"it did not start within {self._limit_s:g} s")
-        return LimitExceeded(where="query", why=f"it takes longer than {self._limit_s:g} s")
+            return QueryEnded(path=self._worker.engine.value, why=f"it was not ready within {self._limit_s:g} s")
+        return LimitExceeded(where="query", why=f"it took longer than {self._limit_s:g} s (query_limit_s)")
 
 
 def _log_isolation(engine: Chosen, isolation: Mapping[str, Mapping[str, str]]) -> None:
@@ -273,11 +271,11 @@ def _log_isolation(engine: Chosen, isolation: Mapping[str, Mapping[str, str]]) -
         logger.warning("queries by %s run without isolation of %s: %s", engine, what, why)
 
 
-def _storage_environment() -> dict[str, str]:
+def _list_storage_environment() -> dict[str, str]:
     return {key: os.environ[key] for key in os.environ if key.startswith(_STORAGE_PREFIXES)}
 
 
-def _environment(scratch: Path) -> dict[str, str]:
+def _list_environment(scratch: Path) -> dict[str, str]:
     """The variables that programs need to run, without any that may hold a secret."""
     kept = {key: os.environ[key] for key in os.environ if key in _PLAIN or key.startswith(_PLAIN_PREFIXES)}
     return {**kept, **_ALLOCATING, "TMPDIR": str(scratch)}

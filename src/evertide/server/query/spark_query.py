@@ -1,4 +1,4 @@
-"""`BySpark`: runs a query with Spark, in a worker process with its own session.
+"""`SparkQueryEngine`: runs a query with Spark, in a worker process with its own session.
 
 1. The JVM's heap is bounded. A JVM that runs out of memory ends, and the next query gets a new worker.
 2. Spark's tasks stream the collections from storage with `spark.read.format("evertide")`, all at one time. So the size
@@ -23,14 +23,14 @@ from evertide.pipeline.reading.reader import Reader
 from evertide.plan.catalyst.session import Session, open_session
 from evertide.plan.query.query import configure, query, read_stored
 from evertide.server.query.bounds import heap_bytes
-from evertide.server.query.duck_query import Given, as_now, rows_wanted, time_of
+from evertide.server.query.duck_query import Result, find_row_limit, pin_collections, time_of
 from evertide.settings import Settings
 from evertide.shard.read import Window, list_parts
 
 if TYPE_CHECKING:
     from evertide.plan.catalyst.session import SparkSession
 
-__all__ = ["BySpark"]
+__all__ = ["SparkQueryEngine"]
 
 _LEASE_SPARE_S = 60
 _LOOK_S = 0.05
@@ -41,7 +41,7 @@ _OUT_OF_MEMORY = (3, 52)
 
 
 @dataclass
-class BySpark:
+class SparkQueryEngine:
     reader: Reader
     session: Session
     options: Mapping[str, str]
@@ -51,7 +51,7 @@ class BySpark:
     """Whether the last query was interrupted."""
 
     @classmethod
-    def open(cls, reader: Reader, opening: Mapping[str, Any]) -> BySpark:
+    def open(cls, reader: Reader, opening: Mapping[str, Any]) -> SparkQueryEngine:
         settings = reader.settings
         session = open_session(None, opening["master"] or f"local[{settings.query_threads}]", _spark_settings(opening))
         configure(session.spark, opening["results"])
@@ -63,14 +63,14 @@ class BySpark:
             made.answer(Question(f"SELECT count(*) AS n FROM {ERRORS}"))  # warm-up: the first query is much slower
         return made
 
-    def answer(self, question: Question) -> Given:
-        settings, collections = self.reader.settings, as_now(self.reader)
-        time, most = collections.time(), rows_wanted(question, settings)
+    def answer(self, question: Question) -> Result:
+        settings, collections = self.reader.settings, pin_collections(self.reader)
+        time, most = collections.time(), find_row_limit(question, settings)
 
         def load(session: SparkSession, names: Sequence[str]) -> Mapping[str, Any]:
             nonlocal time
             views = [collections.view(name).name for name in names]
-            time = _readable_time(collections, question, views)
+            time = _find_readable_time(collections, question, views)
             return {name: read_stored(session, {**self.options, "as_of": str(time)}, name) for name in views}
 
         try:
@@ -79,12 +79,12 @@ class BySpark:
             self.is_over = True
             if self.session.wait_for_jvm_exit() not in _OUT_OF_MEMORY:
                 raise QueryEnded(path="spark", why=error.why) from error
-            why = f"it takes more than {heap_bytes(settings)} bytes of memory"
+            why = f"more than {heap_bytes(settings)} bytes of memory (query_memory_bytes) are needed"
             raise LimitExceeded(where="query", why=why) from error
         if rows.nbytes > settings.query_bytes_max:
-            why = f"its answer is larger than {settings.query_bytes_max} bytes: ask for less, or with a limit"
+            why = f"the answer is larger than {settings.query_bytes_max} bytes (query_bytes_max); use LIMIT"
             raise LimitExceeded(where="query", why=why)
-        return Given(time, rows.slice(0, most), rows.num_rows > most)
+        return Result(time, rows.slice(0, most), rows.num_rows > most)
 
     def interrupt(self) -> None:
         self.is_interrupted = True
@@ -105,16 +105,18 @@ class BySpark:
         self.reader.close()
 
 
-def _readable_time(collections: Collections, question: Question, names: Sequence[str]) -> int:
+def _find_readable_time(collections: Collections, question: Question, names: Sequence[str]) -> int:
     """The time of the query. Checked here, because Spark reduces an error to its text."""
     time = time_of(collections, question, names)
     if time > collections.time():
-        raise InvalidInput(where=f"time {time}", why=f"it is not there yet; the last is {collections.time()}")
+        raise InvalidInput(
+            where=f"time {time}", why=f"the time is in the future; the last time is {collections.time()}"
+        )
     for name in names:
-        at = collections.time_of(name, time)
+        at = collections.resolve_time(name, time)
         if at < 0:
-            raise InvalidInput(where=f"collection {name!r}", why="it has no content yet")
-        log = collections.members().collection(name).log
+            raise NotAllowedNow(where=f"collection {name!r}", why="the collection has no content yet")
+        log = collections.members().open_collection(name).log
         list_parts(log, log.read(), Window(0, at + 1, at))  # raises if the time is below since
     return time
 

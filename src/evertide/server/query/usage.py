@@ -14,7 +14,7 @@ from typing import Any
 
 from evertide.threads.watched import WatchedThread
 
-__all__ = ["Said", "belonging", "disk_bytes", "memory_bytes"]
+__all__ = ["OutputTail", "disk_bytes", "list_processes", "memory_bytes"]
 
 _PROC = Path("/proc")
 _SESSION = 3
@@ -24,7 +24,7 @@ _TAIL = 4096
 _CHUNK = 65_536
 
 
-def belonging(session: int) -> list[int]:
+def list_processes(session: int) -> list[int]:
     """The running processes of a session."""
     found = []
     for place in _PROC.iterdir() if _PROC.is_dir() else ():
@@ -55,18 +55,18 @@ def disk_bytes(folder: Path) -> int:
     return total
 
 
-class Said:
+class OutputTail:
     """The last output of a process. A thread reads continuously, so that the process never blocks on a full pipe."""
 
     def __init__(self, stream: Any) -> None:
         """`stream` is unbuffered, and is closed at its end."""
         self._tail = b""
         self._stream = stream
-        WatchedThread("evertide-query-said", self._listen).start()
+        WatchedThread("evertide-query-output", self._listen).start()
 
     def __str__(self) -> str:
         lines = self._tail.decode(errors="replace").splitlines()
-        return " / ".join(line.strip() for line in lines[-8:] if line.strip()) or "it said nothing"
+        return " / ".join(line.strip() for line in lines[-8:] if line.strip()) or "none"
 
     def _listen(self) -> None:
         with self._stream:

@@ -25,13 +25,13 @@ _CHUNK = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    told: dict[str, Any]
+    facts: dict[str, Any]
     body: bytearray
 
 
-def write_frame(to: int, told: Mapping[str, Any], body: memoryview | bytes = b"") -> None:
+def write_frame(to: int, facts: Mapping[str, Any], body: memoryview | bytes = b"") -> None:
     """Raise `OSError` if the reader has closed the pipe."""
-    text = json.dumps(told).encode()
+    text = json.dumps(facts).encode()
     for piece in (_HEAD.pack(len(text), len(body)) + text, body):
         rest = memoryview(piece)
         while rest:
@@ -40,17 +40,17 @@ def write_frame(to: int, told: Mapping[str, Any], body: memoryview | bytes = b""
 
 def read_frame(at: int, body_max: int = _TEXT_MAX, *, wait: Callable[[], None] = lambda: None) -> Frame | None:
     """None at the end of the stream. `wait` is called before each read: it blocks until `at` is readable, or raises."""
-    head = _taken(at, _HEAD.size, wait)
+    head = _read_exactly(at, _HEAD.size, wait)
     if head is None:
         return None
     text_size, body_size = _HEAD.unpack(head)
     if text_size > _TEXT_MAX or body_size > body_max:
-        raise ValueError(f"a frame of {text_size} and {body_size} bytes is none of ours")
-    text, body = _taken(at, text_size, wait), _taken(at, body_size, wait)
+        raise ValueError(f"a frame has {text_size} bytes of text and {body_size} of body, which is too much")
+    text, body = _read_exactly(at, text_size, wait), _read_exactly(at, body_size, wait)
     return None if text is None or body is None else Frame(json.loads(text), body)
 
 
-def _taken(at: int, size: int, wait: Callable[[], None]) -> bytearray | None:
+def _read_exactly(at: int, size: int, wait: Callable[[], None]) -> bytearray | None:
     taken = bytearray()
     while len(taken) < size:
         wait()

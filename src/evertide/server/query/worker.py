@@ -33,21 +33,21 @@ _NICE = 5
 
 
 def main() -> None:
-    _give_way()
-    given, out = _own_pipes()
+    _lower_priority()
+    given, out = _move_pipes()
     first = read_frame(given)
     if first is None:
         return
-    opening = first.told
+    opening = first.facts
     os.environ.update(opening["environment"])
-    isolation = isolate(_wanted(opening))
+    isolation = isolate(_read_wanted(opening))
     _end_with(opening["lifeline"])
     from evertide.server.query.answering import answer_questions  # noqa: PLC0415 - libraries that start threads
 
     answer_questions(opening, isolation, given, out)
 
 
-def _wanted(opening: Mapping[str, Any]) -> Wanted:
+def _read_wanted(opening: Mapping[str, Any]) -> Wanted:
     is_spark = opening["engine"] == "spark"
     return Wanted(
         storage=opening["location"],
@@ -58,7 +58,7 @@ def _wanted(opening: Mapping[str, Any]) -> Wanted:
     )
 
 
-def _own_pipes() -> tuple[int, int]:
+def _move_pipes() -> tuple[int, int]:
     """Copies of stdin and stdout. Output that libraries and children print to stdout goes to stderr instead."""
     given, out = os.dup(0), os.dup(1)
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -68,7 +68,7 @@ def _own_pipes() -> tuple[int, int]:
     return given, out
 
 
-def _give_way() -> None:
+def _lower_priority() -> None:
     os.nice(_NICE)
     with suppress(OSError):  # not Linux
         Path("/proc/self/oom_score_adj").write_text("1000")

@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -26,9 +27,11 @@ from evertide.server.query.bounds import spark_bytes
 from evertide.server.query.process import Idle, Opening, Worker
 from evertide.server.query.wire import Frame
 from evertide.settings import Settings
-from evertide.store.open import Address
+from evertide.store.open import StorageAddress
 
 __all__ = ["Results", "Workers"]
+
+logger = logging.getLogger(__name__)
 
 Results = Callable[[], Mapping[str, str]]
 """Returns the Spark settings that affect results; called when a worker starts."""
@@ -39,7 +42,7 @@ class Workers:
 
     def __init__(
         self,
-        address: Address | None,
+        address: StorageAddress | None,
         results: Results,
         *,
         settings: Settings,
@@ -59,28 +62,24 @@ class Workers:
         self._is_closed = False
 
     def ask(self, question: Question) -> Answer:
-        return self.by_duckdb(question) or self.by_spark(question)
+        return self.ask_duckdb(question) or self.ask_spark(question)
 
-    def by_duckdb(self, question: Question) -> Answer | None:
+    def ask_duckdb(self, question: Question) -> Answer | None:
         """None if Spark has to answer the query."""
         if question.engine is Chosen.spark:
             return None
         is_open = question.engine is Chosen.auto and self._has_spark
         began_s = self._runtime.monotonic_s()
-        frame = self._told(Chosen.duckdb, question if is_open else replace(question, engine=Chosen.duckdb))
-        if is_open and frame.told.get("is_declined"):
+        frame = self._exchange(Chosen.duckdb, question if is_open else replace(question, engine=Chosen.duckdb))
+        if is_open and frame.facts.get("is_declined"):
             return None
         return self._answer(Chosen.duckdb, frame, began_s)
 
-    def by_spark(self, question: Question) -> Answer:
+    def ask_spark(self, question: Question) -> Answer:
         if not self._has_spark:
-            raise InvalidInput(where="engine 'spark'", why="this pipeline does not run on Spark")
+            raise InvalidInput(where="engine 'spark'", why="the pipeline runs without Spark; use 'duckdb'")
         began_s = self._runtime.monotonic_s()
-        return self._answer(Chosen.spark, self._told(Chosen.spark, question), began_s)
-
-    def pids(self) -> list[int]:
-        with self._lock:
-            return [worker.pid for worker in (*self._free, *self._busy) if worker.is_alive]
+        return self._answer(Chosen.spark, self._exchange(Chosen.spark, question), began_s)
 
     def close(self) -> None:
         """End all workers, including those that are answering a query."""
@@ -98,9 +97,9 @@ class Workers:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
-    def _told(self, engine: Chosen, question: Question) -> Frame:
+    def _exchange(self, engine: Chosen, question: Question) -> Frame:
         while True:
-            worker = self._taken(engine)
+            worker = self._take(engine)
             try:
                 return worker.ask(question)
             except Idle:  # the worker reached `query_idle_s`, or was killed
@@ -108,27 +107,25 @@ class Workers:
             finally:
                 self._give_back(worker)
 
-    def _taken(self, engine: Chosen) -> Worker:
-        known = self._known(engine)
-        if known is not None:
-            return known
-        worker = Worker(self._opening(engine), self._settings, self._runtime)
+    def _take(self, engine: Chosen) -> Worker:
+        with self._lock:
+            self._check_open(engine)
+            for free in self._free:
+                if free.engine is engine:
+                    self._free.remove(free)
+                    self._busy.append(free)
+                    return free
+        worker = Worker(self._make_opening(engine), self._settings, self._runtime)
         with self._lock:
             if not self._is_closed:
                 self._busy.append(worker)
                 return worker
         worker.end()
-        raise _closed()
+        raise _make_stop_error(engine)
 
-    def _known(self, engine: Chosen) -> Worker | None:
-        with self._lock:
-            if self._is_closed:
-                raise _closed()
-            found = next((one for one in self._free if one.engine is engine), None)
-            if found is not None:
-                self._free.remove(found)
-                self._busy.append(found)
-            return found
+    def _check_open(self, engine: Chosen) -> None:
+        if self._is_closed:
+            raise _make_stop_error(engine)
 
     def _give_back(self, worker: Worker) -> None:
         with self._lock:
@@ -138,23 +135,28 @@ class Workers:
                 return
         worker.end()
 
-    def _opening(self, engine: Chosen) -> Opening:
+    def _make_opening(self, engine: Chosen) -> Opening:
         if self._address is None:
-            raise InvalidInput(where="query", why="this storage is in the memory of one process: no other can read it")
+            raise InvalidInput(
+                where="query",
+                why="query processes cannot read a storage in memory; use a directory",
+            )
         if engine is Chosen.duckdb:
             return Opening(engine, self._address, self._results())
         bound = spark_bytes(self._settings)
         return Opening(engine, self._address, self._results(), memory_bytes=bound, master=self._master)
 
     def _answer(self, engine: Chosen, frame: Frame, began_s: float) -> Answer:
-        told = frame.told
-        if "error" in told:
-            raise error_from_json(told["error"]) or QueryEnded(path=engine.value, why=str(told["error"]))
+        facts = frame.facts
+        if "traceback" in facts:
+            logger.error("internal error in a query by %s: %s", engine, facts["traceback"])
+        if "error" in facts:
+            raise error_from_json(facts["error"]) or QueryEnded(path=engine.value, why=str(facts["error"]))
         with pa.ipc.open_stream(pa.py_buffer(frame.body)) as stream:
             rows = stream.read_all()
         took_ms = round((self._runtime.monotonic_s() - began_s) * 1000, 3)
-        return Answer(told["time"], rows, told["is_truncated"], engine, took_ms)
+        return Answer(facts["time"], rows, facts["is_truncated"], engine, took_ms)
 
 
-def _closed() -> QueryEnded:
-    return QueryEnded(path="query", why="the server is being stopped")
+def _make_stop_error(engine: Chosen) -> QueryEnded:
+    return QueryEnded(path=engine.value, why="the server is stopping")

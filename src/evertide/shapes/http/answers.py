@@ -26,12 +26,12 @@ from evertide.shapes.protocol.requests import ShapeRequest
 
 __all__ = [
     "AnswerBuilder",
-    "array_pieces",
-    "cors",
-    "first_pieces",
-    "options_answer",
-    "refusal_response",
+    "list_cors_headers",
+    "make_options_answer",
+    "make_refusal_response",
     "stream_response",
+    "take_first_pieces",
+    "write_array",
 ]
 
 _PIECE_BYTES = 256 * 1024
@@ -51,8 +51,8 @@ _CURSOR_STEP_S = 20
 _CURSOR_SPREAD_S = 3600
 
 
-def refusal_response(refusal: Refusal, origin: str | None, method: str) -> Response:
-    headers = {**cors(origin), **refusal.headers, "content-type": "application/json"}
+def make_refusal_response(refusal: Refusal, origin: str | None, method: str) -> Response:
+    headers = {**list_cors_headers(origin), **refusal.headers, "content-type": "application/json"}
     if "cache-control" not in headers:
         headers["cache-control"] = "no-store"
         headers["surrogate-control"] = "no-store"
@@ -62,7 +62,7 @@ def refusal_response(refusal: Refusal, origin: str | None, method: str) -> Respo
     return Response(content, refusal.status, headers)
 
 
-def cors(origin: str | None) -> dict[str, str]:
+def list_cors_headers(origin: str | None) -> dict[str, str]:
     return {
         "electric-server": _SERVER,
         "access-control-allow-origin": origin or "*",
@@ -72,7 +72,7 @@ def cors(origin: str | None) -> dict[str, str]:
     }
 
 
-def options_answer(requested: str) -> Response:
+def make_options_answer(requested: str) -> Response:
     """The answer to a CORS preflight request, which needs no token."""
     allowed = ", ".join(name for one in requested.lower().split(",") if (name := one.strip()) in _ALLOWED)
     headers = {"access-control-max-age": "86400"}
@@ -124,7 +124,7 @@ class AnswerBuilder:
             "cache-control": f"public, max-age={max(0, int(self._options.sse_s) - 1)}",
         }
 
-    def not_modified(self, request: Request, headers: Mapping[str, str]) -> Response | None:
+    def answer_not_modified(self, request: Request, headers: Mapping[str, str]) -> Response | None:
         """A 304 response if the client already has this answer."""
         tags = request.headers.get("if-none-match", "").split(",")
         if headers["etag"].strip('"') not in (tag.strip().removeprefix("W/").strip('"') for tag in tags):
@@ -132,7 +132,7 @@ class AnswerBuilder:
         return Response(status_code=304, headers=dict(headers))
 
     def messages(self, entries: Sequence[bytes], last: bytes | None, headers: Mapping[str, str]) -> Response:
-        return stream_response(array_pieces(entries, last), headers)
+        return stream_response(write_array(entries, last), headers)
 
     def _cursor(self, before: str) -> str:
         """The same for all clients within `_CURSOR_STEP_S`, so that caches merge requests; never equal to `before`."""
@@ -158,14 +158,14 @@ def stream_response(pieces: Iterator[bytes], headers: Mapping[str, str], size: i
 
     A small body is sent at once. `size` is the body's size in bytes, if known.
     """
-    first, is_all = first_pieces(pieces)
+    first, is_all = take_first_pieces(pieces)
     if is_all:
         return Response(b"".join(first), 200, dict(headers), media_type="application/json")
     known = {} if size is None else {"content-length": str(size)}
     return StreamingResponse(_each(chain(first, pieces)), 200, {**headers, **known}, media_type="application/json")
 
 
-def first_pieces(pieces: Iterator[bytes]) -> tuple[list[bytes], bool]:
+def take_first_pieces(pieces: Iterator[bytes]) -> tuple[list[bytes], bool]:
     """The first pieces of a body, and whether they are the whole body: a small body is sent in one write."""
     first: list[bytes] = []
     size = 0
@@ -182,7 +182,7 @@ async def _each(pieces: Iterable[bytes]) -> AsyncIterator[bytes]:
         yield piece
 
 
-def array_pieces(messages: Iterable[bytes], last: bytes | None = None) -> Iterator[bytes]:
+def write_array(messages: Iterable[bytes], last: bytes | None = None) -> Iterator[bytes]:
     """A JSON array of messages, in pieces of bounded size."""
     held: list[bytes] = []
     size, before = 0, b"["

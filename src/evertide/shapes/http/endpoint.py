@@ -22,12 +22,12 @@ from starlette.types import Receive, Scope, Send
 from evertide.errors import Conflict, Damaged, EvertideError, Forbidden, LeaseLost, OutcomeUnknown, Unavailable
 from evertide.pgexpr.restriction import restriction_in
 from evertide.shapes.http.admission import Admission
-from evertide.shapes.http.answers import cors, options_answer, refusal_response
+from evertide.shapes.http.answers import list_cors_headers, make_options_answer, make_refusal_response
 from evertide.shapes.http.exchange import Exchange
 from evertide.shapes.log.definition import ShapeDefinition
 from evertide.shapes.log.registry import Shapes
-from evertide.shapes.protocol.refusals import Refusal, invalid, refusal_of
-from evertide.shapes.protocol.requests import ShapeRequest, parse_request, subset_of_body
+from evertide.shapes.protocol.refusals import Refusal, refuse_error, refuse_invalid
+from evertide.shapes.protocol.requests import ShapeRequest, parse_request, parse_subset_body
 
 __all__ = ["ShapeEndpoint"]
 
@@ -51,18 +51,18 @@ class ShapeEndpoint:
         self._shapes.serve_in(asyncio.get_running_loop())
         try:
             answer = await self._answer(request)
-            answer.headers.update(cors(origin))
+            answer.headers.update(list_cors_headers(origin))
         except ClientDisconnect:
             return
         except Refusal as refusal:
-            answer = refusal_response(refusal, origin, request.method)
+            answer = make_refusal_response(refusal, origin, request.method)
         except Forbidden as error:
             logger.info("%s %s: %s", request.method, request.url.path, error)
-            answer = refusal_response(refusal_of(error, 403), origin, request.method)
+            answer = make_refusal_response(refuse_error(error, 403, restriction_in(scope)), origin, request.method)
         except EvertideError as error:
             logger.warning("%s %s: %s", request.method, request.url.path, error)
             status = 503 if isinstance(error, _PASSING) else 500
-            answer = refusal_response(refusal_of(error, status), origin, request.method)
+            answer = make_refusal_response(refuse_error(error, status, restriction_in(scope)), origin, request.method)
         if "authorization" in request.headers:
             _keep_private(answer)
         await answer(scope, receive, send)
@@ -70,7 +70,7 @@ class ShapeEndpoint:
     async def _answer(self, request: Request) -> Response:
         if request.method == "OPTIONS":
             requested_headers = request.headers.get("access-control-request-headers", "")
-            return options_answer(requested_headers)
+            return make_options_answer(requested_headers)
         if request.method not in _METHODS:
             raise Refusal(404, {"message": "Not found"})
         query = request.query_params
@@ -78,17 +78,17 @@ class ShapeEndpoint:
             return await self._handle_delete(query)
         shape_request = replace(parse_request(query), restriction=restriction_in(request.scope))
         if request.method == "POST" and shape_request.subset is None:
-            shape_request = await self._with_body(request, shape_request)
+            shape_request = await self._add_body(request, shape_request)
         with self._admission.admit(is_newcomer=shape_request.begins):
             return await self._exchange.answer(request, shape_request)
 
-    async def _with_body(self, request: Request, shape_request: ShapeRequest) -> ShapeRequest:
+    async def _add_body(self, request: Request, shape_request: ShapeRequest) -> ShapeRequest:
         content = b""
         async for piece in request.stream():
             content += piece
             if len(content) > self._options.body_bytes_max:
                 raise Refusal(413, {"error": "Request body too large"}, {"connection": "close"})
-        subset = subset_of_body(content)
+        subset = parse_subset_body(content)
         return shape_request if subset is None else replace(shape_request, subset=subset)
 
     async def _handle_delete(self, query: Mapping[str, str]) -> Response:
@@ -107,7 +107,7 @@ class ShapeEndpoint:
         if record is None:
             raise Refusal(404, {"message": "No existing shape found"})
         if definition is not None and record.definition != definition.canonical:
-            raise invalid({"handle": ["is of another definition than the one given"]})
+            raise refuse_invalid({"handle": ["belongs to a shape with another definition"]})
         self._shapes.end(record.handle, "a client asked for it")
 
 

@@ -23,16 +23,21 @@ import anyio.to_thread
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from evertide.errors import Conflict, EvertideError, InvalidInput, Unavailable
+from evertide.errors import Conflict, EvertideError, InvalidInput, Unavailable, Unexpected
 from evertide.shapes.http.admission import Admission
 from evertide.shapes.http.answers import AnswerBuilder, stream_response
-from evertide.shapes.http.subset import subset_answer
+from evertide.shapes.http.subset import answer_subset
 from evertide.shapes.log.definition import ShapeDefinition
-from evertide.shapes.log.live import LiveShape, Span
-from evertide.shapes.log.messages import up_to_date
+from evertide.shapes.log.live import LiveShape, LogSpan
+from evertide.shapes.log.messages import write_up_to_date
 from evertide.shapes.log.registry import Shapes
 from evertide.shapes.protocol.offsets import BEFORE_ALL, INF, Offset, SnapshotChunk
-from evertide.shapes.protocol.refusals import Refusal, invalid, must_refetch, not_ready
+from evertide.shapes.protocol.refusals import (
+    Refusal,
+    refuse_ended,
+    refuse_invalid,
+    refuse_not_ready,
+)
 from evertide.shapes.protocol.requests import ShapeRequest
 
 __all__ = ["Exchange"]
@@ -68,8 +73,8 @@ class Exchange:
             try:
                 return await self._try_answer(request, shape_request)
             except _Retry:
-                logger.debug("a shape was dropped as idle during a request for it: taking it up again")
-        raise not_ready("The shape is taken up again: come back")
+                logger.debug("a shape was dropped as idle during a request for it; loading it again")
+        raise refuse_not_ready("The server is loading the shape again; retry")
 
     async def _try_answer(self, request: Request, shape_request: ShapeRequest) -> Response:
         definition = await self.definition(shape_request)
@@ -79,7 +84,7 @@ class Exchange:
             shape = await self._find_by_handle(definition, shape_request.handle)
         if shape_request.subset is not None:
             subset = shape_request.subset
-            return await self._read(shape, lambda: subset_answer(self._shapes, shape, shape_request, subset))
+            return await self._read(shape, lambda: answer_subset(self._shapes, shape, shape_request, subset))
         if shape_request.is_now:
             return await self._answer_now(request, shape_request, shape)
         after, chunk = shape_request.offset, self._next_chunk(shape_request.offset, shape)
@@ -103,7 +108,7 @@ class Exchange:
             return self._shapes.first_chunk(shape)
         chunk = offset.next_chunk
         if chunk is not None and chunk.time is not None and chunk.time <= shape.record.time:
-            raise invalid({"offset": ["out of bounds for this shape"]})
+            raise refuse_invalid({"offset": ["out of bounds for this shape"]})
         return chunk
 
     async def definition(self, shape_request: ShapeRequest) -> ShapeDefinition:
@@ -136,7 +141,7 @@ class Exchange:
     async def _end_error(self, definition: ShapeDefinition, handle: str) -> Exception:
         """The error for a shape that cannot continue. A handle reported as ended must never be issued again."""
         shape = await self._wait_until_ready(lambda: self._shapes.obtain(definition))
-        return must_refetch(shape.handle) if shape.handle != handle else _Retry()
+        return refuse_ended(shape.handle) if shape.handle != handle else _Retry()
 
     async def _find_by_handle(self, definition: ShapeDefinition, handle: str) -> LiveShape:
         known = self._shapes.live_known(definition)
@@ -151,7 +156,7 @@ class Exchange:
         upper = self._shapes.upper_known(shape)  # read before the last entry: later changes are sent later
         last = await self._read(shape, lambda: self._shapes.last(shape))
         headers = self._answers.headers(request, shape_request, shape, last, is_up_to_date=True, has_data=False)
-        return self._answers.messages([], up_to_date(max(upper, last.transaction)), headers)
+        return self._answers.messages([], write_up_to_date(max(upper, last.transaction)), headers)
 
     def _answer_chunk(
         self, request: Request, shape_request: ShapeRequest, shape: LiveShape, chunk: SnapshotChunk
@@ -171,8 +176,10 @@ class Exchange:
             headers = self._answers.headers(
                 request, shape_request, shape, chunk.offset, is_up_to_date=False, has_data=size > 0
             )
-            return self._answers.not_modified(request, headers) or stream_response(pieces, headers, size + _BRACKETS)
-        raise why or EvertideError()
+            return self._answers.answer_not_modified(request, headers) or stream_response(
+                pieces, headers, size + _BRACKETS
+            )
+        raise why or Unexpected(where="Exchange._answer_chunk", why="no attempt was made")
 
     async def _answer_log(
         self, request: Request, shape_request: ShapeRequest, shape: LiveShape, after: Offset
@@ -189,9 +196,9 @@ class Exchange:
             request, shape_request, shape, span.end, is_up_to_date=span.is_all, has_data=has_data
         )
         transaction = max(span.end.transaction, 0 if shape_request.is_live and has_data else span.upper)
-        last = up_to_date(transaction) if span.is_all else None
+        last = write_up_to_date(transaction) if span.is_all else None
         entries = [entry.data for entry in span.entries]
-        return self._answers.not_modified(request, headers) or self._answers.messages(entries, last, headers)
+        return self._answers.answer_not_modified(request, headers) or self._answers.messages(entries, last, headers)
 
     async def _check_in_bounds(self, shape: LiveShape, after: Offset) -> None:
         """Wait for an offset beyond this process's feed: another process may have served it."""
@@ -206,20 +213,20 @@ class Exchange:
             if after <= Offset(self._shapes.upper_known(shape), INF):
                 return
             if self._shapes.is_ending:
-                raise not_ready("The server is being stopped")
+                raise refuse_not_ready("The server is stopping")
             if self._runtime.monotonic_s() >= deadline_s:
-                raise invalid({"offset": ["out of bounds for this shape"]})
+                raise refuse_invalid({"offset": ["out of bounds for this shape"]})
             await asyncio.sleep(wait_s)
             wait_s = min(2 * wait_s, _POLL_MAX_S)  # many clients may send offsets that do not exist
 
     async def _catch_up(self, shape: LiveShape) -> None:
         await self._read(shape, lambda: self._shapes.catch_up(shape))
 
-    async def _span(self, shape: LiveShape, after: Offset) -> Span:
+    async def _span(self, shape: LiveShape, after: Offset) -> LogSpan:
         known = self._shapes.span_known(shape, after)
         return known if known is not None else await self._read(shape, lambda: self._shapes.span(shape, after))
 
-    async def _wait_for_changes(self, shape: LiveShape, empty: Span, timeout_s: float) -> Span:
+    async def _wait_for_changes(self, shape: LiveShape, empty: LogSpan, timeout_s: float) -> LogSpan:
         """The changes that arrive within `timeout_s`; empty if none do. Raises 409 if the shape ends meanwhile."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._shapes.check_followed(shape)
@@ -230,7 +237,7 @@ class Exchange:
                 await _wait_at_most(waiter, timeout_s)
         finally:
             shape.waiters.discard(waiter)
-        shape.used_s = self._runtime.monotonic_s()
+        shape.note_use(self._runtime.monotonic_s())
         if shape.is_ended:
             raise await self._end_error(shape.definition, shape.handle)
         span = await self._span(shape, empty.end)
@@ -246,7 +253,7 @@ class Exchange:
                 for entry in span.entries:
                     yield _event(entry.data)
                 if span.is_all and span.entries:  # a client that starts at the end has already received up-to-date
-                    yield _event(up_to_date(span.end.transaction))
+                    yield _event(write_up_to_date(span.end.transaction))
                 left_s = deadline_s - self._runtime.monotonic_s()
                 if left_s <= 0 or self._shapes.is_ending:
                     return
@@ -261,7 +268,7 @@ class Exchange:
             _Retry,
             EvertideError,
         ) as error:  # what was sent is valid; the client requests the rest
-            logger.info("a stream of shape %s ends: %s", shape.handle, error)
+            logger.info("a stream of shape %s ended: %s", shape.handle, error)
 
 
 async def _wait_at_most(waiter: Awaitable[None], timeout_s: float) -> None:

@@ -19,21 +19,21 @@ from starlette.responses import Response, StreamingResponse
 
 from evertide.pgexpr.tokens import shorten
 from evertide.rows.changes import DIFF
-from evertide.shapes.http.answers import array_pieces, first_pieces
-from evertide.shapes.log.definition import ShapeDefinition, where_of
+from evertide.shapes.http.answers import take_first_pieces, write_array
+from evertide.shapes.log.definition import ShapeDefinition, parse_where_parameter
 from evertide.shapes.log.live import LiveShape
 from evertide.shapes.log.registry import Shapes
-from evertide.shapes.log.snapshot import snapshot_messages
-from evertide.shapes.protocol.refusals import invalid
-from evertide.shapes.protocol.requests import ShapeRequest, SubsetRequest, identifiers
+from evertide.shapes.log.snapshot import write_snapshot
+from evertide.shapes.protocol.refusals import refuse_invalid
+from evertide.shapes.protocol.requests import ShapeRequest, SubsetRequest, parse_identifiers
 
-__all__ = ["subset_answer"]
+__all__ = ["answer_subset"]
 
 _ORDER = re.compile(r'\s*("(?:[^"]|"")+"|[^\s",]+)(?:\s+(asc|desc))?(?:\s+nulls\s+(first|last))?\s*', re.IGNORECASE)
 _MARKS = 1 << 31
 
 
-def subset_answer(shapes: Shapes, shape: LiveShape, shape_request: ShapeRequest, subset: SubsetRequest) -> Response:
+def answer_subset(shapes: Shapes, shape: LiveShape, shape_request: ShapeRequest, subset: SubsetRequest) -> Response:
     definition = shape.definition
     selection = _Selection(definition, shape_request, subset)
     shapes.catch_up(shape)
@@ -43,7 +43,7 @@ def subset_answer(shapes: Shapes, shape: LiveShape, shape_request: ShapeRequest,
         shapes.contents.read_rows(shapes.shard(definition.subject), definition, time, selection.columns)
     )
     mark = int(shapes.runtime.random() * _MARKS)
-    messages = snapshot_messages(shape.writer, content, has_key=bool(definition.subject.key), mark=mark)
+    messages = write_snapshot(shape.writer, content, has_key=bool(definition.subject.key), mark=mark)
     metadata = {**shapes.numbers.visible(time).json_fields, "snapshot_mark": mark, "database_lsn": str(time + 1)}
     head = b'{"metadata":' + msgspec.json.encode(metadata) + b',"data":'
     headers = {
@@ -55,8 +55,8 @@ def subset_answer(shapes: Shapes, shape: LiveShape, shape_request: ShapeRequest,
         "cache-control": "no-cache",
     }
     # Rendered lazily, in a thread: the copies of a row may need more memory than there is.
-    pieces = chain([head], array_pieces(messages), [b"}"])
-    first, is_all = first_pieces(pieces)
+    pieces = chain([head], write_array(messages), [b"}"])
+    first, is_all = take_first_pieces(pieces)
     if is_all:
         return Response(b"".join(first), 200, headers, media_type="application/json")
     return StreamingResponse(chain(first, pieces), 200, headers, media_type="application/json")
@@ -65,14 +65,14 @@ def subset_answer(shapes: Shapes, shape: LiveShape, shape_request: ShapeRequest,
 class _Selection:
     def __init__(self, definition: ShapeDefinition, shape_request: ShapeRequest, subset: SubsetRequest) -> None:
         names = definition.subject.schema.names
-        self._where = where_of(definition.subject.schema, subset.where, subset.params, "subset__where")
+        self._where = parse_where_parameter(definition.subject.schema, subset.where, subset.params, "subset__where")
         self._order = _parse_order(names, subset.order_by)
         self._subset = subset
         self.columns = {*(self._where.columns if self._where is not None else ()), *(one[0] for one in self._order)}
         allowed = {name for one in shape_request.queryable if (name := one.find_in(names)) is not None}
         if allowed and not self.columns <= allowed:
             listed = ", ".join(sorted(self.columns - allowed))
-            raise invalid({"subset__where": [f"not in queryable_columns: {listed}"]})
+            raise refuse_invalid({"subset__where": [f"not in queryable_columns: {listed}"]})
 
     def apply(self, content: pa.Table) -> pa.Table:
         if self._where is not None:
@@ -118,7 +118,7 @@ def _sort_indices(content: pa.Table, order: list[tuple[str, bool, bool]]) -> pa.
         )
     except (pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
         listed = ", ".join(name for name, _, _ in order)
-        raise invalid({"subset__order_by": [f"there is no order of {listed}: {error}"]}) from error
+        raise refuse_invalid({"subset__order_by": [f"cannot sort by {listed}: {error}"]}) from error
 
 
 def _parse_order(names: list[str], text: str) -> list[tuple[str, bool, bool]]:
@@ -133,11 +133,11 @@ def _parse_order(names: list[str], text: str) -> list[tuple[str, bool, bool]]:
     while True:
         hit = _ORDER.match(text, at)
         if hit is None or (hit.end() < len(text) and text[hit.end()] != ","):
-            raise invalid({"subset__order_by": [f"is no list of columns, each with ASC or DESC: {shorten(text)}"]})
-        one = identifiers(hit[1])
+            raise refuse_invalid({"subset__order_by": [f"expected columns with ASC or DESC, not {shorten(text)}"]})
+        one = parse_identifiers(hit[1])
         name = one[0].find_in(names) if one else None
         if name is None:
-            raise invalid({"subset__order_by": [f"there is no column {shorten(hit[1])}"]})
+            raise refuse_invalid({"subset__order_by": [f"the collection has no column {shorten(hit[1])}"]})
         is_descending = (hit[2] or "").lower() == "desc"
         nulls_first = hit[3].lower() == "first" if hit[3] else is_descending
         order.setdefault(name, (name, is_descending, nulls_first))

@@ -16,7 +16,7 @@ from evertide.rows.changes import DIFF
 from evertide.rows.columns import Longs, Words
 from evertide.rows.digest import row_hashes
 
-__all__ = ["Copies", "copies_before"]
+__all__ = ["Copies", "count_copies_before"]
 
 _FOLD_ROWS = 65_536
 
@@ -73,7 +73,7 @@ class Copies:
         self._changed = {}
 
 
-def copies_before(hashes: tuple[Words, Words], diffs: Longs, after: Longs) -> Longs:
+def count_copies_before(hashes: tuple[Words, Words], diffs: Longs, after: Longs) -> Longs:
     """How often the row of each change occurred before it, given how often it occurs after all changes.
 
     Changes are in order of time; a row changes at most once per time.

@@ -24,10 +24,10 @@ from evertide.pgexpr.restriction import UNRESTRICTED, Restriction
 from evertide.pgexpr.types.texts import column_type
 from evertide.pipeline.names import ERRORS
 from evertide.pipeline.transaction.members import Members
-from evertide.shapes.protocol.refusals import invalid, not_ready
+from evertide.shapes.protocol.refusals import refuse_invalid, refuse_not_ready
 from evertide.shapes.protocol.requests import Identifier, ShapeRequest
 
-__all__ = ["SCHEMA", "ShapeDefinition", "Subject", "define", "subject_of", "where_of"]
+__all__ = ["SCHEMA", "ShapeDefinition", "Subject", "define", "parse_where_parameter", "resolve_subject"]
 
 SCHEMA = "public"
 """The only schema name."""
@@ -100,7 +100,9 @@ class ShapeDefinition:
         return tuple(name for name in self.subject.schema.names if name in wanted)
 
 
-def subject_of(members: Members, table: tuple[Identifier, ...], restriction: Restriction = UNRESTRICTED) -> Subject:
+def resolve_subject(
+    members: Members, table: tuple[Identifier, ...], restriction: Restriction = UNRESTRICTED
+) -> Subject:
     """The collection that a request names. A restricted token cannot find out which others exist."""
     schema, name = (table[0], table[1]) if len(table) == 2 else (Identifier(SCHEMA), table[0])
     definition = members.definition
@@ -109,17 +111,17 @@ def subject_of(members: Members, table: tuple[Identifier, ...], restriction: Res
     restriction.check(collection or name.name)
     if collection is None:
         shown = ".".join(f'"{one.name}"' for one in (schema, name))
-        raise invalid(
+        raise refuse_invalid(
             {"table": [f"Table {shown} does not exist. Names in quotes must have the case of the collection."]}
         )
     view = definition.views.get(collection)
     if view is not None and not view.shard:
-        why = view.away.why if view.away is not None else "it is not there yet"
-        raise not_ready(f"The view {collection!r} has no content yet: {why}")
+        why = view.away.why if view.away is not None else "the view is not hydrated yet"
+        raise refuse_not_ready(f"The view {collection!r} has no content yet: {why}")
     try:
-        shard = members.collection(collection)
+        shard = members.open_collection(collection)
     except InvalidInput as error:
-        raise invalid({"table": [error.why]}) from error
+        raise refuse_invalid({"table": [error.why]}) from error
     record = definition.tables.get(collection) or view
     key = () if record is None or record.key is msgspec.UNSET else tuple(record.key)
     return Subject(collection, shard.name, shard.schema, key)
@@ -130,12 +132,14 @@ def define(subject: Subject, shape_request: ShapeRequest) -> ShapeDefinition:
     columns = _resolve_columns(subject, shape_request.columns, "columns")
     if queryable and columns and not set(columns) <= set(queryable):
         listed = ", ".join(name for name in columns if name not in queryable)
-        raise invalid({"columns": [f"not in queryable_columns: {listed}"]})
+        raise refuse_invalid({"columns": [f"not in queryable_columns: {listed}"]})
     own = shape_request.restriction.clause(subject.name, subject.schema)
     return ShapeDefinition(
         subject=subject,
         columns=columns or queryable or tuple(subject.schema.names),
-        where=conjoin_both(own, where_of(subject.schema, shape_request.where, shape_request.params, "where")),
+        where=conjoin_both(
+            own, parse_where_parameter(subject.schema, shape_request.where, shape_request.params, "where")
+        ),
         is_full=shape_request.is_full,
         is_changes_only=shape_request.is_changes_only,
         restriction=own.canonical if own is not None else "",
@@ -143,13 +147,15 @@ def define(subject: Subject, shape_request: ShapeRequest) -> ShapeDefinition:
     )
 
 
-def where_of(schema: pa.Schema, text: str, params: tuple[tuple[str, str], ...], parameter: str) -> Where | None:
+def parse_where_parameter(
+    schema: pa.Schema, text: str, params: tuple[tuple[str, str], ...], parameter: str
+) -> Where | None:
     if not text.strip():
         return None
     try:
         return parse_where(text, dict(params), schema)
     except InvalidInput as error:
-        raise invalid({parameter: [error.why]}) from error
+        raise refuse_invalid({parameter: [error.why]}) from error
 
 
 def _resolve_columns(subject: Subject, names: tuple[Identifier, ...], parameter: str) -> tuple[str, ...]:
@@ -158,9 +164,11 @@ def _resolve_columns(subject: Subject, names: tuple[Identifier, ...], parameter:
     resolved = {one: one.find_in(subject.schema.names) for one in names}
     missing = ", ".join(one.name for one, name in resolved.items() if name is None)
     if missing:
-        raise invalid({parameter: [f"The following columns are not found on the table: {missing}"]})
+        raise refuse_invalid({parameter: [f"The following columns are not found on the table: {missing}"]})
     chosen = set(resolved.values())
     lacking = ", ".join(name for name in subject.key if name not in chosen)
     if lacking:
-        raise invalid({parameter: [f"The list of columns must include all primary key columns, missing: {lacking}"]})
+        raise refuse_invalid(
+            {parameter: [f"The list of columns must include all primary key columns, missing: {lacking}"]}
+        )
     return tuple(name for name in subject.schema.names if name in chosen)

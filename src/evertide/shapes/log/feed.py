@@ -23,7 +23,7 @@ from evertide.rows.columns import Longs
 from evertide.shapes.log.copies import Copies
 from evertide.shapes.log.definition import Subject
 from evertide.shapes.log.index import ShapeIndex
-from evertide.shapes.log.live import LiveShape, Span, cut_entries, size_of
+from evertide.shapes.log.live import LiveShape, LogSpan, cut_entries, measure_entries
 from evertide.shapes.log.stretch import ShapeEntry, Stretch, TxIds
 from evertide.shapes.protocol.offsets import BEFORE_LOG, Offset
 from evertide.shard.shard import Shard
@@ -59,7 +59,7 @@ class Feed:
         """The number of entries that this feed has appended to logs."""
         self.failure: FeedFailure | None = None
         self.last_followed_s = 0.0
-        """When `follow` last succeeded, by the monotonic clock; set by the registry."""
+        """When `follow` last succeeded, by the monotonic clock."""
         self.is_inconsistent = False
         """Distributing a stretch failed halfway: some shapes have its entries, others do not."""
         self._txids = txids
@@ -73,6 +73,13 @@ class Feed:
         if not subject.key:
             with shard.snapshot(self.upper - 1) as snapshot:
                 self._copies = Copies(snapshot.to_arrow())
+
+    def note_followed(self, now_s: float) -> None:
+        """Note that `follow` succeeded, or that the feed is new."""
+        self.failure, self.last_followed_s = None, now_s
+
+    def note_failure(self, failure: FeedFailure) -> None:
+        self.failure = failure
 
     def add(self, shape: LiveShape) -> None:
         with self._lock:
@@ -118,7 +125,7 @@ class Feed:
             self.is_inconsistent = True
             raise
 
-    def derive(self, shape: LiveShape, after: Offset, bytes_max: int) -> Span:
+    def derive(self, shape: LiveShape, after: Offset, bytes_max: int) -> LogSpan:
         """The entries after an offset that precedes the shape's tail."""
         upper, tail = self.upper, shape.tail
         lower = reach = shape.first_time(after)
@@ -131,7 +138,7 @@ class Feed:
         if reach < tail.begins:
             return cut_entries(entries, after, reach, bytes_max)._replace(is_all=False)
         with self._lock:
-            if shape.tail is tail and size_of(entries) <= self._tail_bytes_max:
+            if shape.tail is tail and measure_entries(entries) <= self._tail_bytes_max:
                 shape.prepend(lower, entries)
         return cut_entries([*entries, *tail.entries], after, upper, bytes_max)
 
@@ -142,7 +149,7 @@ class Feed:
         """
         derived = self._derived
         if derived is None or derived.handle != shape.handle or not derived.lower <= lower < derived.upper:
-            stretch = self._reread(lower, upper)
+            stretch = self._read_again(lower, upper)
             entries = self._build_entries(shape, stretch, self._select(shape, stretch))
             derived = self._derived = _DerivedEntries(shape.handle, stretch.lower, stretch.upper, entries)
         return min(upper, derived.upper), [one for one in derived.entries if lower <= one.offset.time < upper]
@@ -154,12 +161,12 @@ class Feed:
         last, begins = BEFORE_LOG, shape.tail.begins
         reach = shape.first_time(BEFORE_LOG)
         while reach < begins:
-            stretch = self._reread(reach, begins)
+            stretch = self._read_again(reach, begins)
             last = self._last_in(shape, stretch) or last
             reach = stretch.upper
         if shape.last is None:
-            shape.last = last
-        return shape.last
+            shape.note_last(last)
+        return shape.last or last
 
     def _last_in(self, shape: LiveShape, stretch: Stretch) -> Offset | None:
         """Search from the end, transaction by transaction, as some result in no entry."""
@@ -172,14 +179,14 @@ class Feed:
             chosen = chosen[:starts]
         return None
 
-    def _reread(self, lower: int, upper: int) -> Stretch:
+    def _read_again(self, lower: int, upper: int) -> Stretch:
         """The changes of [lower, upper), or the first of them; with counts if the collection has no key."""
         known = self._last_read
         if known is None or not known.lower <= lower < known.upper:
-            known = self._last_read = self._reread_shard(lower, upper)
+            known = self._last_read = self._read_shard_again(lower, upper)
         return known.between(lower, upper)
 
-    def _reread_shard(self, lower: int, upper: int) -> Stretch:
+    def _read_shard_again(self, lower: int, upper: int) -> Stretch:
         if self._copies is None:
             reach = min(self.shard.log.read().state.reach(lower, _ROWS), upper)
             return Stretch(self.shard.changes(lower, reach), lower, reach)
@@ -196,8 +203,8 @@ class Feed:
 
     def _append_entries(self, stretch: Stretch) -> dict[str, LiveShape]:
         selected: dict[str, Longs] = {}
-        for handle, rows in self._index.candidates(stretch.rows).items():
-            later = _after_snapshot(self.shapes[str(handle)], stretch, rows)
+        for handle, rows in self._index.find_matches(stretch.rows).items():
+            later = _drop_snapshot_rows(self.shapes[str(handle)], stretch, rows)
             if len(later):
                 selected[str(handle)] = later
         rendered = stretch.render(selected.values())
@@ -212,12 +219,12 @@ class Feed:
 
     def _append(self, shape: LiveShape, stretch: Stretch, entries: list[ShapeEntry]) -> None:
         self.appended += len(entries)
-        size = size_of(entries)
+        size = measure_entries(entries)
         if size <= self._tail_bytes_max:
             shape.append(entries, size)
         else:
             shape.forget(stretch.upper)
-            shape.last = entries[-1].offset
+            shape.note_last(entries[-1].offset)
             self._derived = _DerivedEntries(shape.handle, stretch.lower, stretch.upper, entries)
 
     def _build_entries(self, shape: LiveShape, stretch: Stretch, chosen: Longs) -> list[ShapeEntry]:
@@ -226,13 +233,13 @@ class Feed:
     def _select(self, shape: LiveShape, stretch: Stretch) -> Longs:
         where = shape.definition.where
         rows = np.arange(len(stretch)) if where is None else np.flatnonzero(np.asarray(where.matches(stretch.rows)))
-        return _after_snapshot(shape, stretch, rows)
+        return _drop_snapshot_rows(shape, stretch, rows)
 
 
 def _size(entries: Iterable[ShapeEntry]) -> int:
     return sum(len(entry.data) for entry in entries)
 
 
-def _after_snapshot(shape: LiveShape, stretch: Stretch, rows: Longs) -> Longs:
+def _drop_snapshot_rows(shape: LiveShape, stretch: Stretch, rows: Longs) -> Longs:
     """The rows that changed after the shape's snapshot."""
     return rows if stretch.lower > shape.record.time else rows[stretch.times[rows] > shape.record.time]

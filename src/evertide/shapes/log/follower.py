@@ -25,7 +25,7 @@ from evertide.store.paths import COMMITTED
 from evertide.threads.ticker import Ticker
 from evertide.threads.watched import WatchedThread
 
-__all__ = ["Follower", "LimitEnforcer", "enforce_limits"]
+__all__ = ["FeedFollower", "LimitEnforcer", "enforce_limits"]
 
 logger = logging.getLogger(__name__)
 
@@ -45,9 +45,9 @@ def enforce_limits(shapes: Shapes, *, is_serving: bool = True) -> None:
     for record in records:
         state = states[record.shard]
         if record.shard not in named or state.finalized:
-            shapes.end(record.handle, f"the content of {record.collection!r} was made anew")
+            shapes.end(record.handle, f"collection {record.collection!r} has a new shard or was removed")
         elif log_rows(record, state) > max(rows_max, record.rows):
-            shapes.end(record.handle, f"its log grew beyond {rows_max} changes")
+            shapes.end(record.handle, f"the log has more than {rows_max} changes (log_rows_max)")
         else:
             left.append(record)
     if is_serving:
@@ -70,9 +70,9 @@ def _end_surplus(shapes: Shapes, records: list[ShapeRecord]) -> list[ShapeRecord
     for number, record in enumerate(latest, 1):
         size += len(record.definition)
         if number > options.shapes_max:
-            shapes.end(record.handle, f"there are more than {options.shapes_max} shapes")
+            shapes.end(record.handle, f"the storage has more than {options.shapes_max} shapes (shapes_max)")
         elif size > options.definitions_bytes:
-            shapes.end(record.handle, f"the definitions of all shapes take more than {options.definitions_bytes} bytes")
+            shapes.end(record.handle, f"all definitions exceed {options.definitions_bytes} bytes (definitions_bytes)")
         else:
             left.append(record)
     return left
@@ -82,7 +82,7 @@ class LimitEnforcer(Ticker):
     """Enforces limits in a process that serves no shapes: shapes of other processes hold history in the storage."""
 
     def __init__(self, shapes: Shapes) -> None:
-        super().__init__("evertide-shapes-keeper", shapes.settings.beat_interval_s)
+        super().__init__("evertide-shape-limits", shapes.settings.beat_interval_s)
         self._shapes = shapes
 
     def tick(self) -> bool:
@@ -93,7 +93,7 @@ class LimitEnforcer(Ticker):
         return True
 
 
-class Follower:
+class FeedFollower:
     def __init__(self, shapes: Shapes) -> None:
         self._shapes = shapes
         self._stopping = threading.Event()
@@ -101,7 +101,7 @@ class Follower:
         self._enforced_s = shapes.runtime.monotonic_s()
 
     def start(self) -> Self:
-        self._shapes.is_followed = True
+        self._shapes.begin_following()
         self._thread.start()
         return self
 
@@ -112,14 +112,13 @@ class Follower:
         self._stopping.set()
         if self._thread.ident is not None:
             self._thread.join()
-        self._shapes.is_followed = False
         self._shapes.stop()
 
     def tick(self) -> None:
         shapes = self._shapes
         shapes.follow()
         shapes.refresh_collections()
-        shapes.learn_ended()
+        shapes.forget_ended()
         now_s = shapes.runtime.monotonic_s()
         if now_s - self._enforced_s >= shapes.settings.beat_interval_s:
             self._enforced_s = now_s
@@ -129,7 +128,7 @@ class Follower:
     def _run(self) -> None:
         shapes, wait_s = self._shapes, self._shapes.settings.retry_wait_s
         while not self._stopping.is_set():
-            with self._thread.retrying():
+            with self._thread.report_and_retry():
                 try:
                     record = shapes.meta.head(COMMITTED)
                     self.tick()

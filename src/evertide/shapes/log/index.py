@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from evertide.errors import Conflict
+from evertide.errors import Unexpected
 from evertide.pgexpr.clause import Where
 from evertide.pgexpr.types.columns import values_of
 from evertide.pgexpr.types.sqltypes import type_of
@@ -44,7 +44,7 @@ class ShapeIndex:
     def add(self, handle: Hashable, where: Where | None) -> None:
         """Without `where`, the shape has all rows."""
         if handle in self._wheres:
-            raise Conflict(where=f"shape {handle}", why="it is in the index already")
+            raise Unexpected(where=f"shape {handle}", why="the index already has it")
         self._wheres[handle] = where
         is_new = where not in self._handles
         self._handles.setdefault(where, {})[handle] = None
@@ -63,14 +63,14 @@ class ShapeIndex:
             if where is not None:
                 self._leave(where)
 
-    def candidates(self, rows: pa.Table) -> dict[Hashable, Rows]:
+    def find_matches(self, rows: pa.Table) -> dict[Hashable, Rows]:
         """The matching row numbers by handle; shapes without a match are left out."""
         unkeyed: dict[Where | None, Rows] = {}
         if rows.num_rows and None in self._handles:
             unkeyed[None] = np.arange(rows.num_rows, dtype=np.int64)
         for where in self._others:
             unkeyed[where] = np.flatnonzero(_evaluate(where, rows))
-        keyed = self._filter_by_rest(rows, self._by_value(rows))
+        keyed = self._filter_by_rest(rows, self._find_by_value(rows))
         return {
             handle: matching
             for where, matching in (*unkeyed.items(), *keyed.items())
@@ -102,11 +102,11 @@ class ShapeIndex:
         if not by_value:
             del self._keyed[column]
 
-    def _by_value(self, rows: pa.Table) -> dict[Where, Rows]:
+    def _find_by_value(self, rows: pa.Table) -> dict[Where, Rows]:
         """The rows that have one of the values of a clause's key."""
         matches: dict[Where, list[Rows]] = {}
         for column, by_value in self._keyed.items():
-            for value, places in _places(rows.column(column), by_value).items():
+            for value, places in _find_places(rows.column(column), by_value).items():
                 matching = np.array(places, np.int64)
                 for where in by_value[value]:
                     matches.setdefault(where, []).append(matching)
@@ -128,7 +128,7 @@ class ShapeIndex:
         return matches
 
 
-def _places(column: Any, wanted: dict[Any, Any]) -> dict[Any, list[int]]:
+def _find_places(column: Any, wanted: dict[Any, Any]) -> dict[Any, list[int]]:
     """Row numbers by value, for the wanted values."""
     places: dict[Any, list[int]] = {}
     for place, value in enumerate(values_of(column, type_of(column.type))):

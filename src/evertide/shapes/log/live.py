@@ -20,7 +20,7 @@ from evertide.shapes.log.record import ShapeRecord
 from evertide.shapes.log.stretch import ShapeEntry
 from evertide.shapes.protocol.offsets import BEFORE_LOG, Offset
 
-__all__ = ["LaterSnapshot", "LiveShape", "Span", "Tail", "cut_entries", "size_of"]
+__all__ = ["LaterSnapshot", "LiveShape", "LogSpan", "Tail", "cut_entries", "measure_entries"]
 
 _ENTRY_BYTES = 200
 """The memory of an entry beside its text."""
@@ -38,7 +38,7 @@ class LaterSnapshot(NamedTuple):
     """`Feed.followed` at that time."""
 
 
-class Span(NamedTuple):
+class LogSpan(NamedTuple):
     """A range of a log, as the answer to a request."""
 
     entries: Sequence[ShapeEntry]
@@ -66,6 +66,24 @@ class LiveShape:
         """The offset of the last entry; None if unknown."""
         self.waiters: set[asyncio.Future[None]] = set()
 
+    def note_use(self, now_s: float) -> None:
+        self.used_s = now_s
+
+    def end(self) -> None:
+        self.is_ended = True
+
+    def take_waiters(self) -> set[asyncio.Future[None]]:
+        waiters, self.waiters = self.waiters, set()
+        return waiters
+
+    def replace_snapshot(self, later: LaterSnapshot) -> LaterSnapshot:
+        self.later_snapshot = later
+        return later
+
+    def note_last(self, offset: Offset) -> None:
+        """Set the offset of an entry that is not kept in memory."""
+        self.last = offset
+
     def append(self, entries: list[ShapeEntry], size: int) -> None:
         self.tail.entries.extend(entries)
         self.bytes += size
@@ -74,7 +92,7 @@ class LiveShape:
     def prepend(self, begins: int, entries: list[ShapeEntry]) -> None:
         """Add all entries between `begins` and the beginning of the tail."""
         self.tail = Tail(begins, [*entries, *self.tail.entries])
-        self.bytes += size_of(entries)
+        self.bytes += measure_entries(entries)
 
     def forget(self, begins: int) -> None:
         """Drop the entries in memory; from now on the tail begins at `begins`."""
@@ -97,7 +115,7 @@ class LiveShape:
         return BEFORE_LOG if tail.begins <= self.record.time + 1 else self.last
 
 
-def cut_entries(entries: Sequence[ShapeEntry], after: Offset, upper: int, bytes_max: int) -> Span:
+def cut_entries(entries: Sequence[ShapeEntry], after: Offset, upper: int, bytes_max: int) -> LogSpan:
     """The entries after an offset, up to about `bytes_max` bytes."""
     start = bisect_right(entries, after, key=lambda entry: entry.offset)
     size, end = 0, start
@@ -107,8 +125,8 @@ def cut_entries(entries: Sequence[ShapeEntry], after: Offset, upper: int, bytes_
         end += 1
     selected = entries[start:end]
     place = selected[-1].offset if selected else max(after, BEFORE_LOG)
-    return Span(selected, place, end == stop, upper)
+    return LogSpan(selected, place, end == stop, upper)
 
 
-def size_of(entries: Sequence[ShapeEntry]) -> int:
+def measure_entries(entries: Sequence[ShapeEntry]) -> int:
     return sum(len(entry.data) + _ENTRY_BYTES for entry in entries)

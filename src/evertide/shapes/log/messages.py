@@ -2,7 +2,8 @@
 
 1. Values are texts as PostgreSQL writes them, or null; the header `electric-schema` has their types.
 2. The key of a row is the collection's name and the texts of its key columns. Slashes in them are doubled, so that keys
-   are unique. The second copy of a row without a key ends in `/+2`, the third in `/+3`.
+   are unique. The second copy of a row without a key ends in `/+2`, the third in `/+3`. After a text that is not valid
+   UTF-8, which loses bytes, `/#` and a hash of the value follow.
 3. An update contains the key and the changed columns; with `replica=full`, the whole row and the old values of the
    changed columns. A delete contains the key; with `replica=full`, or without a key, the whole row.
 4. A snapshot ends with `snapshot-end`, which says which transactions it contains: some clients wait for one of them.
@@ -18,21 +19,23 @@ import msgspec
 import pyarrow as pa
 
 from evertide.pgexpr.types.texts import texts
+from evertide.rows.digest import row_hashes
+from evertide.rows.utf8 import invalid_rows
 from evertide.shapes.log.definition import SCHEMA, ShapeDefinition
 from evertide.shapes.log.numbers import Visible
 from evertide.shapes.protocol.offsets import Offset
 
-__all__ = ["MessageWriter", "RowTexts", "Value", "snapshot_end", "up_to_date"]
+__all__ = ["MessageWriter", "RowTexts", "Value", "write_snapshot_end", "write_up_to_date"]
 
 _encode = msgspec.json.Encoder().encode
 Value = dict[str, str | None]
 
 
-def up_to_date(transaction: int) -> bytes:
+def write_up_to_date(transaction: int) -> bytes:
     return _encode({"headers": {"control": "up-to-date", "global_last_seen_lsn": str(transaction)}})
 
 
-def snapshot_end(visible: Visible, pushed: Sequence[int] = ()) -> bytes:
+def write_snapshot_end(visible: Visible, pushed: Sequence[int] = ()) -> bytes:
     named = {"txids": pushed} if pushed else {}
     return _encode({"headers": {"control": "snapshot-end", **visible.json_fields, **named}})
 
@@ -55,10 +58,19 @@ class RowTexts:
     def keys(self, prefix: str, identity: Sequence[str], rows: Sequence[int]) -> list[str]:
         """All callers are shapes of one collection, with the same keys."""
         if not self._keys:
-            columns = [[_part(text) for text in self.column(name)] for name in identity]
+            columns = [self._key_parts(name) for name in identity]
             self._keys = [prefix + "".join(parts) for parts in zip(*columns, strict=True)]
         keys = self._keys
         return [keys[row] for row in rows]
+
+    def _key_parts(self, name: str) -> list[str]:
+        parts = [_part(text) for text in self.column(name)]
+        stored = self._rows.select([name])
+        rows = invalid_rows(stored)
+        high, low = row_hashes(stored.take(pa.array(rows)))
+        for at, row in enumerate(rows.tolist()):
+            parts[row] += f"/#{high[at]:016x}{low[at]:016x}"
+        return parts
 
     def values(self, names: tuple[str, ...], rows: Sequence[int]) -> list[Value]:
         cached = self._values.get(names)

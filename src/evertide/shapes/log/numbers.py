@@ -7,7 +7,7 @@
    sources, which no client waits for, have none.
 3. A snapshot states the numbers that it contains as PostgreSQL does: all below `xmax`, except those listed as open.
    Numbers are assigned in order but committed out of order: missing numbers among the last `_WINDOW` are listed as
-   open. Some of them may never arrive, which does no harm: no client is told too early that a transaction is here.
+   open. Some of them may never arrive, which does no harm: no client learns too early that a transaction is here.
    Numbers above 32 bits cannot be expressed this way: those of recent pushes are listed one by one.
 4. Clients compare numbers modulo 2^32 with those of a subset that they requested, and drop changes that the subset
    contains. A pushed change must never be dropped because of its number, so it has two numbers that differ by half of
@@ -23,7 +23,7 @@ import msgspec
 
 from evertide.journal.xids import Xids, own_number
 
-__all__ = ["Numbers", "Visible"]
+__all__ = ["TransactionNumbers", "Visible"]
 
 _WINDOW = 64
 _APART = (1 << 52) + (1 << 31)
@@ -48,7 +48,7 @@ class Visible(msgspec.Struct, frozen=True):
         return {"xmin": str(self.xmin), "xmax": str(self.xmax), "xip_list": [str(xid) for xid in self.xip_list]}
 
 
-class Numbers:
+class TransactionNumbers:
     def __init__(self, xids: Xids) -> None:
         self._xids = xids
 

@@ -22,7 +22,7 @@ import msgspec
 
 from evertide.errors import TimeCompacted
 from evertide.shapes.log.definition import ShapeDefinition
-from evertide.shapes.log.numbers import Numbers, Visible
+from evertide.shapes.log.numbers import TransactionNumbers, Visible
 from evertide.shard.hold import hold_write, read_holds
 from evertide.shard.shard import Shard, Shards
 from evertide.shard.state import ShardState
@@ -71,7 +71,7 @@ class EndRecord(msgspec.Struct, frozen=True):
 
 
 class ShapeRecords:
-    def __init__(self, shards: Shards, numbers: Numbers, chunk_bytes: int) -> None:
+    def __init__(self, shards: Shards, numbers: TransactionNumbers, chunk_bytes: int) -> None:
         self._numbers = numbers
         self._chunk_bytes = chunk_bytes
         self._meta = shards.meta
@@ -100,7 +100,7 @@ class ShapeRecords:
             if existing is not None and existing.shard == shard.name:
                 return existing
             if existing is not None:
-                self.end(existing.handle, "the collection was made anew")
+                self.end(existing.handle, "the collection has a new shard")
                 continue
             state = shard.log.read().state
             record = self._new_record(definition, state)

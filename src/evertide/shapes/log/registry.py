@@ -27,18 +27,18 @@ import msgspec
 from evertide.errors import Conflict, Damaged, EvertideError, InvalidInput, Unavailable
 from evertide.journal.xids import Xids
 from evertide.pipeline.reading.collections import Collections
-from evertide.problem import Problem
+from evertide.problem import ComponentState, Problem
 from evertide.shapes.log.contents import Contents
-from evertide.shapes.log.definition import ShapeDefinition, Subject, define, subject_of
+from evertide.shapes.log.definition import ShapeDefinition, Subject, define, resolve_subject
 from evertide.shapes.log.feed import Feed, FeedFailure
-from evertide.shapes.log.live import LaterSnapshot, LiveShape, Span, cut_entries
-from evertide.shapes.log.messages import snapshot_end
-from evertide.shapes.log.numbers import Numbers
+from evertide.shapes.log.live import LaterSnapshot, LiveShape, LogSpan, cut_entries
+from evertide.shapes.log.messages import write_snapshot_end
+from evertide.shapes.log.numbers import TransactionNumbers
 from evertide.shapes.log.record import ShapeRecord, ShapeRecords, log_rows
-from evertide.shapes.log.snapshot import Chunks, Snapshots, snapshot_messages
+from evertide.shapes.log.snapshot import Chunks, Snapshots, write_snapshot
 from evertide.shapes.options import ShapeOptions
 from evertide.shapes.protocol.offsets import Offset, SnapshotChunk
-from evertide.shapes.protocol.refusals import not_ready
+from evertide.shapes.protocol.refusals import refuse_not_ready
 from evertide.shapes.protocol.requests import ShapeRequest
 from evertide.shard.shard import Shard
 from evertide.store.paths import COMMITTED
@@ -65,7 +65,7 @@ class Shapes:
         self.runtime = shards.runtime
         self.settings = shards.settings
         self.meta = shards.meta
-        self.numbers = Numbers(Xids(shards.meta, shards.runtime, shards.settings))
+        self.numbers = TransactionNumbers(Xids(shards.meta, shards.runtime, shards.settings))
         self.records = ShapeRecords(shards, self.numbers, self.options.chunk_bytes)
         self.snapshots = Snapshots(self.options)
         self.contents = Contents(self.options.share_bytes)
@@ -98,10 +98,10 @@ class Shapes:
     def live_known(self, definition: ShapeDefinition) -> LiveShape | None:
         shape = self._by_definition.get(definition.id)
         if shape is not None:
-            shape.used_s = self.runtime.monotonic_s()
+            shape.note_use(self.runtime.monotonic_s())
         return shape
 
-    def span_known(self, shape: LiveShape, after: Offset) -> Span | None:
+    def span_known(self, shape: LiveShape, after: Offset) -> LogSpan | None:
         """The entries after an offset, if they are in memory."""
         feed = self._feeds.get(shape.record.shard)
         if feed is None or not self.is_live(shape):
@@ -143,11 +143,11 @@ class Shapes:
         known = self.definition_known(shape_request)
         if known is None:
             self.refresh_collections()
-            known = define(subject_of(self.members, shape_request.table, shape_request.restriction), shape_request)
+            known = define(resolve_subject(self.members, shape_request.table, shape_request.restriction), shape_request)
             self._remember(shape_request, known)
         return known
 
-    def learn_ended(self) -> None:
+    def forget_ended(self) -> None:
         """Learn which shapes other processes have ended."""
         with self._learning:
             self._ends, handles = self.records.read_ended(self._ends)
@@ -159,7 +159,7 @@ class Shapes:
     def obtain(self, definition: ShapeDefinition) -> LiveShape:
         """The shape of a definition, created if there is none."""
         self.refresh_collections()
-        self.learn_ended()  # a new client must not get a handle that was reported as ended
+        self.forget_ended()  # a new client must not get a handle that was reported as ended
         if definition.subject.shard not in self.shards():
             definition = self.definition(definition.request)
         known = self.live_known(definition)
@@ -167,7 +167,7 @@ class Shapes:
             return known
         shard = self.shard(definition.subject)
         if shard.upper == 0:
-            raise not_ready(f"{definition.subject.name!r} has no content yet: no transaction was committed")
+            raise refuse_not_ready(f"{definition.subject.name!r} has no content yet: no transaction was committed")
         return self._take_up(self.records.create(definition, shard), definition, shard)
 
     def find_by_handle(self, definition: ShapeDefinition, handle: str) -> LiveShape | None:
@@ -180,17 +180,17 @@ class Shapes:
                 known = self._take_up(record, definition, self.shard(definition.subject))
         if known is None or known.definition.id != definition.id:
             return None
-        known.used_s = self.runtime.monotonic_s()
+        known.note_use(self.runtime.monotonic_s())
         return known
 
     def catch_up(self, shape: LiveShape) -> None:
-        """Follow the shape's collection up to what is committed now."""
-        self.learn_ended()
+        """Follow the shape's collection up to the last commit."""
+        self.forget_ended()
         feed = self._feeds.get(shape.record.shard)
         if feed is not None:
             self.wake(self._follow(feed))
 
-    def span(self, shape: LiveShape, after: Offset) -> Span:
+    def span(self, shape: LiveShape, after: Offset) -> LogSpan:
         span = self.span_known(shape, after)
         return span or self._read_feed(shape, lambda feed: feed.derive(shape, after, self.options.chunk_bytes))
 
@@ -212,7 +212,7 @@ class Shapes:
         changes = log_rows(shape.record, state) if fresh is None else feed.followed - fresh.followed
         if changes > max(_FRESH_CHANGES, 2 * content) and feed.upper - 1 > shape.record.time:
             followed = feed.followed  # read before the time: changes in between count twice
-            fresh = shape.later_snapshot = LaterSnapshot(feed.upper - 1, followed)
+            fresh = shape.replace_snapshot(LaterSnapshot(feed.upper - 1, followed))
         return SnapshotChunk(None if fresh is None else fresh.time, 0)
 
     def chunks(self, shape: LiveShape, time: int | None = None) -> Chunks:
@@ -223,11 +223,11 @@ class Shapes:
         def messages() -> Iterator[bytes]:
             if not definition.is_changes_only:
                 content = self.contents.read_rows(self.shard(definition.subject), definition, at)
-                yield from snapshot_messages(shape.writer, content, has_key=bool(definition.subject.key))
+                yield from write_snapshot(shape.writer, content, has_key=bool(definition.subject.key))
             visible = record.visible if time is None else self.numbers.visible(at)
             pushed = record.pushed if time is None else self.numbers.pushed_numbers(at)
             if not isinstance(visible, msgspec.UnsetType):
-                yield snapshot_end(visible, () if isinstance(pushed, msgspec.UnsetType) else pushed)
+                yield write_snapshot_end(visible, () if isinstance(pushed, msgspec.UnsetType) else pushed)
 
         return self.snapshots.get(record.handle, messages, record.chunk_bytes, at)
 
@@ -252,15 +252,19 @@ class Shapes:
             failure, stale_for_s = feed.failure, self._stale_for_s(feed)
             if failure is not None:
                 error = failure.error
-                state = "frozen" if isinstance(error, Damaged) else "stalled"
-                stands = f"the live shapes of {feed.subject.name!r} stand still behind transaction {feed.upper - 1}"
-                why = f"{stands}: {error.message}"
+                state = ComponentState.FROZEN if isinstance(error, Damaged) else ComponentState.STALLED
+                stopped = f"live shapes of {feed.subject.name!r} get no changes after transaction {feed.upper - 1}"
+                why = f"{stopped}: {error.message}"
                 problems.append(Problem(state, error.error_code, why, error.remedy, failure.since_s))
             elif stale_for_s > self.options.stale_s:
                 since_s = self.runtime.wall_s() - stale_for_s
                 problems.append(
                     Problem(
-                        "stalled", Unavailable.error_code, _stale_reason(feed, stale_for_s), Unavailable.remedy, since_s
+                        ComponentState.STALLED,
+                        Unavailable.error_code,
+                        _stale_reason(feed, stale_for_s),
+                        Unavailable.remedy,
+                        since_s,
                     )
                 )
         return problems
@@ -278,7 +282,7 @@ class Shapes:
         for handle in handles:
             shape = self._drop(handle)
             if shape is not None:
-                shape.is_ended = True
+                shape.end()
                 self.wake([shape])
             self.snapshots.forget(handle)
 
@@ -305,7 +309,12 @@ class Shapes:
         self.is_ending = True
         self.wake(self.live())
 
+    def begin_following(self) -> None:
+        """Note that a thread follows the feeds from now on."""
+        self.is_followed = True
+
     def stop(self) -> None:
+        self.is_followed = False
         self.drain()
         self.snapshots.stop()
 
@@ -317,7 +326,7 @@ class Shapes:
             try:
                 loop.call_soon_threadsafe(_wake, woken)
             except RuntimeError:  # closed concurrently: no client waits any more
-                logger.debug("the event loop is closed")
+                logger.debug("notified no client: the event loop is closed")
 
     # Internals
 
@@ -351,13 +360,13 @@ class Shapes:
         if feed.failure is None:
             logger.error("the shapes of %r get no changes: %s", feed.subject.name, error)
         since_s = self.runtime.wall_s() if feed.failure is None else feed.failure.since_s
-        feed.failure = FeedFailure(error, since_s)
+        feed.note_failure(FeedFailure(error, since_s))
         self.wake([*feed.shapes.values()])
 
     def _mark_recovered(self, feed: Feed) -> None:
         if feed.failure is not None:
             logger.warning("the shapes of %r get changes again", feed.subject.name)
-        feed.failure, feed.last_followed_s = None, self.runtime.monotonic_s()
+        feed.note_followed(self.runtime.monotonic_s())
 
     def _stale_for_s(self, feed: Feed) -> float:
         """How long ago the feed was last followed; 0 if no thread follows feeds."""
@@ -366,7 +375,7 @@ class Shapes:
     def _read_feed(self, shape: LiveShape, read: Callable[[Feed], T]) -> T:
         feed = self._feeds.get(shape.record.shard)
         if feed is None or not self.is_live(shape):
-            raise Conflict(where=f"shape {shape.handle}", why="it is not followed any more")
+            raise Conflict(where=f"shape {shape.handle}", why="the shape is no longer followed")
         try:
             return read(feed)
         except (Conflict, InvalidInput) as error:
@@ -377,7 +386,7 @@ class Shapes:
         """End all shapes of a feed: its shard ended, or history that they need is gone."""
         logger.warning("ending the shapes of %r: %s", feed.subject.name, error)
         for handle in [*feed.shapes]:
-            self.end(handle, str(error))
+            self.end(handle, error.message)
 
     def shard(self, subject: Subject) -> Shard:
         return self.members.shard(subject.shard)
@@ -398,7 +407,7 @@ class Shapes:
                     self._live[record.handle] = self._by_definition[definition.id] = shape
                     return shape
             created = Feed(shard, definition.subject, self.numbers.txids, self.options.share_bytes // 2)
-            created.last_followed_s = self.runtime.monotonic_s()
+            created.note_followed(self.runtime.monotonic_s())
 
     def _drop(self, handle: str) -> LiveShape | None:
         with self._lock:
@@ -419,7 +428,7 @@ class Shapes:
         shards = self.shards()
         for shape in self.live():
             if shape.record.shard not in shards:
-                self.end(shape.handle, f"the content of {shape.record.collection!r} was made anew")
+                self.end(shape.handle, f"collection {shape.record.collection!r} has a new shard or was removed")
 
     def _shrink(self) -> None:
         """Drop logs from memory, the least recently used first, until they fit `share_bytes`."""
@@ -435,7 +444,7 @@ class Shapes:
 
 
 def _stale_reason(feed: Feed, stale_for_s: float) -> str:
-    return f"nobody could look for changes of {feed.subject.name!r} for {stale_for_s:.0f} s"
+    return f"the changes of {feed.subject.name!r} could not be read for {stale_for_s:.0f} s"
 
 
 def _definition_key(shape_request: ShapeRequest) -> tuple[Any, ...]:
@@ -460,7 +469,6 @@ def _request_chars(shape_request: ShapeRequest) -> int:
 
 def _wake(shapes: list[LiveShape]) -> None:
     for shape in shapes:
-        waiters, shape.waiters = shape.waiters, set()
-        for waiter in waiters:
+        for waiter in shape.take_waiters():
             if not waiter.done():
                 waiter.set_result(None)

@@ -22,14 +22,14 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from evertide.errors import EvertideError, Unavailable
+from evertide.errors import EvertideError, Unavailable, Unexpected
 from evertide.rows.changes import DIFF
 from evertide.scratch import using_scratch
 from evertide.shapes.log.messages import MessageWriter, RowTexts
 from evertide.shapes.log.stretch import copy_key
 from evertide.shapes.options import ShapeOptions
 
-__all__ = ["Chunks", "SnapshotUsage", "Snapshots", "snapshot_messages"]
+__all__ = ["Chunks", "SnapshotUsage", "Snapshots", "write_snapshot"]
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ _SMALL_BYTES = 64 * 1024
 _MAKERS = 4
 
 
-def snapshot_messages(
+def write_snapshot(
     writer: MessageWriter, content: pa.Table, *, has_key: bool, mark: int | None = None
 ) -> Iterator[bytes]:
     for start in range(0, content.num_rows, _ROWS):
@@ -94,9 +94,9 @@ class Chunks:
             self._add(b"".join(held), is_last=True)
         except EvertideError as error:
             self._fail(error)
-        except BaseException:
+        except BaseException as error:
             logger.exception("could not create the snapshot of a shape")  # the future's result is not read
-            self._fail(EvertideError())
+            self._fail(Unexpected(where="the snapshot of a shape", why=f"{type(error).__name__}; the log has more"))
             raise
 
     @property
@@ -124,7 +124,8 @@ class Chunks:
     def close(self) -> None:
         with self._changed:
             file, self._file = self._file, None
-            self._error = self._error or Unavailable(path="the snapshot of a shape", why="it was forgotten")
+            why = "the shape has ended, or its snapshot was dropped to free space; request it again"
+            self._error = self._error or Unavailable(path="the snapshot of a shape", why=why)
             self._is_done = True
             self._usage.add(-self.memory_bytes, -self.disk_bytes)
             self.memory_bytes = self.disk_bytes = 0
@@ -181,7 +182,7 @@ class Snapshots:
             chunks = self._chunks.pop((handle, time), None)
             if chunks is None or chunks.has_failed:
                 chunks = Chunks(self._usage)
-                self._makers.submit(chunks.make, _lazily(messages), chunk_bytes)
+                self._makers.submit(chunks.make, _call_lazily(messages), chunk_bytes)
             self._chunks[handle, time] = chunks
             self._times.setdefault(handle, set()).add(time)
             self._shrink()
@@ -240,7 +241,7 @@ def _pieces(shared: _SharedFile | None, small: bytes, start: int, end: int) -> I
     yield b"]"
 
 
-def _lazily(messages: Callable[[], Iterator[bytes]]) -> Iterator[bytes]:
+def _call_lazily(messages: Callable[[], Iterator[bytes]]) -> Iterator[bytes]:
     """Call `messages` only when the first message is taken, in the thread that creates the chunks."""
     yield from messages()
 

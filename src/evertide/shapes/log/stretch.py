@@ -20,7 +20,7 @@ import pyarrow as pa
 from evertide.rows.changes import DIFF, TIME
 from evertide.rows.columns import Longs, Words
 from evertide.rows.digest import row_hashes
-from evertide.shapes.log.copies import copies_before
+from evertide.shapes.log.copies import count_copies_before
 from evertide.shapes.log.messages import MessageWriter, RowTexts, Value
 from evertide.shapes.protocol.offsets import Offset
 
@@ -128,7 +128,7 @@ class Stretch:
         return hashes.high, hashes.low
 
     def count(self, hashes: tuple[Words, Words], after: Longs) -> None:
-        self.before = copies_before(hashes, self.diffs, after)
+        self.before = count_copies_before(hashes, self.diffs, after)
 
     def between(self, lower: int, upper: int) -> Stretch:
         if lower <= self.lower and upper >= self.upper:
@@ -159,7 +159,7 @@ class Stretch:
             start, time = end, changes[end].time
             while end < len(changes) and changes[end].time == time:
                 end += 1
-            steps = _keyed_steps(writer, changes[start:end]) if is_keyed else _copy_steps(changes[start:end])
+            steps = _pair_changes(writer, changes[start:end]) if is_keyed else _copy_steps(changes[start:end])
             named = txids(time)
             early = named if len(named) <= _NUMBERS else ()
             for number, step in enumerate(steps, 1):
@@ -169,7 +169,7 @@ class Stretch:
         return entries
 
 
-def _keyed_steps(writer: MessageWriter, changes: list[_Change]) -> list[_Step]:
+def _pair_changes(writer: MessageWriter, changes: list[_Change]) -> list[_Step]:
     """The steps of one transaction, for a collection with a key."""
     gone: dict[str, list[_Change]] = {}
     for one in changes:

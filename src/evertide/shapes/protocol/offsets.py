@@ -58,11 +58,6 @@ class Offset(msgspec.Struct, frozen=True, order=True, gc=False):
         return self.transaction - 1
 
     @property
-    def is_virtual(self) -> bool:
-        """Whether the offset is in the snapshot or before it."""
-        return self.transaction <= 0
-
-    @property
     def next_chunk(self) -> SnapshotChunk | None:
         """The next chunk of the snapshot; None if the log follows."""
         if self.transaction < 0:

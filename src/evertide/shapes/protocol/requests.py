@@ -16,10 +16,10 @@ import msgspec
 
 from evertide.pgexpr.restriction import UNRESTRICTED, Restriction
 from evertide.shapes.protocol.offsets import BEFORE_ALL, BEFORE_LOG, Offset, parse_offset
-from evertide.shapes.protocol.refusals import Refusal, invalid
+from evertide.shapes.protocol.refusals import Refusal, refuse_invalid
 from evertide.sources.values.strict_json import RepeatedName, decode_json
 
-__all__ = ["Identifier", "ShapeRequest", "SubsetRequest", "identifiers", "parse_request", "subset_of_body"]
+__all__ = ["Identifier", "ShapeRequest", "SubsetRequest", "parse_identifiers", "parse_request", "parse_subset_body"]
 
 _BLANK = "can't be blank"
 _SUBSET = "subset__"
@@ -81,10 +81,10 @@ class ShapeRequest:
 
 def parse_request(query: Mapping[str, str], *, needs_offset: bool = True) -> ShapeRequest:
     errors: Errors = {}
-    offset, is_now = _offset(query, errors, needs_offset=needs_offset)
+    offset, is_now = _parse_offset(query, errors, needs_offset=needs_offset)
     begins = is_now or offset == BEFORE_ALL
-    is_live = _flag(query, "live")
-    is_sse = _flag(query, "live_sse") or _flag(query, "experimental_live_sse")
+    is_live = _parse_flag(query, "live")
+    is_sse = _parse_flag(query, "live_sse") or _parse_flag(query, "experimental_live_sse")
     handle = "" if begins and needs_offset else query.get("handle", "")
     if needs_offset and not begins and not handle and "offset" not in errors:
         errors["handle"] = ["can't be blank when offset != -1"]
@@ -93,7 +93,7 @@ def parse_request(query: Mapping[str, str], *, needs_offset: bool = True) -> Sha
     if is_sse and not is_live:
         errors["live_sse"] = ["can't be true unless live is also true"]
     request = ShapeRequest(
-        table=_table(query, errors, is_needed=needs_offset or not handle),
+        table=_parse_table(query, errors, is_needed=needs_offset or not handle),
         offset=offset,
         is_now=is_now,
         handle=handle,
@@ -102,18 +102,18 @@ def parse_request(query: Mapping[str, str], *, needs_offset: bool = True) -> Sha
         cursor=query.get("cursor", ""),
         where=query.get("where", ""),
         params=tuple(sorted((hit[1], value) for name, value in query.items() if (hit := _PARAM.fullmatch(name)))),
-        columns=_columns(query, "columns", errors),
-        queryable=_columns(query, "queryable_columns", errors),
-        is_full=_choice(query, "replica", ("default", "full"), errors) == "full",
-        is_changes_only=_choice(query, "log", ("full", "changes_only"), errors) == "changes_only",
-        subset=_subset_of_query(query, errors),
+        columns=_parse_columns(query, "columns", errors),
+        queryable=_parse_columns(query, "queryable_columns", errors),
+        is_full=_parse_choice(query, "replica", ("default", "full"), errors) == "full",
+        is_changes_only=_parse_choice(query, "log", ("full", "changes_only"), errors) == "changes_only",
+        subset=_parse_subset_query(query, errors),
     )
     if errors:
-        raise invalid(errors)
+        raise refuse_invalid(errors)
     return request
 
 
-def subset_of_body(content: bytes) -> SubsetRequest | None:
+def parse_subset_body(content: bytes) -> SubsetRequest | None:
     """The subset in a POST body; None if the body is empty or has no field of a subset."""
     if not content.strip():
         return None
@@ -125,26 +125,26 @@ def subset_of_body(content: bytes) -> SubsetRequest | None:
         raise Refusal(400, {"error": "Request body must be a JSON object"})
     inner = value.get("subset", value)
     if not isinstance(inner, dict):
-        raise invalid({"subset": ["must be a JSON object"]})
+        raise refuse_invalid({"subset": ["must be a JSON object"]})
     errors: Errors = {}
-    subset = _subset({name: inner[name] for name in _SUBSET_FIELDS if inner.get(name) is not None}, errors)
+    subset = _parse_subset({name: inner[name] for name in _SUBSET_FIELDS if inner.get(name) is not None}, errors)
     if errors:
-        raise invalid({"subset": [f"{name} {message}" for name, all_ in errors.items() for message in all_]})
+        raise refuse_invalid({"subset": [f"{name} {message}" for name, all_ in errors.items() for message in all_]})
     return subset
 
 
-def identifiers(text: str) -> list[Identifier] | None:
+def parse_identifiers(text: str) -> list[Identifier] | None:
     """Parse comma-separated names, quoted or not; None if the text is malformed."""
     names = []
     for piece in _split(text, ","):
-        name = _identifier(piece.strip())
+        name = _parse_identifier(piece.strip())
         if name is None:
             return None
         names.append(name)
     return names
 
 
-def _identifier(text: str) -> Identifier | None:
+def _parse_identifier(text: str) -> Identifier | None:
     if len(text) > 2 and text[0] == text[-1] == '"':
         inner = text[1:-1]
         return None if '"' in inner.replace('""', "") else Identifier(inner.replace('""', '"'), is_quoted=True)
@@ -162,30 +162,30 @@ def _split(text: str, at: str) -> list[str]:
     return [*pieces, text[start:]]
 
 
-def _table(query: Mapping[str, str], errors: Errors, *, is_needed: bool) -> tuple[Identifier, ...]:
+def _parse_table(query: Mapping[str, str], errors: Errors, *, is_needed: bool) -> tuple[Identifier, ...]:
     text = query.get("table", "").strip()
     if not text:
         if is_needed:
             errors["table"] = [_BLANK]
         return ()
-    names = [_identifier(piece.strip()) for piece in _split(text, ".")]
+    names = [_parse_identifier(piece.strip()) for piece in _split(text, ".")]
     if not 1 <= len(names) <= 2 or None in names:
         errors["table"] = ["Invalid zero-length delimited identifier" if '""' in text else "has invalid format"]
         return ()
     return tuple(name for name in names if name is not None)
 
 
-def _columns(query: Mapping[str, str], name: str, errors: Errors) -> tuple[Identifier, ...]:
+def _parse_columns(query: Mapping[str, str], name: str, errors: Errors) -> tuple[Identifier, ...]:
     if name not in query:
         return ()
-    columns = identifiers(query[name])
+    columns = parse_identifiers(query[name])
     if columns is None:
         errors[name] = ["Invalid zero-length delimited identifier"]
         return ()
     return tuple(columns)
 
 
-def _offset(query: Mapping[str, str], errors: Errors, *, needs_offset: bool) -> tuple[Offset, bool]:
+def _parse_offset(query: Mapping[str, str], errors: Errors, *, needs_offset: bool) -> tuple[Offset, bool]:
     text = query.get("offset", "")
     if text == "now":
         return BEFORE_LOG, True
@@ -195,18 +195,18 @@ def _offset(query: Mapping[str, str], errors: Errors, *, needs_offset: bool) -> 
     return BEFORE_ALL if offset is None else offset, False
 
 
-def _flag(query: Mapping[str, str], name: str) -> bool:
+def _parse_flag(query: Mapping[str, str], name: str) -> bool:
     return name in query and query[name].lower() != "false"
 
 
-def _choice(query: Mapping[str, str], name: str, known: tuple[str, ...], errors: Errors) -> str:
+def _parse_choice(query: Mapping[str, str], name: str, known: tuple[str, ...], errors: Errors) -> str:
     value = query.get(name) or known[0]
     if value not in known:
         errors[name] = [f"is invalid, expected {' or '.join(known)}"]
     return value
 
 
-def _subset_of_query(query: Mapping[str, str], errors: Errors) -> SubsetRequest | None:
+def _parse_subset_query(query: Mapping[str, str], errors: Errors) -> SubsetRequest | None:
     fields: dict[str, Any] = {
         name: query[_SUBSET + name] for name in _SUBSET_FIELDS if query.get(_SUBSET + name, "") != ""
     }
@@ -217,12 +217,12 @@ def _subset_of_query(query: Mapping[str, str], errors: Errors) -> SubsetRequest 
         except (RepeatedName, msgspec.MsgspecError, UnicodeError, RecursionError):
             subset_errors["params"] = ["must be a JSON object"]
             fields["params"] = {}
-    subset = _subset(fields, subset_errors)
+    subset = _parse_subset(fields, subset_errors)
     errors.update({_SUBSET + name: messages for name, messages in subset_errors.items()})
     return subset
 
 
-def _subset(fields: Mapping[str, Any], errors: Errors) -> SubsetRequest | None:
+def _parse_subset(fields: Mapping[str, Any], errors: Errors) -> SubsetRequest | None:
     if not fields:
         return None
     texts = {name: fields.get(name, "") for name in ("where", "order_by")}
@@ -235,8 +235,8 @@ def _subset(fields: Mapping[str, Any], errors: Errors) -> SubsetRequest | None:
     if not isinstance(params, dict) or any(isinstance(value, dict | list) for value in params.values()):
         errors["params"] = ["must be a JSON object"]
         params = {}
-    limit = _number(fields, "limit", 1, errors)
-    offset = _number(fields, "offset", 0, errors)
+    limit = _parse_number(fields, "limit", 1, errors)
+    offset = _parse_number(fields, "offset", 0, errors)
     if (limit is not None or offset is not None) and not texts["order_by"]:
         errors["order_by"] = ["order_by is required when limit or offset is present"]
     if errors:
@@ -249,7 +249,7 @@ def _param(value: Any) -> str:
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
-def _number(fields: Mapping[str, Any], name: str, least: int, errors: Errors) -> int | None:
+def _parse_number(fields: Mapping[str, Any], name: str, least: int, errors: Errors) -> int | None:
     value = fields.get(name)
     if value is None:
         return None

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from evertide.rows.changes import DIFF, expanded, net
+from evertide.rows.changes import DIFF, expand_in_pieces, net
 from evertide.shard.parts.part import Part
 from evertide.shard.parts.split import Group, Span
 
@@ -29,23 +29,23 @@ def content_rows(
     group: Group, changes: Changes, columns: Sequence[str], *, by: str | None, where: str
 ) -> Iterator[pa.Table]:
     """Yield these columns in pieces, each row as often as its count. A negative count is damage."""
-    told = [*columns, DIFF]
+    names = [*columns, DIFF]
     if group.is_plain:
         for part in group.parts:
-            yield from expanded(changes(part).select(told), where)
+            yield from expand_in_pieces(changes(part).select(names), where)
         return
-    taking = [changes(part) for part in group.parts if part.retractions]
+    retracting = [changes(part) for part in group.parts if part.retractions]
     others = (changes(part) for part in group.parts if not part.retractions)
     if by is None:
-        rest = [*taking, *others]
+        rest = [*retracting, *others]
     else:
-        taken = pc.unique(pa.concat_tables([one.filter(pc.less(one[DIFF], 0)) for one in taking])[by])
+        retracted = pc.unique(pa.concat_tables([one.filter(pc.less(one[DIFF], 0)) for one in retracting])[by])
         rest = []
-        for each in chain(taking, others):
-            may_meet = pc.is_in(each[by], value_set=taken)
-            yield from expanded(each.filter(pc.invert(may_meet)).select(told), where)
+        for each in chain(retracting, others):
+            may_meet = pc.is_in(each[by], value_set=retracted)
+            yield from expand_in_pieces(each.filter(pc.invert(may_meet)).select(names), where)
             rest.append(each.filter(may_meet))
-    yield from expanded(net(pa.concat_tables(rest).select(told), where, is_sorted=False), where)
+    yield from expand_in_pieces(net(pa.concat_tables(rest).select(names), where, is_sorted=False), where)
 
 
 def is_inside(column: Any, span: Span) -> Any:

@@ -131,7 +131,7 @@ def is_ordered(kind: Any) -> bool:
 def _bounds(parts: Sequence[Part], field: Any, count: int) -> Iterator[Any]:
     """Choose cuts at the low ends of parts, so that about as many bytes begin in each span."""
     known = [(part.ranges[field.name].low, part.bytes) for part in parts if field.name in part.ranges]
-    lows = sorted((_typed(low, field.type), size) for low, size in known if low is not None)
+    lows = sorted((_parse_bound(low, field.type), size) for low, size in known if low is not None)
     share = sum(size for _, size in lows) / count
     cut, before = lows[0][0] if lows else None, 0
     for low, size in lows:
@@ -141,5 +141,5 @@ def _bounds(parts: Sequence[Part], field: Any, count: int) -> Iterator[Any]:
         before += size
 
 
-def _typed(low: Any, kind: Any) -> Any:
+def _parse_bound(low: Any, kind: Any) -> Any:
     return Decimal(low) if pa.types.is_decimal(kind) else low

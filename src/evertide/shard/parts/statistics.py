@@ -7,7 +7,8 @@ never too narrow, because a reader would then skip rows:
 2. NaN is greater than any number: with a NaN, high is unknown;
 3. -0.0 and 0.0 are equal in SQL: a bound of zero is the outer one of the two;
 4. dates, times, timestamps, durations are integers in the unit of their type, decimals their digits as text;
-5. nested columns have no range, intervals have no order: only their NULLs are counted.
+5. nested columns have no range, intervals have no order: only their NULLs are counted;
+6. with a text that is not valid UTF-8, which a predicate may compare in another form, both ends are unknown.
 
 A NULL satisfies no comparison. A value that cannot be compared exactly (another type, NaN, a naive time against a zone)
 may match: statistics only ever exclude.
@@ -27,6 +28,7 @@ import pyarrow.compute as pc
 
 from evertide.errors import InvalidInput
 from evertide.rows.columns import BINARY, FIXED, FLOATS, LISTS, bits, plain, validity
+from evertide.rows.utf8 import is_valid_utf8
 
 __all__ = ["OPERATORS", "Predicate", "Range", "column_range", "range_may_match"]
 
@@ -72,6 +74,8 @@ def column_range(array: Any) -> Range | None:  # noqa: PLR0911 - one per kind of
         return Range(*_float_bounds(array), nulls)
     if kind.id in FIXED:
         return Range(*_integer_bounds(array), nulls)
+    if not is_valid_utf8(array):
+        return Range(None, None, nulls)
     bounds = pc.min_max(array)
     low, high = bounds["min"].as_py(), bounds["max"].as_py()
     if pa.types.is_decimal(kind):

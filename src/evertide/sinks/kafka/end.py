@@ -35,8 +35,8 @@ _ROUNDS = 600
 
 def topic_ends(consumer: Consumer, topic: str, partitions: Iterable[int]) -> dict[int, tuple[int, int]]:
     """The first offset of each partition, and the offset after the last."""
-    asked = [TopicPartition(topic, number) for number in partitions]
-    return {one.partition: consumer.get_watermark_offsets(one, timeout=_ANSWER_S) for one in asked}
+    places = [TopicPartition(topic, number) for number in partitions]
+    return {one.partition: consumer.get_watermark_offsets(one, timeout=_ANSWER_S) for one in places}
 
 
 def newest_number(consumer: Consumer, topic: str, ends: Mapping[int, tuple[int, int]], token: str) -> int | None:
@@ -49,7 +49,8 @@ def newest_number(consumer: Consumer, topic: str, ends: Mapping[int, tuple[int, 
         newest |= _numbers(consumer, topic, begins, token.encode())
         left = {number for number in left if number not in newest and begins[number] > ends[number][0]}
         if left and look_back >= _LOOK_BACK_MAX:
-            logger.warning("topic %s: none of the last %d records of %s is ours", topic, look_back, sorted(left))
+            text = "topic %s, partitions %s: this sink wrote none of the last %d records"
+            logger.warning(text, topic, sorted(left), look_back)
             break
         look_back *= _FURTHER
     return max(newest.values(), default=None)
@@ -71,7 +72,7 @@ def _numbers(consumer: Consumer, topic: str, begins: Mapping[int, int], token: b
         came = consumer.consume(10_000, _WAIT_S)
         rounds -= not came
         if rounds < 0:
-            raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "the end of the topic did not come"))  # noqa: SLF001
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "the broker did not return the end of the topic"))  # noqa: SLF001
         for message in came:
             error, number = message.error(), int(message.partition() or 0)
             if error is not None:

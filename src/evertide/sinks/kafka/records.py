@@ -11,12 +11,13 @@ import msgspec
 import pyarrow as pa
 import pyarrow.types as kinds
 
+from evertide.brokers import EnvelopeKind
 from evertide.errors import SinkFailed
 from evertide.rows.changes import DIFF
-from evertide.sinks.contract import SinkDeclaration
+from evertide.sinks.contract import SinkDeclaration, explain_invalid_key
 from evertide.sinks.json_rows import json_rows
 
-__all__ = ["SINK_HEADER", "TIME_HEADER", "Record", "RecordMaker", "check_columns", "record_maker"]
+__all__ = ["SINK_HEADER", "TIME_HEADER", "RecordMaker", "SinkRecord", "check_columns", "record_maker"]
 
 TIME_HEADER = "evertide-time"
 SINK_HEADER = "evertide-sink"
@@ -26,30 +27,30 @@ Unfit = Callable[[str], SinkFailed]
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class SinkRecord:
     key: bytes | None
     value: bytes | None
     partition_key: bytes = b""
     """Determines the partition of a record without a key."""
 
 
-RecordMaker = Callable[[pa.Table, int, Unfit], Iterator[Record]]
+RecordMaker = Callable[[pa.Table, int, Unfit], Iterator[SinkRecord]]
 
 
-def record_maker(declaration: SinkDeclaration, envelope: str) -> RecordMaker:
-    if envelope == "append":
+def record_maker(declaration: SinkDeclaration, envelope: EnvelopeKind) -> RecordMaker:
+    if envelope is EnvelopeKind.APPEND:
         return _make_append
-    if envelope == "upsert":
+    if envelope is EnvelopeKind.UPSERT:
         return partial(_make_upsert, declaration.key)
     return partial(_make_debezium, declaration)
 
 
-def check_columns(declaration: SinkDeclaration, envelope: str) -> str:
+def check_columns(declaration: SinkDeclaration, envelope: EnvelopeKind) -> str:
     """Why the envelope cannot write the key's columns; empty if it can."""
-    for name in declaration.key if envelope != "append" else ():
+    for name in declaration.key if envelope is not EnvelopeKind.APPEND else ():
         kind = declaration.schema.field(name).type
         if kinds.is_floating(kind) or kinds.is_nested(kind):
-            return f"the column {name!r} is of type {kind}: in a key, equal values must be written alike"
+            return f"key column {name!r} is {kind}, whose equal values may have different texts; cast the column"
     return ""
 
 
@@ -58,44 +59,48 @@ def _rows(changes: pa.Table) -> Iterator[tuple[Row, int]]:
     return zip(json_rows(changes.drop_columns([DIFF])), changes[DIFF].to_pylist(), strict=True)
 
 
-def _make_append(changes: pa.Table, _time: int, _unfit: Unfit) -> Iterator[Record]:
+def _make_append(changes: pa.Table, _time: int, _unfit: Unfit) -> Iterator[SinkRecord]:
     for row, diff in _rows(changes):
-        said = {"op": "insert" if diff > 0 else "delete", "diff": abs(diff), "row": row}
-        yield Record(None, msgspec.json.encode(said), msgspec.json.encode(row))
+        record = {"op": "insert" if diff > 0 else "delete", "diff": abs(diff), "row": row}
+        yield SinkRecord(None, msgspec.json.encode(record), msgspec.json.encode(row))
 
 
 def _by_key(key: Sequence[str], changes: pa.Table, unfit: Unfit) -> dict[bytes, tuple[Row | None, Row | None]]:
     """The old and the new row of each key, in the order of first appearance."""
+    if why := explain_invalid_key(changes, key):
+        raise unfit(why)
     found: dict[bytes, tuple[Row | None, Row | None]] = {}
     for row, diff in _rows(changes):
-        told = msgspec.json.encode({name: row[name] for name in key})
-        before, after = found.get(told, (None, None))
+        key_text = msgspec.json.encode({name: row[name] for name in key})
+        before, after = found.get(key_text, (None, None))
         if abs(diff) != 1 or (before if diff < 0 else after) is not None:
-            raise unfit(f"the key {told.decode()} has several rows: {', '.join(key)} does not tell rows apart")
-        found[told] = (row, after) if diff < 0 else (before, row)
+            raise unfit(
+                f"the key {key_text.decode()} has several rows; set the option 'key' to columns that identify a row"
+            )
+        found[key_text] = (row, after) if diff < 0 else (before, row)
     return found
 
 
-def _make_upsert(key: Sequence[str], changes: pa.Table, _time: int, unfit: Unfit) -> Iterator[Record]:
-    for told, (_, after) in _by_key(key, changes, unfit).items():
-        yield Record(told, None if after is None else msgspec.json.encode(after))
+def _make_upsert(key: Sequence[str], changes: pa.Table, _time: int, unfit: Unfit) -> Iterator[SinkRecord]:
+    for key_text, (_, after) in _by_key(key, changes, unfit).items():
+        yield SinkRecord(key_text, None if after is None else msgspec.json.encode(after))
 
 
-def _make_debezium(declaration: SinkDeclaration, changes: pa.Table, time: int, unfit: Unfit) -> Iterator[Record]:
+def _make_debezium(declaration: SinkDeclaration, changes: pa.Table, time: int, unfit: Unfit) -> Iterator[SinkRecord]:
     at_ms = int(declaration.runtime.wall_s() * 1000)
     source = {"connector": "evertide", "collection": declaration.collection, "sink": declaration.name, "time": time}
 
-    def said(before: Row | None, after: Row | None) -> bytes:
+    def encode_change(before: Row | None, after: Row | None) -> bytes:
         op = "c" if before is None else "d" if after is None else "u"
         return msgspec.json.encode({"before": before, "after": after, "op": op, "source": source, "ts_ms": at_ms})
 
     if not declaration.key:
         for row, diff in _rows(changes):
-            made = said(None, row) if diff > 0 else said(row, None)
+            value = encode_change(None, row) if diff > 0 else encode_change(row, None)
             for _ in range(abs(diff)):
-                yield Record(None, made, msgspec.json.encode(row))
+                yield SinkRecord(None, value, msgspec.json.encode(row))
         return
-    for told, (before, after) in _by_key(declaration.key, changes, unfit).items():
-        yield Record(told, said(before, after))
+    for key_text, (before, after) in _by_key(declaration.key, changes, unfit).items():
+        yield SinkRecord(key_text, encode_change(before, after))
         if after is None:
-            yield Record(told, None)
+            yield SinkRecord(key_text, None)

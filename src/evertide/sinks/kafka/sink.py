@@ -27,16 +27,15 @@ from typing import Any
 import xxhash
 from confluent_kafka import Consumer, KafkaError, KafkaException
 
-from evertide.brokers import AWAY, Brokers, cause, describe, read_brokers
+from evertide.brokers import AWAY, Brokers, EnvelopeKind, cause, describe, read_brokers
 from evertide.errors import InvalidInput, SinkFailed
 from evertide.secrets import Secrets
 from evertide.sinks.contract import Changes, Prepared, SinkDeclaration
 from evertide.sinks.kafka.end import is_hidden, newest_number, topic_ends
-from evertide.sinks.kafka.records import SINK_HEADER, TIME_HEADER, Record, RecordMaker, check_columns, record_maker
+from evertide.sinks.kafka.records import SINK_HEADER, TIME_HEADER, RecordMaker, SinkRecord, check_columns, record_maker
 
 __all__ = ["KafkaSink", "prepare_kafka"]
 
-_ENVELOPES = ("upsert", "debezium", "append")
 _OPEN_LIMIT_S = 30.0
 _ANSWER_LIMIT_S = 8.0
 """How long one request may take before the sink fails and is opened again."""
@@ -55,18 +54,19 @@ def prepare_kafka(declaration: SinkDeclaration) -> Prepared:
     options = declaration.read_options(secrets)
     brokers = read_brokers(options, declaration.options, secrets)
     topic = options.required("topic", "revenue")
-    envelope = options.choice("envelope", _ENVELOPES, "upsert" if declaration.key else "append")
+    usual = EnvelopeKind.UPSERT if declaration.key else EnvelopeKind.APPEND
+    envelope = options.member("envelope", EnvelopeKind, usual)
     options.choice("format", ("json",), "json")
     options.check_unknown()
-    if envelope == "upsert" and not declaration.key:
-        why = f"is 'upsert', and {declaration.collection!r} has no key: name its columns as the option 'key'"
+    if envelope is EnvelopeKind.UPSERT and not declaration.key:
+        why = f"is 'upsert', but {declaration.collection!r} has no key; set the option 'key' to its columns"
         raise options.refusal("envelope", why)
     unfit = check_columns(declaration, envelope)
     if unfit:
         raise InvalidInput(where=options.where, why=unfit)
-    made = record_maker(declaration, envelope)
+    maker = record_maker(declaration, envelope)
     return Prepared(
-        lambda token: KafkaSink(declaration, brokers, topic, made, token),
+        lambda token: KafkaSink(declaration, brokers, topic, maker, token),
         lambda: _probe(brokers, topic, options.where),
     )
 
@@ -77,12 +77,12 @@ def _probe(brokers: Brokers, topic: str, where: str) -> None:
 
 class KafkaSink:
     def __init__(
-        self, declaration: SinkDeclaration, brokers: Brokers, topic: str, made: RecordMaker, token: str
+        self, declaration: SinkDeclaration, brokers: Brokers, topic: str, maker: RecordMaker, token: str
     ) -> None:
         self.name = declaration.name
         self._brokers = brokers
         self._topic = topic
-        self._maker = made
+        self._maker = maker
         self._token = token
         self._id = token if token.startswith("evertide") else f"evertide-{token}"
         self._where = f"topic {topic} at {brokers.address}"
@@ -123,8 +123,8 @@ class KafkaSink:
             ends = topic_ends(committed, self._topic, range(self._partitions))
             self._is_untouched = not any(high for _, high in ends.values())
             if is_hidden(uncommitted, self._topic, ends, self._token):
-                why = "an open transaction of another producer hides what this sink wrote last; the sink waits for its"
-                raise self._failure(f"{why} end. If it never ends, 'kafka-transactions.sh find-hanging' names it")
+                why = "an open transaction of another producer hides the last records of this sink, which waits for it"
+                raise self._failure(f"{why}. If it never ends, 'kafka-transactions.sh find-hanging' names it")
             return newest_number(committed, self._topic, ends, self._token)
 
     def write(self, time: int, changes: Changes) -> None:
@@ -142,7 +142,7 @@ class KafkaSink:
             raise self._kafka_failure(error) from error
         self._last = time
 
-    def _send(self, record: Record, headers: Headers) -> None:
+    def _send(self, record: SinkRecord, headers: Headers) -> None:
         to: dict[str, Any] = (
             {} if record.key is not None else {"partition": self._choose_partition(record.partition_key)}
         )

@@ -28,6 +28,7 @@ from pyarrow import csv
 
 from evertide.errors import InvalidInput, SinkFailed
 from evertide.postgres import Address, Server, TableName, read_address
+from evertide.rows.utf8 import replace_invalid_utf8
 from evertide.secrets import Secrets
 from evertide.sinks.contract import Changes, Prepared, SinkDeclaration
 from evertide.sinks.postgres.statements import (
@@ -147,9 +148,10 @@ class PostgresSink:
         self._last = time
 
     def _rows_to_send(self, piece: pa.Table) -> RowsToSend:
+        piece = replace_invalid_utf8(piece)  # before keys are compared: two may become equal
         sent = rows_by_key(piece, self._target.key) if self._target.key else rows_by_copies(piece)
         if sent is None:
-            raise self._failed(_NOT_UNIQUE.format(key=", ".join(self._target.key)))
+            raise self._failure(_NOT_UNIQUE.format(key=", ".join(self._target.key)))
         return sent
 
     def _summarize(self, several: Iterable[RowsToSend]) -> Summary:
@@ -168,7 +170,7 @@ class PostgresSink:
         query = apply_statement(self._columns, summary, is_small=bool(rows))
         moved = self._connection.execute(query, {**self._parameters(time, summary.expected), **rows}).fetchone()
         if moved is None and self._may_write(time):
-            raise self._failed("the transaction number was not updated: a bug in Evertide")
+            raise self._failure("internal error: the transaction number was not updated; report it as a bug")
 
     def _copy(self, time: int, changes: Changes) -> None:
         """Copy piece by piece; directly into the table if no row is removed."""
@@ -208,12 +210,12 @@ class PostgresSink:
         row = self._connection.execute(query, (self._token,)).fetchone()
         if row is None:
             why = f"the sink's row in {self._target.marks} is missing; restore it, or give the sink another name"
-            raise self._failed(why)
+            raise self._failure(why)
         if row[1] != self._epoch:
-            raise self._failed("another process has opened the sink and continues; this process may no longer write")
+            raise self._failure("another process has opened the sink and continues; this process may no longer write")
         return bool(row[0] < time)
 
-    def _failed(self, why: str) -> SinkFailed:
+    def _failure(self, why: str) -> SinkFailed:
         where = f"{self._target.name} at {self._address.where}"
         return SinkFailed(sink=self.name, where=where, why=self._address.hide(why))
 
@@ -222,11 +224,11 @@ class PostgresSink:
         try:
             yield
         except UnusableTarget as misfit:
-            raise self._failed(str(misfit)) from None
+            raise self._failure(str(misfit)) from None
         except psycopg.Error as error:
-            raise self._failed(self._explain(error)) from None  # the server's message may contain a secret
+            raise self._failure(self._explain(error)) from None  # the server's message may contain a secret
         except (pa.ArrowException, OverflowError, ValueError) as error:
-            raise self._failed(f"a value cannot be written: {type(error).__name__}: {error}") from error
+            raise self._failure(f"a value cannot be written: {type(error).__name__}: {error}") from error
 
     def _explain(self, error: psycopg.Error) -> str:
         text = self._address.explain(error)

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from evertide.rows.changes import DIFF, expanded
+from evertide.rows.changes import DIFF, expand_in_pieces
 from evertide.rows.columns import Longs
 from evertide.rows.digest import row_hashes
 from evertide.sinks.postgres.types import texts
@@ -110,11 +110,6 @@ class RowsToSend:
     rows: pa.Table
     expected: int
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether all rows are added, once each."""
-        return bool(pc.min(self.rows["n"]).as_py() > 0) and self.expected == self.rows.num_rows
-
     def texts(self) -> Iterator[pa.Table]:
         """The values as texts of PostgreSQL, `_SLICE_ROWS` rows at a time."""
         return _texts(self.rows)
@@ -122,7 +117,7 @@ class RowsToSend:
     def copies(self) -> Iterator[pa.Table]:
         """Added rows as texts, without `n` and `part`, each as often as it is added."""
         names = [*self.rows.schema.names[:-2], DIFF]
-        for rows in expanded(self.rows.drop_columns(["part"]).rename_columns(names)):
+        for rows in expand_in_pieces(self.rows.drop_columns(["part"]).rename_columns(names)):
             yield from _texts(rows)
 
 

@@ -101,29 +101,33 @@ class TargetTable:
     def check(self, connection: Connection) -> None:
         """Check that a new sink can write to the target. Changes nothing."""
         if connection.info.server_version < OLDEST_VERSION:
-            raise UnusableTarget(f"the server is {connection.info.server_version}: 14 or newer is needed")
+            version = connection.info.server_version // 10_000
+            raise UnusableTarget(f"the server runs PostgreSQL {version}; version 14 or newer is required")
         is_read_only, may_temp, user, may_create = _one(connection, _SERVER, (self.name.schema,))
         if is_read_only:
-            why = f"nothing can be written there: it is a standby, or {user} has default_transaction_read_only"
+            why = f"the server accepts no writes: it is a standby, or user {user} has default_transaction_read_only"
             raise UnusableTarget(
-                f"{why}: name the primary, or ALTER ROLE {user} SET default_transaction_read_only = off"
+                f"{why}; name the primary, or run ALTER ROLE {user} SET default_transaction_read_only = off"
             )
         if may_create is None:
-            raise UnusableTarget(f"there is no schema {self.name.schema}: CREATE SCHEMA {self.name.schema}")
+            raise UnusableTarget(f"schema {self.name.schema} does not exist; run CREATE SCHEMA {self.name.schema}")
         if not may_temp:
-            raise UnusableTarget(
-                f"the user {user} may not make temporary tables: GRANT TEMPORARY ON DATABASE ... TO {user}"
-            )
+            why = f"user {user} may not create temporary tables"
+            raise UnusableTarget(f"{why}; run GRANT TEMPORARY ON DATABASE ... TO {user}")
         grant = f"GRANT CREATE ON SCHEMA {self.name.schema} TO {user}"
         marks = self._find_table(connection, self.marks, "SELECT, INSERT, UPDATE", user)
         if marks is None and not may_create:
-            raise UnusableTarget(f"the user {user} may not make {self.marks}, which keeps the number: {grant}")
+            raise UnusableTarget(
+                f"user {user} may not create {self.marks}, which stores the transaction number; run {grant}"
+            )
         table = self._find_table(connection, self.name, "SELECT, INSERT, UPDATE, DELETE", user)
         if table is None:
             if not self.may_create:
-                raise UnusableTarget(f"there is no table {self.name}: create it, or set the option 'create' to 'true'")
+                raise UnusableTarget(
+                    f"table {self.name} does not exist; create it, or set the option 'create' to 'true'"
+                )
             if not may_create:
-                raise UnusableTarget(f"the user {user} may not make {self.name}: {grant}")
+                raise UnusableTarget(f"user {user} may not create {self.name}; run {grant}")
             return
         self._check_free(connection, table, has_marks=marks is not None)
         self._match_columns(connection, table)
@@ -146,8 +150,8 @@ class TargetTable:
             )
             mark = (table.oid, -1, 0)
         if table is None or table.oid != mark[0]:
-            what = "is gone" if table is None else "is another table than the one that was written to"
-            raise UnusableTarget(f"{self.name} {what}: bring it back; or give the sink another name, and another table")
+            what = "does not exist any more" if table is None else "is not the table that the sink wrote to"
+            raise UnusableTarget(f"{self.name} {what}; restore it, or give the sink another name and another table")
         columns = self._match_columns(connection, self._add_columns(connection, table))
         connection.execute(f"UPDATE {marks} SET epoch = epoch + 1 WHERE token = %s", (token,))
         return OpenedTarget(columns, mark[2] + 1, mark[1])
@@ -157,12 +161,12 @@ class TargetTable:
             self._check_free(connection, table, has_marks=True)
             return table
         if not self.may_create:
-            raise UnusableTarget(f"there is no table {self.name}: create it, or set the option 'create' to 'true'")
+            raise UnusableTarget(f"table {self.name} does not exist; create it, or set the option 'create' to 'true'")
         self._create_table(connection)
         return self._find_table(connection, self.name) or self._refuse_dropped()
 
     def _refuse_dropped(self) -> _Table:
-        raise UnusableTarget(f"{self.name} was dropped while it was made")
+        raise UnusableTarget(f"{self.name} was dropped while the sink was opened")
 
     def _create_table(self, connection: Connection) -> None:
         columns = [f"{quote(field.name)} {column_type(field.type)}" for field in self.schema]
@@ -173,8 +177,8 @@ class TargetTable:
             columns.append(f"UNIQUE{alike} ({listed})" if has_nulls else f"PRIMARY KEY ({listed})")
         table = quote(self.name.schema, self.name.table)
         connection.execute(f"CREATE TABLE {table} ({', '.join(columns)})", ())
-        said = f"kept by Evertide: the collection {self.collection}".replace("'", "''").replace("%", "%%")
-        connection.execute(f"COMMENT ON TABLE {table} IS '{said}'", ())
+        comment = f"kept by Evertide: the collection {self.collection}".replace("'", "''").replace("%", "%%")
+        connection.execute(f"COMMENT ON TABLE {table} IS '{comment}'", ())
 
     def _find_table(self, connection: Connection, name: TableName, rights: str = "", user: str = "") -> _Table | None:
         """None if there is no such table. `UnusableTarget` if it cannot be written, or a privilege is missing."""
@@ -185,10 +189,10 @@ class TargetTable:
         oid, relation_kind, persistence, is_owned, lacking = row
         if relation_kind not in ("r", "p") or persistence != "p":
             raise UnusableTarget(
-                f"{name} is not an ordinary table: views, foreign, temporary and unlogged tables are not supported"
+                f"{name} is a view, or a foreign, temporary or unlogged table, which a sink cannot write to"
             )
         if lacking:
-            raise UnusableTarget(f"the user {user} lacks rights: GRANT {', '.join(lacking)} ON {name} TO {user}")
+            raise UnusableTarget(f"user {user} lacks privileges; run GRANT {', '.join(lacking)} ON {name} TO {user}")
         found = [TargetColumn(*column) for column in connection.execute(_COLUMNS, (oid,)).fetchall()]
         return _Table(oid, relation_kind == "p", is_owned, {column.name: column for column in found})
 
@@ -198,12 +202,10 @@ class TargetTable:
             marks = quote(self.name.schema, MARKS)
             owner = connection.execute(f"SELECT sink FROM {marks} WHERE target = %s::oid", (table.oid,)).fetchone()
             if owner is not None:
-                why = f"{self.name} is the target of another sink already, {owner[0]!r}"
-                raise UnusableTarget(f"{why}: name a table of its own; if that one is given up, drop its table first")
+                why = f"{self.name} is already the target of another sink, {owner[0]!r}"
+                raise UnusableTarget(f"{why}; name another table, or drop this one first if that sink has ended")
         if connection.execute(f"SELECT 1 FROM {quote(self.name.schema, self.name.table)} LIMIT 1", ()).fetchone():
-            raise UnusableTarget(
-                f"{self.name} holds rows that this sink did not write: name a table of its own, or empty it"
-            )
+            raise UnusableTarget(f"{self.name} has rows that this sink did not write; name another table, or empty it")
 
     def _add_columns(self, connection: Connection, table: _Table) -> _Table:
         """Add the columns that the collection has gained."""
@@ -213,7 +215,7 @@ class TargetTable:
         added = ", ".join(f"ADD COLUMN {quote(field.name)} {column_type(field.type)}" for field in missing)
         if not table.is_owned:
             raise UnusableTarget(
-                f"the collection has new columns, and the user may not add them: ALTER TABLE {self.name} {added}"
+                f"the collection has new columns, and the user may not add them; run ALTER TABLE {self.name} {added}"
             )
         connection.execute(f"ALTER TABLE {quote(self.name.schema, self.name.table)} {added}", ())
         return self._find_table(connection, self.name) or self._refuse_dropped()
@@ -224,12 +226,12 @@ class TargetTable:
         names = tuple(column.name for column in found)
         if len(set(names)) < len(names):
             raise UnusableTarget(
-                f"{self.name} has one column for two of the collection, whose names differ in case alone"
+                f"{self.name} has one column for two of the collection, whose names differ only in case"
             )
         for column in table.columns.values():
             if column.needs_value and column.name not in names:
-                why = f"the column {column.name!r} of {self.name} needs a value, and the collection has none for it"
-                raise UnusableTarget(f"{why}: give it a default, or let it be NULL")
+                why = f"column {column.name!r} of {self.name} requires a value, but the collection has no such column"
+                raise UnusableTarget(f"{why}; give it a default, or allow NULL")
         columns = Columns(
             quote(self.name.schema, self.name.table),
             quote(self.name.schema, MARKS),
@@ -242,7 +244,7 @@ class TargetTable:
             return columns
         if table.is_partitioned:
             raise UnusableTarget(
-                f"{self.name} is partitioned, and the collection has no key: name its columns as 'key'"
+                f"{self.name} is partitioned, and the collection has no key; set the option 'key' to its columns"
             )
         leading = connection.execute(_LEADING, (table.oid,)).fetchone()
         return replace(columns, index=names.index(leading[0])) if leading and leading[0] in names else columns
@@ -253,23 +255,24 @@ class TargetTable:
         if name is None:
             listed = ", ".join(table.columns)
             why = f"{self.name} has no column {field.name!r}; it has {listed}"
-            raise UnusableTarget(f"{why}: ALTER TABLE {self.name} ADD COLUMN {quote(field.name)} {made}")
+            raise UnusableTarget(f"{why}; run ALTER TABLE {self.name} ADD COLUMN {quote(field.name)} {made}")
         column = table.columns[name]
         if not holds(column, field.type):
-            why = f"the column {name!r} of {self.name} is {column.shown}, which cannot hold every value of {field.type}"
-            raise UnusableTarget(f"{why}: it should be {made}; or cast it in the view")
+            why = f"column {name!r} of {self.name} is {column.shown}, which cannot hold every value of {field.type}"
+            raise UnusableTarget(f"{why}; change its type to {made}, or cast the column in the view")
         if column.is_computed:
-            raise UnusableTarget(f"the column {name!r} of {self.name} is computed by the server, and cannot be written")
+            raise UnusableTarget(
+                f"column {name!r} of {self.name} is computed by the server and cannot be written; rename it with AS"
+            )
         return column
 
     def _check_key(self, connection: Connection, table: _Table, key: set[str]) -> None:
         if any(set(index.columns) <= key for index in find_unique_indexes(connection, table.oid)):
             return
         listed = ", ".join(sorted(key))
-        why = f"{self.name} has no primary key or unique index on ({listed}): its rows are not told apart by that"
-        raise UnusableTarget(
-            f"{why}; CREATE UNIQUE INDEX ON {self.name} ({listed}), or name the key that it has as 'key'"
-        )
+        why = f"{self.name} has no primary key or unique index on ({listed}), so several rows may have the same key"
+        remedy = f"run CREATE UNIQUE INDEX ON {self.name} ({listed}), or set the option 'key' to the key that it has"
+        raise UnusableTarget(f"{why}; {remedy}")
 
 
 def _one(connection: Connection, query: str, values: tuple[Any, ...]) -> Any:

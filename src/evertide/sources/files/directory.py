@@ -29,7 +29,7 @@ import numpy as np
 import xxhash
 
 from evertide.errors import RecordDamaged, UnsupportedFormat
-from evertide.problem import Problem
+from evertide.problem import ComponentState, Problem
 from evertide.runtime import Runtime
 from evertide.sources.contract import Lag
 
@@ -179,7 +179,8 @@ class Directory:
         since_s = {problem.why: problem.since_s for problem in self.problems}
         now_s = self._runtime.wall_s() if found else 0.0
         self.problems = tuple(
-            Problem("warning", code, why, remedy, since_s.get(why, now_s)) for why, (code, remedy) in found.items()
+            Problem(ComponentState.WARNING, code, why, remedy, since_s.get(why, now_s))
+            for why, (code, remedy) in found.items()
         )
 
 

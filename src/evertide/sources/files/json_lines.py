@@ -12,18 +12,15 @@ from typing import Any
 
 import msgspec
 import pyarrow as pa
-import pyarrow.types as kinds
 
-from evertide.rows.conform import type_fields
 from evertide.sources.files.pieces import FileTable, parse_ops
 from evertide.sources.files.records import Block
 from evertide.sources.files.text import find_bad_records
 from evertide.sources.values.columns import Column, from_values
 from evertide.sources.values.defaults import read_default
 from evertide.sources.values.fit import FittedRows, Reason, fit
-from evertide.sources.values.kinds import is_variant
 from evertide.sources.values.strict_json import RepeatedName, decode_json
-from evertide.sources.values.values import Number, show_value
+from evertide.sources.values.values import json_decoder, show_value
 
 __all__ = ["JsonRecords"]
 
@@ -49,7 +46,7 @@ class JsonRecords:
 
     def _decode(self, block: Block, reasons: dict[int, Reason]) -> list[dict[str, Any]]:
         """One object per record, with names as the table spells them; empty for an invalid record."""
-        decoder = _decoder(self.table.declaration.schema)
+        decoder = json_decoder(self.table.declaration.schema)
         own = frozenset(self.table.declaration.schema.names)
         rows: list[dict[str, Any]] = []
         for at, (start, end) in enumerate(zip(block.starts.tolist(), block.ends.tolist(), strict=True)):
@@ -96,15 +93,3 @@ class JsonRecords:
 
 _OP = ""
 """A name that no column has."""
-
-
-def _decoder(schema: pa.Schema) -> msgspec.json.Decoder[Any]:
-    """Keep the text of numbers if a column needs it; that is slower."""
-    is_exact = any(_needs_exact(field.type) for field in schema)
-    return msgspec.json.Decoder(float_hook=Number) if is_exact else msgspec.json.Decoder()
-
-
-def _needs_exact(kind: Any) -> bool:
-    if kinds.is_decimal(kind) or is_variant(kind) or kinds.is_float32(kind):
-        return True
-    return any(_needs_exact(field.type) for field in type_fields(kind))

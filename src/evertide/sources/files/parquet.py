@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from evertide.rows.python_rows import python_rows
 from evertide.sources.contract import Limit, Rows
 from evertide.sources.files.pieces import Cut, FileTable, checksum, parse_ops
 from evertide.sources.values.columns import from_arrow, widens
@@ -73,7 +74,11 @@ class ParquetReader:
         columns = {name: from_arrow(array, declaration.schema.field(name).type) for name, array in arrays.items()}
         fitted = fit(declaration, columns, ops, reasons)
         return split_faults(
-            declaration, fitted, place, lambda at: first + at, lambda at: str(batch.slice(at, 1).to_pylist()[0])
+            declaration,
+            fitted,
+            place,
+            lambda at: first + at,
+            lambda at: str(python_rows(pa.Table.from_batches([batch.slice(at, 1)]))[0]),
         )
 
     def _places(self, schema: pa.Schema, path: Path) -> dict[str, int]:

@@ -26,12 +26,12 @@ from pathlib import Path
 
 import msgspec
 
-from evertide.errors import SourceChanged, SourceFailed, Unexpected
+from evertide.errors import SourceChanged, SourceFailed
 from evertide.journal.records import Fragment, Place
 from evertide.options import Options
 from evertide.problem import Problem
 from evertide.runtime import Runtime
-from evertide.sources.contract import Lag, Limit, Offer, Rows, TableDeclaration
+from evertide.sources.contract import Lag, Limit, Offer, Rows, TableDeclaration, decode_place
 from evertide.sources.files.csv import CsvRecords
 from evertide.sources.files.directory import START, Directory, WatchedFile, decode_position, encode_position
 from evertide.sources.files.json_lines import JsonRecords
@@ -124,7 +124,7 @@ class FilesSource:
         return Place(msgspec.json.encode(FilePiece(file.name, file.bytes, file.mtime_ns, cut)).decode())
 
     def read(self, fragment: Fragment) -> Iterator[Rows]:
-        piece = self._piece(fragment)
+        piece = decode_place(fragment, FilePiece, self.name)
         path = self._directory.file(piece.path)
         try:
             self._verify(path, piece)
@@ -132,27 +132,18 @@ class FilesSource:
         except OSError as error:
             raise self._failure(path, error) from error
 
-    def _piece(self, fragment: Fragment) -> FilePiece:
-        if not isinstance(fragment, Place):
-            raise Unexpected(where=f"source {self.name!r}", why="a files source received a staged fragment")
-        try:
-            return msgspec.json.decode(fragment.where, type=FilePiece)
-        except msgspec.MsgspecError as error:
-            why = f"{fragment.where!r} is not a fragment of a files source: {error}"
-            raise Unexpected(where=f"source {self.name!r}", why=why) from error
-
     def _verify(self, path: Path, piece: FilePiece) -> None:
         """Compare by content, as a restored file may have another time."""
         cut = piece.cut
         try:
             found, size = self._reader.read_checksum(path, cut), path.stat().st_size
         except FileNotFoundError as error:
-            raise self._changed(path, f"the file, of {piece.bytes} bytes, is gone") from error
+            raise self._changed_failure(path, f"the file, of {piece.bytes} bytes, is gone") from error
         if found != cut.checksum:
             expected = f"expected {piece.bytes} bytes with the checksum {cut.checksum} in [{cut.first}, {cut.last})"
-            raise self._changed(path, f"{expected}, found {size} bytes with {found}")
+            raise self._changed_failure(path, f"{expected}, found {size} bytes with {found}")
 
-    def _changed(self, path: Path, why: str) -> SourceChanged:
+    def _changed_failure(self, path: Path, why: str) -> SourceChanged:
         return SourceChanged(source=self.name, where=str(path), why=why)
 
     def _failure(self, path: Path, error: OSError) -> SourceFailed:

@@ -34,10 +34,11 @@ import pyarrow.compute as pc
 from evertide.errors import InvalidInput
 from evertide.journal.records import Fragment
 from evertide.options import Options
+from evertide.rows.columns import Longs
 from evertide.runtime import Runtime
-from evertide.sources.contract import DELETE, UPSERT, Limit, Offer, Rows, TableDeclaration
-from evertide.sources.generated.seeded import Longs, RandomStream, hash_numbers
-from evertide.sources.generated.series import RowRange, Series
+from evertide.sources.contract import DELETE, UPSERT, Rows, TableDeclaration
+from evertide.sources.generated.seeded import RandomStream, hash_numbers
+from evertide.sources.generated.series import GeneratedSource, RowRange, Series
 from evertide.sources.generated.values import Recipe, default_range, is_makeable, make_values, to_units
 from evertide.sources.values.fit import Ops, rows_schema
 from evertide.sources.values.kinds import sql_name
@@ -50,11 +51,9 @@ _OPS, _EARLIER, _COLUMNS = 1, 2, 100
 
 
 @dataclass(frozen=True, slots=True)
-class DatagenSource:
-    name: str
+class DatagenSource(GeneratedSource):
     declaration: TableDeclaration
     recipes: tuple[Recipe, ...]
-    series: Series
     seed: int
     updates: float
     deletes: float
@@ -62,13 +61,6 @@ class DatagenSource:
     @property
     def tables(self) -> tuple[str, ...]:
         return (self.declaration.name,)
-
-    @property
-    def start(self) -> str:
-        return self.series.start
-
-    def offer(self, position: str, limit: Limit) -> Offer | None:
-        return self.series.offer(position, limit)
 
     def read(self, fragment: Fragment) -> Iterator[Rows]:
         for part in self.series.decode_range(fragment).split(_BATCH_ROWS):
@@ -95,12 +87,6 @@ class DatagenSource:
         ops = np.where((share < self.deletes) & is_change, DELETE, UPSERT).astype(np.int8)
         return ops, np.where(is_change, earlier.view(np.int64), numbers)
 
-    def acknowledge(self, position: str) -> None:
-        """Nothing to do: rows can be generated again."""
-
-    def close(self) -> None:
-        """Nothing is open."""
-
 
 def _stream(seed: int, stream: int) -> int:
     return RandomStream(seed).fork(stream).bits()
@@ -124,7 +110,7 @@ def open_datagen(name: str, tables: Sequence[TableDeclaration], runtime: Runtime
         raise options.refusal("updates", "and the option 'deletes' add up to more than 1")
     recipes = tuple(_recipe(options, declaration, at, seed) for at in range(len(declaration.schema)))
     options.check_unknown()
-    return DatagenSource(name, declaration, recipes, series, seed, updates, deletes)
+    return DatagenSource(name, series, declaration, recipes, seed, updates, deletes)
 
 
 def _recipe(options: Options, declaration: TableDeclaration, at: int, seed: int) -> Recipe:

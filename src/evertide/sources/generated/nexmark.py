@@ -27,9 +27,9 @@ import pyarrow as pa
 from evertide.errors import InvalidInput
 from evertide.journal.records import Fragment
 from evertide.runtime import Runtime
-from evertide.sources.contract import OP, Limit, Offer, Rows, TableDeclaration
+from evertide.sources.contract import OP, Rows, TableDeclaration, merge_options
 from evertide.sources.generated.nexmark_events import SCHEMAS, Nexmark
-from evertide.sources.generated.series import RowRange, Series
+from evertide.sources.generated.series import GeneratedSource, RowRange, Series
 from evertide.sources.values.fit import rows_schema, upserts
 from evertide.sources.values.kinds import sql_name
 
@@ -41,25 +41,16 @@ _BATCH_EVENTS = 50_000
 
 
 @dataclass(frozen=True, slots=True)
-class NexmarkSource:
-    name: str
+class NexmarkSource(GeneratedSource):
     generator: Nexmark
     declarations: Mapping[str, TableDeclaration]
     """By table."""
     streams: Mapping[str, str]
     """By table."""
-    series: Series
 
     @property
     def tables(self) -> tuple[str, ...]:
         return tuple(self.declarations)
-
-    @property
-    def start(self) -> str:
-        return self.series.start
-
-    def offer(self, position: str, limit: Limit) -> Offer | None:
-        return self.series.offer(position, limit)
 
     def read(self, fragment: Fragment) -> Iterator[Rows]:
         for part in self.series.decode_range(fragment).split(_BATCH_EVENTS):
@@ -74,12 +65,6 @@ class NexmarkSource:
                 ops = pa.array(upserts(stream.num_rows))
                 yield Rows(table, pa.Table.from_arrays([*made, ops], schema=rows_schema(declaration)))
 
-    def acknowledge(self, position: str) -> None:
-        """Nothing to do: events can be generated again."""
-
-    def close(self) -> None:
-        """Nothing is open."""
-
 
 def nexmark_name(declaration: TableDeclaration) -> str:
     """The name of a table's source, determined by the seed alone."""
@@ -89,7 +74,7 @@ def nexmark_name(declaration: TableDeclaration) -> str:
 
 def open_nexmark(name: str, tables: Sequence[TableDeclaration], runtime: Runtime, _base: Path) -> NexmarkSource:
     streams = {declaration.name: _stream(declaration) for declaration in tables}
-    options = _merge_options(tables).read_options()
+    options = replace(tables[0], options=merge_options(tables, "stream")).read_options()
     generator = Nexmark(seed=options.integer("seed", 0))
     series = Series(
         source=name,
@@ -98,20 +83,7 @@ def open_nexmark(name: str, tables: Sequence[TableDeclaration], runtime: Runtime
         rate=options.number("rate", 0),
         runtime=runtime,
     )
-    return NexmarkSource(name, generator, {table.name: table for table in tables}, streams, series)
-
-
-def _merge_options(tables: Sequence[TableDeclaration]) -> TableDeclaration:
-    """One declaration with the options of all tables."""
-    given: dict[str, str] = {}
-    for declaration in tables:
-        for option, value in declaration.options.items():
-            if option.lower() != "stream" and given.setdefault(option.lower(), value) != value:
-                where = declaration.place
-                other = given[option.lower()]
-                why = f"the option {option!r} is {value!r}, but {other!r} in another table of the same source"
-                raise InvalidInput(where=where, why=why)
-    return replace(tables[0], options=given)
+    return NexmarkSource(name, series, generator, {table.name: table for table in tables}, streams)
 
 
 def _stream(declaration: TableDeclaration) -> str:

@@ -14,7 +14,7 @@ it. So any range of events can be generated on any machine, and nothing is store
 6. Every second bid has one of four channels, the others one of ten thousand, of which nine in ten have an id in their
    address.
 
-Texts are shorter than the benchmark's, and chosen from pools: views are measured, not copying.
+Texts are shorter than the benchmark's, and chosen from pools, so that the time to generate them does not dominate.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from evertide.sources.generated.seeded import Longs, RandomStream, hash_numbers
+from evertide.rows.columns import Longs
+from evertide.sources.generated.seeded import RandomStream, hash_numbers
 
 __all__ = ["SCHEMAS", "Events", "Nexmark"]
 

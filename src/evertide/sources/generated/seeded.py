@@ -7,15 +7,12 @@ can be generated from its number alone.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
-__all__ = ["Longs", "RandomStream", "Words", "hash_numbers"]
+from evertide.rows.columns import Longs, Words
 
-Words: TypeAlias = npt.NDArray[np.uint64]
-Longs: TypeAlias = npt.NDArray[np.int64]
+__all__ = ["RandomStream", "hash_numbers"]
 
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E37_79B9_7F4A_7C15

@@ -7,20 +7,18 @@ are stored, as the rows of a range can be generated again at any time.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
-from evertide.errors import Unexpected
 from evertide.journal.records import Fragment, Place
 from evertide.runtime import Runtime
-from evertide.sources.contract import Limit, Offer
+from evertide.sources.contract import Limit, Offer, decode_place
 from evertide.sources.generated.rate import RateLimit
 
-__all__ = ["RowRange", "Series"]
-
-T = TypeVar("T")
+__all__ = ["GeneratedSource", "RowRange", "Series"]
 
 
 class _Position(msgspec.Struct, frozen=True):
@@ -51,7 +49,7 @@ class Series:
         return _encode(_Position(0))
 
     def offer(self, position: str, limit: Limit) -> Offer | None:
-        first = self._decode(position, _Position).next
+        first = decode_place(Place(position), _Position, self._source).next
         count = min(self._per_transaction, max(1, limit.rows))
         if self._count is not None:
             count = min(count, self._count - first)
@@ -61,16 +59,28 @@ class Series:
         return Offer(_encode(_Position(first + count)), (Place(_encode(RowRange(first, count))),), count)
 
     def decode_range(self, fragment: Fragment) -> RowRange:
-        if not isinstance(fragment, Place):
-            raise Unexpected(where=f"source {self._source!r}", why="a generated source received a staged fragment")
-        return self._decode(fragment.where, RowRange)
+        return decode_place(fragment, RowRange, self._source)
 
-    def _decode(self, text: str, kind: type[T]) -> T:
-        try:
-            return msgspec.json.decode(text, type=kind)
-        except msgspec.MsgspecError as error:
-            why = f"{text!r} is not a position or fragment of a generated source: {error}"
-            raise Unexpected(where=f"source {self._source!r}", why=why) from error
+
+@dataclass(frozen=True, slots=True)
+class GeneratedSource:
+    """The part of a source that all generators share."""
+
+    name: str
+    series: Series
+
+    @property
+    def start(self) -> str:
+        return self.series.start
+
+    def offer(self, position: str, limit: Limit) -> Offer | None:
+        return self.series.offer(position, limit)
+
+    def acknowledge(self, position: str) -> None:
+        """Nothing to do: rows can be generated again."""
+
+    def close(self) -> None:
+        """Nothing is open."""
 
 
 def _encode(value: Any) -> str:

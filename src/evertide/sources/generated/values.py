@@ -21,7 +21,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as kinds
 
-from evertide.sources.generated.seeded import Longs, RandomStream, Words, hash_numbers
+from evertide.rows.columns import Longs, Words
+from evertide.sources.generated.seeded import RandomStream, hash_numbers
 from evertide.sources.values.kinds import INTEGERS, is_variant
 
 __all__ = ["Recipe", "default_range", "is_makeable", "make_values", "to_units"]

@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-__all__ = ["empty_items", "is_recursive"]
+__all__ = ["has_empty_items", "is_recursive"]
 
 Named = Mapping[str, Any]
 
 
-def empty_items(schema: Any, named: Named) -> bool:
+def has_empty_items(schema: Any, named: Named) -> bool:
     """Whether the schema has an array whose items have no bytes."""
     return any(one.get("type") == "array" and _is_empty(one["items"], named, ()) for one in _all(schema, named))
 

@@ -55,27 +55,29 @@ def changes(
     """Yield the operations of a record in order, each with its row; None means the row with the record's key."""
     inner = payload(found)
     if not isinstance(inner, dict) or "op" not in inner:
-        raise Unreadable(f"{show_value(inner)} is no change of Debezium: expected before, after and op")
+        raise Unreadable(f"{show_value(inner)} is not a Debezium change: expected before, after and op")
     described = found.get("schema") if inner is not found else schema
     made = semantics.of(described)
     op = inner["op"]
     before, after = _row(inner, "before", made, placeholder), _row(inner, "after", made, placeholder)
     if before is not None and after is not None:
-        after = {name: _known(before, name) if value is UNAVAILABLE else value for name, value in after.items()}
+        after = {
+            name: _fill_unavailable(before, name) if value is UNAVAILABLE else value for name, value in after.items()
+        }
     if op in ("c", "r", "u"):
         if after is None:
-            raise Unreadable(f"the operation {op!r} without 'after'")
+            raise Unreadable(f"operation {op!r} has no 'after'")
         if op == "u" and _goes(before, after, declaration):
             yield DELETE, before
         yield UPSERT, after
     elif op == "d":
         if before is None and not declaration.key:
-            raise Unreadable("a delete without 'before', in a table without a key: set REPLICA IDENTITY FULL")
+            raise Unreadable("a delete in a table without a key has no 'before'; set REPLICA IDENTITY FULL")
         yield DELETE, before
     elif op == "t":
         raise Truncated
     elif op != "m":
-        raise Unreadable(f"{show_value(op)} is no operation: expected c, r, u, d, m or t")
+        raise Unreadable(f"{show_value(op)} is not an operation: expected c, r, u, d, m or t")
 
 
 def _goes(before: Mapping[str, Any] | None, after: Mapping[str, Any], declaration: TableDeclaration) -> bool:
@@ -85,11 +87,11 @@ def _goes(before: Mapping[str, Any] | None, after: Mapping[str, Any], declaratio
         names = [name.lower() for name in declaration.key]
         return any(old.get(name) is not None and old[name] != new.get(name) for name in names)
     if before is None:
-        raise Unreadable("an update without 'before', in a table without a key: set REPLICA IDENTITY FULL")
+        raise Unreadable("an update in a table without a key has no 'before'; set REPLICA IDENTITY FULL")
     return True
 
 
-def _known(before: Mapping[str, Any], name: str) -> Any:
+def _fill_unavailable(before: Mapping[str, Any], name: str) -> Any:
     """The old row's value for an unavailable column. NULL does not count: if the replica identity has only some
     columns, `before` has NULL in the others, and an omitted large value is never NULL."""
     value = before.get(name)
@@ -109,7 +111,7 @@ def _row(
         if row is not None:
             raise Unreadable(f"{name!r} is {show_value(row)}: expected an object")
         return None
-    row = placeholder.marked(row)
+    row = placeholder.mark(row)
     if not made:
         return row
     try:
@@ -178,13 +180,13 @@ def _not_null(kind: Any) -> Any:
 def _decimal(scale: int) -> Callable[[Any], Any]:
     """Convert an unscaled number: big-endian bytes, in JSON as base64."""
 
-    def made(value: Any) -> Any:
+    def convert(value: Any) -> Any:
         if isinstance(value, Decimal):
             return value
         content = base64.b64decode(value, validate=True) if isinstance(value, str) else value
         return Decimal(int.from_bytes(content, "big", signed=True)).scaleb(-scale)
 
-    return made
+    return convert
 
 
 def _span(value: int, unit_us: float) -> timedelta:
@@ -197,22 +199,22 @@ def _span(value: int, unit_us: float) -> timedelta:
 
 
 def _since_1970(unit_us: float) -> Callable[[Any], Any]:
-    def made(value: Any) -> Any:
+    def convert(value: Any) -> Any:
         if not isinstance(value, int):
             return value
         return _EPOCH + _span(value, unit_us)
 
-    return made
+    return convert
 
 
 def _without_zone(unit_us: float) -> Callable[[Any], Any]:
     inner = _since_1970(unit_us)
 
-    def made(value: Any) -> Any:
+    def convert(value: Any) -> Any:
         found = inner(value)
         return found.replace(tzinfo=None) if isinstance(found, datetime) else found
 
-    return made
+    return convert
 
 
 def _day(value: Any) -> Any:
@@ -220,13 +222,13 @@ def _day(value: Any) -> Any:
 
 
 def _of_day(unit_us: float) -> Callable[[Any], Any]:
-    def made(value: Any) -> Any:
+    def convert(value: Any) -> Any:
         if not isinstance(value, int):
             return value
         found: time = (_EPOCH + _span(value, unit_us)).time()
         return found
 
-    return made
+    return convert
 
 
 _KNOWN: Mapping[str, Callable[[Any], Any]] = {

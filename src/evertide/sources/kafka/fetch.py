@@ -1,13 +1,15 @@
 """Fetch records of a topic: new records as they arrive, and bound records again.
 
-`Fetched` follows a topic. librdkafka fetches from all partitions in its own threads, into a queue of limited size.
+`TopicReader` follows a topic. librdkafka fetches from all partitions in its own threads, into a queue of limited size.
 Records from the queue are kept here until a position shows that they were bound. So `offer` names only records that are
 already here, and reading them needs no second fetch.
 
-1. Of each partition, `Fetched` keeps exactly the records in [`first`, `next`), in order.
+1. Of each partition, `TopicReader` keeps exactly the records in [`first`, `next`), in order.
 2. For a position outside that range, it fetches again from the position.
 3. Only records of committed transactions are visible (read_committed); markers and aborted records are gaps in offsets.
 4. An offset that the broker no longer has is not skipped: `lost` names it, and the source decides (J4).
+5. A batch that librdkafka cannot read or decompress stops its partition: `unreadable` has the error. The records before
+   it, and other partitions, are kept as usual.
 """
 
 from __future__ import annotations
@@ -32,9 +34,9 @@ from confluent_kafka.admin._listoffsets import OffsetSpec
 
 from evertide.brokers import ANSWER_LIMIT_S, AWAY, Brokers
 from evertide.sources.contract import Lag, Limit
-from evertide.sources.kafka.place import Range, Records, records_of
+from evertide.sources.kafka.place import OffsetRange, PartitionRecords, to_partition_records
 
-__all__ = ["Fetched", "Lost", "beginnings", "ends", "read_again", "since"]
+__all__ = ["Lost", "TopicReader", "beginnings", "ends", "read_again", "since"]
 
 _DRAIN_MAX = 10_000
 _WAIT_S = 0.05
@@ -55,6 +57,7 @@ _CONSUMER: Mapping[str, Any] = {
     "allow_auto_create_topics": False,
 }
 _OUT_OF_RANGE = (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE)  # noqa: SLF001 - its name
+_UNREADABLE = (KafkaError._BAD_COMPRESSION, KafkaError._BAD_MSG)  # noqa: SLF001 - its names
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +70,7 @@ class Lost:
 
 @dataclass(slots=True)
 class _Partition:
-    """Fetched records of one partition, stored by column so that each message is unpacked once."""
+    """TopicReader records of one partition, stored by column so that each message is unpacked once."""
 
     first: int
     next: int
@@ -81,26 +84,28 @@ class _Partition:
     end: int = -1
     """The end of the partition, as of the last fetch that reached it."""
 
-    def add(self, came: list[Message]) -> None:
+    def add(self, messages: list[Message]) -> None:
         """Append the messages with offsets from `next` on."""
-        offsets: list[Any] = [one.offset() for one in came]
+        offsets: list[Any] = [one.offset() for one in messages]
         if offsets[0] < self.next:
-            came = came[bisect_left(offsets, self.next) :]
-            offsets = offsets[len(offsets) - len(came) :]
-        if not came:
+            messages = messages[bisect_left(offsets, self.next) :]
+            offsets = offsets[len(offsets) - len(messages) :]
+        if not messages:
             return
-        keys, values = [one.key() for one in came], [one.value() for one in came]
+        keys, values = [one.key() for one in messages], [one.value() for one in messages]
         sizes = [len(key or b"") + len(value or b"") + _OWN for key, value in zip(keys, values, strict=True)]
-        found: tuple[list[Any], ...] = (list(came), offsets, keys, values, sizes)
+        found: tuple[list[Any], ...] = (list(messages), offsets, keys, values, sizes)
         for have, more in zip(self._columns(), found, strict=True):
             have.extend(more)
         self.next = offsets[-1] + 1
         self.size += sum(sizes)
 
-    def records(self, number: int, first: int, last: int) -> Records:
+    def records(self, number: int, first: int, last: int) -> PartitionRecords:
         """Records with an offset in [first, last)."""
         inside = slice(bisect_left(self.offsets, first), bisect_left(self.offsets, last))
-        return Records(number, self.messages[inside], self.offsets[inside], self.keys[inside], self.values[inside])
+        return PartitionRecords(
+            number, self.messages[inside], self.offsets[inside], self.keys[inside], self.values[inside]
+        )
 
     def drop_before(self, offset: int) -> None:
         if offset > self.first:
@@ -114,13 +119,15 @@ class _Partition:
         return self.messages, self.offsets, self.keys, self.values, self.sizes
 
 
-class Fetched:
+class TopicReader:
     def __init__(self, brokers: Brokers, topic: str, group: str) -> None:
         self._brokers = brokers
         self._topic = topic
         self._consumer = brokers.consumer(group_id=group or "evertide", **_CONSUMER)
         self._partitions: dict[int, _Partition] = {}
         self.lost: dict[int, Lost] = {}
+        self.unreadable: dict[int, KafkaError] = {}
+        """Why a partition cannot be read further than `next`."""
 
     def follow(self, following: Mapping[int, int]) -> None:
         """Drop the records before these offsets, and continue to fetch after the rest."""
@@ -134,6 +141,7 @@ class Fetched:
                 is_new = True
         if is_new:
             self.lost.clear()
+            self.unreadable.clear()
             self._partitions = {number: self._partitions[number] for number in following}
             at = [TopicPartition(self._topic, number, one.next) for number, one in self._partitions.items()]
             self._consumer.assign(at)
@@ -144,26 +152,27 @@ class Fetched:
             kept = sum(len(one.messages) for one in self._partitions.values())
             if kept >= limit.rows or sum(one.size for one in self._partitions.values()) >= limit.bytes:
                 return
-            came = self._consumer.consume(min(limit.rows - kept, _DRAIN_MAX), wait_s)
-            self._keep(came)
-            if len(came) < _DRAIN_MAX:
+            messages = self._consumer.consume(min(limit.rows - kept, _DRAIN_MAX), wait_s)
+            self._keep(messages)
+            if len(messages) < _DRAIN_MAX:
                 return
 
-    def _keep(self, came: list[Message]) -> None:
+    def _keep(self, messages: list[Message]) -> None:
         by_partition: dict[Any, list[Message]] = {}
-        said = []
-        for message in came:
+        events = []
+        for message in messages:
             if message.error() is None:
                 by_partition.setdefault(message.partition(), []).append(message)
             else:
-                said.append(message)
+                events.append(message)
         for number, several in by_partition.items():
             if number in self._partitions:
                 self._partitions[number].add(several)
-        for message in said:
-            self._told(message)
+                self.unreadable.pop(number, None)
+        for message in events:
+            self._note_event(message)
 
-    def _told(self, message: Message) -> None:
+    def _note_event(self, message: Message) -> None:
         error: Any = message.error()
         known = self._partitions.get(message.partition())  # type: ignore[arg-type]
         if known is None or error.code() in AWAY:
@@ -173,6 +182,8 @@ class Fetched:
         elif error.code() in _OUT_OF_RANGE:
             number: Any = message.partition()
             self.lost[number] = Lost(number, known.next)
+        elif error.code() in _UNREADABLE:
+            self.unreadable[message.partition()] = error  # type: ignore[index]
         else:
             raise KafkaException(error)
 
@@ -182,8 +193,9 @@ class Fetched:
             behind = [
                 number
                 for number, one in self._partitions.items()
-                if not one.messages and max(one.next, one.end) < ends.get(number, 0) and number not in self.lost
+                if not one.messages and max(one.next, one.end) < ends.get(number, 0)
             ]
+            behind = [number for number in behind if number not in self.lost and number not in self.unreadable]
             if not behind or any(one.messages for one in self._partitions.values()):
                 return
             self.drain(limit, _WAIT_S)
@@ -192,7 +204,7 @@ class Fetched:
     def is_empty(self) -> bool:
         return not any(one.messages for one in self._partitions.values())
 
-    def taken(self, limit: Limit) -> list[Records]:
+    def choose(self, limit: Limit) -> list[PartitionRecords]:
         """Records to offer, a fair share of each partition. They stay here until `follow` drops them."""
         full = {number: one for number, one in sorted(self._partitions.items()) if one.messages}
         found: dict[int, int] = {}
@@ -215,7 +227,10 @@ class Fetched:
     def first(self, partition: int) -> int:
         return self._partitions[partition].first
 
-    def kept(self, ranges: Sequence[Range]) -> list[Records] | None:
+    def next(self, partition: int) -> int:
+        return self._partitions[partition].next
+
+    def find_ranges(self, ranges: Sequence[OffsetRange]) -> list[PartitionRecords] | None:
         """The records of offered ranges; None if they are not all here."""
         found = []
         for one in ranges:
@@ -247,10 +262,10 @@ class Fetched:
     def _end(self, partition: int) -> int | None:
         """The end of the partition as of the last fetch; None before the first."""
         try:
-            told = self._consumer.get_watermark_offsets(TopicPartition(self._topic, partition), cached=True)
+            offsets = self._consumer.get_watermark_offsets(TopicPartition(self._topic, partition), cached=True)
         except (KafkaException, RuntimeError):  # not assigned yet, or closed
             return None
-        return None if told is None or told[1] < 0 else int(told[1])
+        return None if offsets is None or offsets[1] < 0 else int(offsets[1])
 
     def commit(self, following: Mapping[int, int]) -> None:
         at = [TopicPartition(self._topic, number, offset) for number, offset in following.items()]
@@ -284,12 +299,14 @@ def since(admin: AdminClient, topic: str, partitions: Sequence[int], at_ms: int)
 def _offsets(admin: AdminClient, topic: str, partitions: Sequence[int], spec: OffsetSpec) -> dict[int, int]:
     if not partitions:
         return {}
-    asked = {TopicPartition(topic, number): spec for number in partitions}
-    told = admin.list_offsets(asked, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=ANSWER_LIMIT_S)
-    return {at.partition: future.result().offset for at, future in told.items()}
+    wanted = {TopicPartition(topic, number): spec for number in partitions}
+    futures = admin.list_offsets(wanted, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=ANSWER_LIMIT_S)
+    return {at.partition: future.result().offset for at, future in futures.items()}
 
 
-def read_again(brokers: Brokers, topic: str, ranges: Sequence[Range], rounds: int = 600) -> list[Records]:
+def read_again(
+    brokers: Brokers, topic: str, ranges: Sequence[OffsetRange], rounds: int = 600
+) -> list[PartitionRecords]:
     """Fetch the records of ranges again, from all partitions at once; a record or an end past a range completes it.
 
     `KafkaException` after `rounds` polls of 50 ms without a message.
@@ -301,16 +318,16 @@ def read_again(brokers: Brokers, topic: str, ranges: Sequence[Range], rounds: in
         consumer.close()
 
 
-def _read_all(consumer: Consumer, topic: str, ranges: Mapping[int, Range], rounds: int) -> list[Records]:
+def _read_all(consumer: Consumer, topic: str, ranges: Mapping[int, OffsetRange], rounds: int) -> list[PartitionRecords]:
     consumer.assign([TopicPartition(topic, one.partition, one.first) for one in ranges.values()])
     found: dict[int, list[Message]] = {number: [] for number in ranges}
     open_ones = {number for number, one in ranges.items() if one.records or one.last > one.first}
     while open_ones:
-        came = consumer.consume(_DRAIN_MAX, _WAIT_S)
-        rounds -= not came
+        messages = consumer.consume(_DRAIN_MAX, _WAIT_S)
+        rounds -= not messages
         if rounds < 0:
-            raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "the records did not come"))  # noqa: SLF001 - its name
-        for message in came:
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "the broker did not return the records"))  # noqa: SLF001 - its name
+        for message in messages:
             number: Any = message.partition()
             error: Any = message.error()
             offset: Any = message.offset()
@@ -325,4 +342,4 @@ def _read_all(consumer: Consumer, topic: str, ranges: Mapping[int, Range], round
                 is_complete = True  # the caller detects missing records by the count
             if is_complete or error is not None:
                 open_ones.discard(number)
-    return [records_of(number, messages) for number, messages in found.items()]
+    return [to_partition_records(number, messages) for number, messages in found.items()]

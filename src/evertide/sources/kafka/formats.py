@@ -14,22 +14,19 @@ from typing import Any, Protocol
 import fastavro
 import msgspec
 import pyarrow as pa
-import pyarrow.types as kinds
 from fastavro._read_py import schemaless_reader as nested_reader
 
-from evertide.rows.conform import type_fields
 from evertide.sources.kafka.schema_registry import SchemaRegistry, Unreadable
-from evertide.sources.values.kinds import is_variant
 from evertide.sources.values.strict_json import RepeatedName, decode_json
-from evertide.sources.values.values import Number
+from evertide.sources.values.values import json_decoder
 
-__all__ = ["AvroFormat", "CsvFormat", "Format", "JsonFormat", "TextFormat"]
+__all__ = ["AvroFormat", "CsvFormat", "JsonFormat", "TextFormat", "ValueFormat"]
 
 _MAGIC = 0
 _AVRO_HEAD = 5
 
 
-class Format(Protocol):
+class ValueFormat(Protocol):
     @property
     def is_text(self) -> bool: ...
 
@@ -45,8 +42,7 @@ class JsonFormat:
 
     def __init__(self, schema: pa.Schema) -> None:
         self._schema = schema
-        is_exact = any(_needs_exact(field.type) for field in schema)
-        self._decoder = msgspec.json.Decoder(float_hook=Number) if is_exact else msgspec.json.Decoder()
+        self._decoder = json_decoder(schema)
 
     def __reduce__(self) -> tuple[type[JsonFormat], tuple[pa.Schema]]:
         """Pickle the schema only: an executor creates its own decoder."""
@@ -58,13 +54,7 @@ class JsonFormat:
         except RepeatedName as error:
             raise Unreadable(str(error)) from error
         except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-            raise Unreadable(f"it is not JSON: {error}") from error
-
-
-def _needs_exact(kind: Any) -> bool:
-    if kinds.is_decimal(kind) or is_variant(kind) or kinds.is_float32(kind):
-        return True
-    return any(_needs_exact(field.type) for field in type_fields(kind))
+            raise Unreadable(f"not JSON: {error}") from error
 
 
 class TextFormat:
@@ -76,7 +66,7 @@ class TextFormat:
         try:
             return content.decode()
         except UnicodeDecodeError as error:
-            raise Unreadable("it is not UTF-8") from error
+            raise Unreadable("not UTF-8") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +85,11 @@ class AvroFormat:
         try:
             found = read(stream, schema, None)
         except RecursionError as error:
-            raise Unreadable("it is nested too deeply") from error
+            raise Unreadable("the datum is nested too deeply") from error
         except Exception as error:  # fastavro raises errors of any type for invalid bytes
-            raise Unreadable(f"it does not match its schema: {type(error).__name__} {error}") from error
+            raise Unreadable(f"the datum does not match its schema: {type(error).__name__} {error}") from error
         if stream.tell() != len(content):
-            raise Unreadable(f"{len(content) - stream.tell()} bytes are left after the datum of its schema")
+            raise Unreadable(f"{len(content) - stream.tell()} bytes follow the datum")
         return found
 
     def schema_of(self, content: bytes) -> Any:
@@ -108,7 +98,7 @@ class AvroFormat:
 
 def _schema_number(content: bytes) -> int:
     if len(content) < _AVRO_HEAD or content[0] != _MAGIC:
-        raise Unreadable("it is not in the schema registry's format: expected a zero and the number of a schema first")
+        raise Unreadable("not in the schema registry's format: expected a zero byte and the number of a schema first")
     return int.from_bytes(content[1:_AVRO_HEAD], "big")
 
 
@@ -125,23 +115,23 @@ class CsvFormat:
         try:
             text = content.decode().removesuffix("\n").removesuffix("\r")
         except UnicodeDecodeError as error:
-            raise Unreadable("it is not UTF-8") from error
+            raise Unreadable("not UTF-8") from error
         if '"' in text:
-            fields = self._quoted(text)
+            fields = self._split_quoted(text)
         elif "\n" in text:
-            raise Unreadable("it has several lines: expected one record")
+            raise Unreadable("the text has several lines; expected one record")
         else:
             fields = [None if one == self.null_value else one for one in text.split(self.delimiter)]
         if len(fields) != len(self.columns):
             raise Unreadable(f"the record has {len(fields)} fields, expected {len(self.columns)}")
         return dict(zip(self.columns, fields, strict=True))
 
-    def _quoted(self, text: str) -> list[str | None]:
+    def _split_quoted(self, text: str) -> list[str | None]:
         fields: list[str | None] = []
         at = 0
         while True:
             if text[at : at + 1] == '"':
-                field, at = _unquoted(text, at + 1)
+                field, at = _read_quoted_field(text, at + 1)
                 fields.append(field)
                 if text[at : at + 1] not in ("", self.delimiter):
                     raise Unreadable(f"{text[at]!r} after a quoted field: expected {self.delimiter!r} or the end")
@@ -158,7 +148,7 @@ class CsvFormat:
             at += 1
 
 
-def _unquoted(text: str, at: int) -> tuple[str, int]:
+def _read_quoted_field(text: str, at: int) -> tuple[str, int]:
     """The field that starts after the opening quote at `at`, and the place after its closing quote."""
     pieces = []
     while True:

@@ -6,41 +6,56 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pyarrow.types as kinds
 
-from evertide.brokers import Brokers, read_brokers
+from evertide.brokers import Brokers, EnvelopeKind, read_brokers
 from evertide.options import Options
 from evertide.secrets import Secrets
 from evertide.sources.contract import TableDeclaration
-from evertide.sources.kafka.formats import AvroFormat, CsvFormat, Format, JsonFormat, TextFormat
+from evertide.sources.kafka.formats import AvroFormat, CsvFormat, JsonFormat, TextFormat, ValueFormat
 from evertide.sources.kafka.rows import Decoder, Envelope, RawRows
 from evertide.sources.kafka.schema_registry import SchemaRegistry, is_url
 from evertide.sources.kafka.unavailable import DEFAULT_PLACEHOLDER, Placeholder
 from evertide.sources.kafka.whole_json import WholeJson
 from evertide.sources.values.kinds import sql_name
 
-__all__ = ["Asked", "Start", "read_options"]
+__all__ = ["ExecutorUse", "KafkaOptions", "Start", "StartKind", "read_options"]
 
 _FORMATS = ("json", "avro", "csv", "raw")
-_ENVELOPES = ("append", "upsert", "debezium")
 _KEY_FORMATS = ("none", "json", "avro", "text")
 _KEY_OF = {"json": "json", "avro": "avro", "csv": "text", "raw": "none"}
 """The default of `key_format` by `format`, if the envelope needs a key."""
 
 
+class StartKind(StrEnum):
+    EARLIEST = "earliest"
+    LATEST = "latest"
+    TIMESTAMP = "timestamp"
+    OFFSETS = "offsets"
+
+
+class ExecutorUse(StrEnum):
+    """Whether Spark's executors read large offers; `AUTO`: if they run on other machines."""
+
+    AUTO = "auto"
+    ALWAYS = "always"
+    NEVER = "never"
+
+
 @dataclass(frozen=True, slots=True)
 class Start:
-    kind: str
+    kind: StartKind
     at_ms: int = 0
     offsets: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class KafkaOptions:
     where: str
     brokers: Brokers
     topic: str
@@ -49,11 +64,10 @@ class Asked:
     decoder: Decoder
     registry: SchemaRegistry | None
     is_skipping_expired: bool
-    executors: str
-    """auto, always or never: whether Spark's executors read large offers."""
+    executors: ExecutorUse
 
 
-def read_options(declaration: TableDeclaration, base: Path) -> Asked:
+def read_options(declaration: TableDeclaration, base: Path) -> KafkaOptions:
     secrets = Secrets(base)
     where = declaration.place
     options = declaration.read_options(secrets)
@@ -64,11 +78,11 @@ def read_options(declaration: TableDeclaration, base: Path) -> Asked:
     start = _start(options)
     group = options.text("group")
     is_skipping = options.choice("on_expired", ("stall", "skip"), "stall") == "skip"
-    executors = options.choice("executors", ("auto", "always", "never"), "never")
+    executors = options.member("executors", ExecutorUse, ExecutorUse.NEVER)
     registry = _registry(options)
     decoder = _decoder(declaration, options, registry, topic)
     options.check_unknown()
-    return Asked(where, brokers, topic, group, start, decoder, registry, is_skipping, executors)
+    return KafkaOptions(where, brokers, topic, group, start, decoder, registry, is_skipping, executors)
 
 
 def _start(options: Options) -> Start:
@@ -76,23 +90,23 @@ def _start(options: Options) -> Start:
     kind, _, rest = text.partition(":")
     expected = "'earliest', 'latest', 'timestamp:2026-01-31T10:20:30Z' or 'offsets:{\"0\": 17}'"
     refusal = options.refusal("start", f"is {text!r}: expected {expected}")
-    if kind in ("earliest", "latest") and not rest:
-        return Start(kind)
-    if kind == "timestamp":
+    if kind in (StartKind.EARLIEST, StartKind.LATEST) and not rest:
+        return Start(StartKind(kind))
+    if kind == StartKind.TIMESTAMP:
         try:
             at = datetime.fromisoformat(rest.strip())
         except ValueError:
             raise refusal from None
         at = at if at.tzinfo is not None else at.replace(tzinfo=UTC)
-        return Start(kind, at_ms=round(at.timestamp() * 1000))
-    if kind == "offsets":
+        return Start(StartKind.TIMESTAMP, at_ms=round(at.timestamp() * 1000))
+    if kind == StartKind.OFFSETS:
         try:
             offsets = msgspec.json.decode(rest, type=dict[int, int])
         except msgspec.MsgspecError:
             raise refusal from None
         if any(number < 0 or offset < 0 for number, offset in offsets.items()):
             raise refusal
-        return Start(kind, offsets=offsets)
+        return Start(StartKind.OFFSETS, offsets=offsets)
     raise refusal
 
 
@@ -108,26 +122,27 @@ def _registry(options: Options) -> SchemaRegistry | None:
 
 def _decoder(declaration: TableDeclaration, options: Options, registry: SchemaRegistry | None, topic: str) -> Decoder:
     kind = options.choice("format", _FORMATS, options.text("format"))
-    envelope = options.choice("envelope", _ENVELOPES, "append")
-    if envelope == "upsert" and not declaration.key:
-        raise options.refusal("envelope", "is 'upsert': the table needs a PRIMARY KEY for it")
+    envelope = options.member("envelope", EnvelopeKind, EnvelopeKind.APPEND)
+    if envelope is EnvelopeKind.UPSERT and not declaration.key:
+        raise options.refusal("envelope", "is 'upsert', which requires a PRIMARY KEY")
     if kind == "raw":
         return _raw(declaration, options, envelope, topic)
-    if envelope == "debezium" and kind == "csv":
-        raise options.refusal("envelope", "is 'debezium', which is never CSV: set the format to 'json' or 'avro'")
-    needs_key = envelope == "upsert" or (envelope == "debezium" and bool(declaration.key))
+    if envelope is EnvelopeKind.DEBEZIUM and kind == "csv":
+        raise options.refusal("envelope", "is 'debezium', which requires the format 'json' or 'avro'")
+    needs_key = envelope is EnvelopeKind.UPSERT or (envelope is EnvelopeKind.DEBEZIUM and bool(declaration.key))
     key_kind = options.choice("key_format", _KEY_FORMATS, _KEY_OF[kind] if needs_key else "none")
     if key_kind != "none" and not declaration.key:
-        raise options.refusal("key_format", f"is {key_kind!r}: the table needs a PRIMARY KEY for it")
+        raise options.refusal("key_format", f"is {key_kind!r}, which requires a PRIMARY KEY")
     if key_kind == "text" and len(declaration.key) != 1:
-        raise options.refusal("key_format", "is 'text', which is one column: the table's key has several")
+        raise options.refusal("key_format", "is 'text', which requires a PRIMARY KEY of one column")
     if "avro" in (kind, key_kind) and registry is None:
-        raise options.refusal("schema_registry", "is missing: Avro needs its URL, say, 'http://localhost:8081'")
+        why = "is missing, but the format is 'avro'; set it, for example to 'http://localhost:8081'"
+        raise options.refusal("schema_registry", why)
     key = _format(key_kind, declaration, options, registry) if key_kind != "none" else None
     value = _format(kind, declaration, options, registry, with_key=key is None)
     ignore_extra = options.boolean("ignore_extra", default=False)
     whole = WholeJson(declaration) if kind == "json" else None
-    placeholder = _placeholder(options) if envelope != "append" else Placeholder()
+    placeholder = _placeholder(options) if envelope is not EnvelopeKind.APPEND else Placeholder()
     return Envelope(declaration, envelope, value, key, ignore_extra, placeholder=placeholder, whole=whole)
 
 
@@ -150,7 +165,7 @@ def _format(
     registry: SchemaRegistry | None,
     *,
     with_key: bool = True,
-) -> Format:
+) -> ValueFormat:
     if kind == "avro" and registry is not None:
         return AvroFormat(registry)
     if kind == "json":
@@ -164,18 +179,18 @@ def _format(
     return CsvFormat(columns, delimiter, options.text("null_value"))
 
 
-def _raw(declaration: TableDeclaration, options: Options, envelope: str, topic: str) -> RawRows:
-    if envelope == "debezium":
-        raise options.refusal("envelope", "is 'debezium', which is never raw: set the format to 'json' or 'avro'")
-    if envelope == "upsert" and [name.lower() for name in declaration.key] != ["key"]:
-        raise options.refusal("envelope", "is 'upsert': the key of a raw table is the column 'key' and nothing else")
+def _raw(declaration: TableDeclaration, options: Options, envelope: EnvelopeKind, topic: str) -> RawRows:
+    if envelope is EnvelopeKind.DEBEZIUM:
+        raise options.refusal("envelope", "is 'debezium', which requires the format 'json' or 'avro'")
+    if envelope is EnvelopeKind.UPSERT and [name.lower() for name in declaration.key] != ["key"]:
+        raise options.refusal("envelope", "is 'upsert', which requires PRIMARY KEY (key) in a raw table")
     for column in declaration.schema:
         expected = _RAW_KINDS.get(column.name.lower())
         if expected is None:
             listed = ", ".join(_RAW_KINDS)
-            raise options.refusal("format", f"is 'raw': there is no column {column.name!r}, only {listed}")
+            raise options.refusal("format", f"is 'raw', which has no column {column.name!r}; it has {listed}")
         if not expected[0](column.type):
-            why = f"is 'raw': the column {column.name!r} is {sql_name(column.type)}, expected {expected[1]}"
+            why = f"is 'raw', but column {column.name!r} is {sql_name(column.type)}: expected {expected[1]}"
             raise options.refusal("format", why)
     return RawRows(declaration, topic, envelope)
 

@@ -22,7 +22,15 @@ from confluent_kafka import Message
 
 from evertide.errors import RecordDamaged, UnsupportedFormat
 
-__all__ = ["START", "Piece", "Range", "Records", "position_text", "read_position", "records_of"]
+__all__ = [
+    "START",
+    "OffsetRange",
+    "PartitionRecords",
+    "TopicPiece",
+    "position_text",
+    "read_position",
+    "to_partition_records",
+]
 
 _VERSION = 1
 
@@ -33,7 +41,7 @@ class _Position(msgspec.Struct, frozen=True):
     next: dict[int, int]
 
 
-class Range(msgspec.Struct, frozen=True, array_like=True):
+class OffsetRange(msgspec.Struct, frozen=True, array_like=True):
     partition: int
     first: int
     last: int
@@ -42,9 +50,9 @@ class Range(msgspec.Struct, frozen=True, array_like=True):
     checksum: str
 
 
-class Piece(msgspec.Struct, frozen=True, omit_defaults=True):
+class TopicPiece(msgspec.Struct, frozen=True, omit_defaults=True):
     topic_id: str
-    ranges: tuple[Range, ...]
+    ranges: tuple[OffsetRange, ...]
     lost: tuple[tuple[int, int, int], ...] = ()
     """Partition, first expired offset, and the offset after the last one: skipped because `on_expired` is 'skip'."""
 
@@ -70,7 +78,7 @@ def read_position(position: str) -> tuple[str, Mapping[int, int]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Records:
+class PartitionRecords:
     """Records of one partition, in order, column by column."""
 
     partition: int
@@ -89,11 +97,13 @@ class Records:
             state.update(b"".join(each for each in column if each))
         return str(state.hexdigest())
 
-    def range(self, first: int) -> Range:
+    def range(self, first: int) -> OffsetRange:
         last = self.offsets[-1] + 1 if self.offsets else first
-        return Range(self.partition, first, last, len(self.offsets), self.checksum())
+        return OffsetRange(self.partition, first, last, len(self.offsets), self.checksum())
 
 
-def records_of(partition: int, messages: Sequence[Message]) -> Records:
+def to_partition_records(partition: int, messages: Sequence[Message]) -> PartitionRecords:
     offsets: list[Any] = [message.offset() for message in messages]
-    return Records(partition, messages, offsets, [each.key() for each in messages], [each.value() for each in messages])
+    return PartitionRecords(
+        partition, messages, offsets, [each.key() for each in messages], [each.value() for each in messages]
+    )

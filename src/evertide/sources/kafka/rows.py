@@ -22,10 +22,11 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 
+from evertide.brokers import EnvelopeKind
 from evertide.sources.contract import DELETE, UPSERT, Rows, TableDeclaration
 from evertide.sources.kafka.debezium import Semantics, changes, payload
-from evertide.sources.kafka.formats import AvroFormat, Format
-from evertide.sources.kafka.place import Records
+from evertide.sources.kafka.formats import AvroFormat, ValueFormat
+from evertide.sources.kafka.place import PartitionRecords
 from evertide.sources.kafka.schema_registry import Unreadable
 from evertide.sources.kafka.unavailable import UNAVAILABLE, Placeholder
 from evertide.sources.kafka.whole_json import WholeJson
@@ -40,7 +41,7 @@ Row = dict[str, Any]
 
 
 class Decoder(Protocol):
-    def rows(self, records: Records, place: str) -> Rows: ...
+    def rows(self, records: PartitionRecords, place: str) -> Rows: ...
 
 
 @dataclass(slots=True)
@@ -68,17 +69,16 @@ class _Entries:
 @dataclass(frozen=True, slots=True)
 class Envelope:
     declaration: TableDeclaration
-    kind: str
-    """append, upsert or debezium."""
-    value: Format
-    key: Format | None
+    kind: EnvelopeKind
+    value: ValueFormat
+    key: ValueFormat | None
     ignore_extra: bool = False
     semantics: Semantics = field(default_factory=Semantics)
     placeholder: Placeholder = field(default_factory=Placeholder)
     whole: WholeJson | None = None
     """Set if values are JSON."""
 
-    def rows(self, records: Records, place: str) -> Rows:
+    def rows(self, records: PartitionRecords, place: str) -> Rows:
         at: Sequence[int] = range(len(records.offsets))
         whole = self._whole(records)
         if whole is not None:
@@ -95,25 +95,25 @@ class Envelope:
             lambda row: _raw(records, at[row]),
         )
 
-    def _is_plain(self, records: Records) -> bool:
+    def _is_plain(self, records: PartitionRecords) -> bool:
         """Whether every record has a value, and its value alone is the row."""
-        return self.kind != "debezium" and self.key is None and None not in records.values
+        return self.kind is not EnvelopeKind.DEBEZIUM and self.key is None and None not in records.values
 
-    def _whole(self, records: Records) -> dict[str, Column] | None:
+    def _whole(self, records: PartitionRecords) -> dict[str, Column] | None:
         """Convert all JSON records at once; None if they must be converted one by one."""
         if self.whole is None or not self._is_plain(records):
             return None
         found = self.whole.columns(records.values)  # type: ignore[arg-type]
-        if found is not None and self.kind == "upsert" and any(map(self._has_placeholder, found.values())):
+        if found is not None and self.kind is EnvelopeKind.UPSERT and any(map(self._has_placeholder, found.values())):
             return None
         return found
 
     def _has_placeholder(self, column: Column) -> bool:
         return pa.types.is_string(column.array.type) and self.placeholder.is_among(column.array)
 
-    def _plain(self, records: Records) -> _Entries | None:
+    def _plain(self, records: PartitionRecords) -> _Entries | None:
         """Decode append records in one loop; None if one of them is unreadable or has an unknown column."""
-        if self.kind != "append" or not self._is_plain(records):
+        if self.kind is not EnvelopeKind.APPEND or not self._is_plain(records):
             return None
         decode, own = self.value.decode, frozenset(self.declaration.schema.names)
         try:
@@ -124,7 +124,7 @@ class Envelope:
             return None
         return _Entries([UPSERT] * len(rows), rows, list(range(len(rows))))
 
-    def _entries(self, records: Records) -> _Entries:
+    def _entries(self, records: PartitionRecords) -> _Entries:
         entries = _Entries()
         for at, (key, value) in enumerate(zip(records.keys, records.values, strict=True)):
             known: Row = {}
@@ -139,45 +139,45 @@ class Envelope:
         if self.key is None:
             return {}
         if content is None:
-            if self.kind == "debezium":
+            if self.kind is EnvelopeKind.DEBEZIUM:
                 return {}
-            raise Unreadable("it has no key")
+            raise Unreadable("the record has no key")
         try:
             row = self._key_row(self.key.decode(content))
         except Unreadable as error:
             raise Unreadable(f"key: {error}") from error
         missing = next((name for name in self.declaration.key if row.get(name) is None), None)
-        if missing is not None and self.kind != "debezium":
-            raise Unreadable(f"key: the column {missing!r} is not there")
+        if missing is not None and self.kind is not EnvelopeKind.DEBEZIUM:
+            raise Unreadable(f"key: column {missing!r} is missing")
         return row
 
     def _key_row(self, found: Any) -> Row:
         columns = self.declaration.key
-        found = payload(found) if self.kind == "debezium" else found
+        found = payload(found) if self.kind is EnvelopeKind.DEBEZIUM else found
         if not isinstance(found, Mapping):
             if len(columns) != 1:
                 raise Unreadable(f"{show_value(found)} is not an object with the columns {', '.join(columns)}")
             found = {columns[0]: found}
-        return {name: value for name, value in self._named(found, ignore_extra=True).items() if name in columns}
+        return {name: value for name, value in self._match_names(found, ignore_extra=True).items() if name in columns}
 
     def _take(self, entries: _Entries, at: int, key: Row, content: bytes | None) -> None:
         if content is None:
-            if self.kind == "append":
-                raise Unreadable("it has no value, and the envelope is 'append'")
+            if self.kind is EnvelopeKind.APPEND:
+                raise Unreadable("the record has no value, which the envelope 'append' requires")
             if key:
                 entries.add(at, DELETE, key)
-            elif self.kind == "upsert":
-                raise Unreadable("it has neither value nor key")
+            elif self.kind is EnvelopeKind.UPSERT:
+                raise Unreadable("the record has neither a value nor a key")
             return
         found = self.value.decode(content)
-        if self.kind == "debezium":
+        if self.kind is EnvelopeKind.DEBEZIUM:
             deleted = False
             for op, row in self._changes(found, content, key):
                 self._add(entries, at, op, row, is_moved=deleted)
                 deleted = op == DELETE
         else:
             row = {**self._row(found), **key}
-            self._add(entries, at, UPSERT, self.placeholder.marked(row) if self.kind == "upsert" else row)
+            self._add(entries, at, UPSERT, self.placeholder.mark(row) if self.kind is EnvelopeKind.UPSERT else row)
 
     def _add(self, entries: _Entries, at: int, op: int, row: Row, *, is_moved: bool = False) -> None:
         """Add a row; unavailable columns keep their values stored under the key, or under the key just deleted."""
@@ -187,9 +187,9 @@ class Envelope:
             return
         known = {name: value for name, value in row.items() if value is not UNAVAILABLE}
         if not self.declaration.key or any(name in left for name in self.declaration.key):
-            why = f"column {left[0]!r}: its value did not change, and the connector does not have it"
+            why = f"column {left[0]!r}: Debezium omitted the value, because it did not change"
             if not self.declaration.key:
-                why = f"{why}; without a key nobody knows which it is: set REPLICA IDENTITY FULL, or declare the key"
+                why = f"{why}; set REPLICA IDENTITY FULL, or declare the table's key"
             entries.fault(at, why, known)
         elif op == DELETE:
             entries.add(at, op, known)
@@ -202,27 +202,27 @@ class Envelope:
         schema = self.value.schema_of(content) if isinstance(self.value, AvroFormat) else None
         for op, row in changes(found, self.declaration, self.semantics, self.placeholder, schema):
             if row is None and not key:
-                raise Unreadable("a delete without 'before', and without a key")
+                raise Unreadable("a delete has neither 'before' nor a key")
             made.append((op, {**key} if row is None else self._row(row)))
         return made
 
     def _row(self, found: Any) -> Row:
         if not isinstance(found, dict):
-            raise Unreadable(f"{show_value(found)} is no object: expected one with the table's columns")
+            raise Unreadable(f"{show_value(found)} is not an object with the table's columns")
         own = frozenset(self.declaration.schema.names)
-        return found if own.issuperset(found) else self._named(found, ignore_extra=self.ignore_extra)
+        return found if own.issuperset(found) else self._match_names(found, ignore_extra=self.ignore_extra)
 
-    def _named(self, found: Mapping[str, Any], *, ignore_extra: bool) -> Row:
+    def _match_names(self, found: Mapping[str, Any], *, ignore_extra: bool) -> Row:
         known = {name.lower(): name for name in self.declaration.schema.names}
         row: Row = {}
         for name, value in found.items():
             own = known.get(name.lower())
             if own is None:
                 if not ignore_extra:
-                    why = f"{show_value(name)} is no column of the table; declare it, or set the option ignore_extra"
-                    raise Unreadable(why)
+                    why = f"the table has no column {show_value(name)}"
+                    raise Unreadable(f"{why}; declare it, or set the option ignore_extra to 'true'")
             elif own in row:
-                raise Unreadable(f"the column {own!r} is there twice")
+                raise Unreadable(f"the record has column {own!r} twice")
             else:
                 row[own] = value
         return row
@@ -233,14 +233,14 @@ class Envelope:
     def _column(self, name: str, kind: Any, rows: Sequence[Row]) -> Column:
         default = read_default(self.declaration, name)
         values = [row.get(name, default) for row in rows]
-        is_key = self.key is not None and name in self.declaration.key and self.kind != "debezium"
+        is_key = self.key is not None and name in self.declaration.key and self.kind is not EnvelopeKind.DEBEZIUM
         is_text = self.key.is_text if is_key and self.key is not None else self.value.is_text
         if is_text and all(value is None or isinstance(value, str) for value in values):
             return from_texts(pa.array(values, pa.string()), kind)
         return from_values(values, kind)
 
 
-def _raw(records: Records, at: int) -> str:
+def _raw(records: PartitionRecords, at: int) -> str:
     content = records.values[at]
     if content is None:
         content = records.keys[at] or b""
@@ -249,18 +249,16 @@ def _raw(records: Records, at: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RawRows:
-    """Converts records to those of the columns `RawRows.NAMES` that the table has."""
+    """Converts records of the format `raw` to those of its columns that the table has."""
 
     declaration: TableDeclaration
     topic: str
-    kind: str = "append"
+    kind: EnvelopeKind = EnvelopeKind.APPEND
 
-    NAMES = ("key", "value", "timestamp", "headers", "partition", "offset", "topic")
-
-    def rows(self, records: Records, place: str) -> Rows:
+    def rows(self, records: PartitionRecords, place: str) -> Rows:
         count = len(records.offsets)
         ops = np.full(count, UPSERT, np.int8)
-        if self.kind == "upsert":
+        if self.kind is EnvelopeKind.UPSERT:
             ops[[at for at, value in enumerate(records.values) if value is None]] = DELETE
         found = {one.name: self._column(one, records) for one in self.declaration.schema}
         fitted = fit(self.declaration, found, ops)
@@ -268,7 +266,7 @@ class RawRows:
             self.declaration, fitted, place, lambda row: records.offsets[row], lambda row: _raw(records, row)
         )
 
-    def _column(self, column: Any, records: Records) -> Column:
+    def _column(self, column: Any, records: PartitionRecords) -> Column:
         name = column.name.lower()
         count = len(records.offsets)
         made: dict[str, Callable[[], list[Any]]] = {
@@ -296,7 +294,7 @@ def _texts(values: Sequence[bytes | None]) -> Column:
             made.append(None if value is None else value.decode())
         except UnicodeDecodeError:
             made.append(None)
-            misfits[at] = "it is not UTF-8, which a STRING needs: declare it as BINARY"
+            misfits[at] = "the bytes are not UTF-8, which STRING requires; declare the column as BINARY"
     return Column(pa.array(made, pa.string()), misfits)
 
 

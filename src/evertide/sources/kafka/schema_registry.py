@@ -19,7 +19,7 @@ from urllib.request import Request, urlopen
 
 import fastavro
 
-from evertide.sources.kafka.avro_bounds import empty_items, is_recursive
+from evertide.sources.kafka.avro_bounds import has_empty_items, is_recursive
 
 __all__ = ["RegistryAway", "SchemaRegistry", "Unreadable"]
 
@@ -48,26 +48,26 @@ class SchemaRegistry:
 
     def probe(self) -> None:
         """Raise `RegistryAway` if the registry does not answer."""
-        self._asked("/schemas/types")
+        self._fetch("/schemas/types")
 
     def schema(self, number: int) -> Any:
         """The schema as parsed by fastavro. `Unreadable` if a few bytes could stand for any number of values."""
         if number not in self._known:
-            found = self._asked(f"/schemas/ids/{number}")
+            found = self._fetch(f"/schemas/ids/{number}")
             if found is None:
                 raise Unreadable(f"the schema registry has no schema {number}")
             kind = found.get("schemaType", "AVRO")
             if kind != "AVRO":
-                raise Unreadable(f"the schema {number} is of the kind {kind}: expected AVRO")
+                raise Unreadable(f"schema {number} has the type {kind}; expected AVRO")
             named: dict[str, Any] = {}
-            parsed = self._parsed(found, named)
+            parsed = self._parse(found, named)
             if is_recursive(parsed, named):
                 self._recursive.add(number)
-            if empty_items(parsed, named):
+            if has_empty_items(parsed, named):
                 self._unbounded.add(number)
             self._known[number] = parsed
         if number in self._unbounded:
-            raise Unreadable(f"the schema {number} has an array whose items have no bytes")
+            raise Unreadable(f"schema {number} has an array whose items have no bytes")
         return self._known[number]
 
     def is_recursive(self, number: int) -> bool:
@@ -75,19 +75,19 @@ class SchemaRegistry:
         self.schema(number)
         return number in self._recursive
 
-    def _parsed(self, found: Mapping[str, Any], named: dict[str, Any]) -> Any:
+    def _parse(self, found: Mapping[str, Any], named: dict[str, Any]) -> Any:
         for other in found.get("references") or ():
             path = f"/subjects/{quote(other['subject'], safe='')}/versions/{other['version']}"
-            referred = self._asked(path)
+            referred = self._fetch(path)
             if referred is None:
-                raise Unreadable(f"the schema registry lacks {other['subject']!r}, version {other['version']}")
-            self._parsed(referred, named)
+                raise Unreadable(f"the schema registry has no version {other['version']} of {other['subject']!r}")
+            self._parse(referred, named)
         try:
             return fastavro.parse_schema(_plain(json.loads(found["schema"])), named_schemas=named)
         except (ValueError, KeyError, TypeError, fastavro.schema.SchemaParseException) as error:
-            raise Unreadable(f"its schema cannot be read: {type(error).__name__} {error}") from error
+            raise Unreadable(f"the schema cannot be parsed: {type(error).__name__} {error}") from error
 
-    def _asked(self, path: str) -> Any:
+    def _fetch(self, path: str) -> Any:
         """Fetch the JSON at a path; None for 404."""
         request = Request(f"{self._url}{path}", headers=self._headers)  # noqa: S310 - http or https (`is_url`)
         try:

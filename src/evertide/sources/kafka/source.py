@@ -11,7 +11,8 @@ docs/kafka.md has all options. How the source implements the contract:
 3. A new partition is read from its beginning.
 4. Bound input is read again exactly as it was, or the error is `SourceChanged` (J4): another topic of the same name,
    expired offsets, records that were compacted or differ. Counts and checksums detect all of these.
-5. If the brokers are unreachable, the source stalls and retries with growing waits; librdkafka reconnects. No record is
+5. A batch that cannot be decompressed stalls the source when everything else has been read; it is not skipped.
+6. If the brokers are unreachable, the source stalls and retries with growing waits; librdkafka reconnects. No record is
    skipped.
 """
 
@@ -28,19 +29,19 @@ import msgspec
 from confluent_kafka import KafkaError, KafkaException
 
 from evertide.brokers import Brokers, Topic, cause, describe
-from evertide.errors import InvalidInput, SourceAway, SourceChanged, SourceFailed, Unexpected
+from evertide.errors import InvalidInput, SourceAway, SourceChanged, SourceFailed
 from evertide.journal.records import Fragment, Place
 from evertide.problem import Problem
 from evertide.runtime import Runtime
-from evertide.sources.contract import Fault, Lag, Limit, Offer, Rows, TableDeclaration, to_problem
+from evertide.sources.contract import Fault, Lag, Limit, Offer, Rows, TableDeclaration, decode_place, to_problem
 from evertide.sources.executors import Executors, WorkFailed
 from evertide.sources.kafka.debezium import Truncated
-from evertide.sources.kafka.fetch import Fetched, beginnings, ends, read_again, since
-from evertide.sources.kafka.options import Asked, Start, read_options
-from evertide.sources.kafka.place import START, Piece, Range, Records, position_text, read_position
+from evertide.sources.kafka.fetch import TopicReader, beginnings, ends, read_again, since
+from evertide.sources.kafka.options import ExecutorUse, KafkaOptions, Start, StartKind, read_options
+from evertide.sources.kafka.place import START, OffsetRange, PartitionRecords, TopicPiece, position_text, read_position
 from evertide.sources.kafka.rows import Decoder
 from evertide.sources.kafka.schema_registry import RegistryAway
-from evertide.sources.kafka.spread import Found, found_of, planned, spread
+from evertide.sources.kafka.spread import RangeRows, plan_ranges, spread, unwrap_outcome
 from evertide.sources.values.fit import rows_schema
 
 __all__ = ["KafkaSource", "open_kafka"]
@@ -65,25 +66,28 @@ class _Away:
 
 
 class KafkaSource:
-    def __init__(self, name: str, declaration: TableDeclaration, asked: Asked, runtime: Runtime) -> None:
+    def __init__(self, name: str, declaration: TableDeclaration, options: KafkaOptions, runtime: Runtime) -> None:
         self.name = name
         self.tables: tuple[str, ...] = (declaration.name,)
         self._declaration = declaration
-        self._asked = asked
-        self._brokers: Brokers = asked.brokers
-        self._decoder: Decoder = asked.decoder
+        self._options = options
+        self._brokers: Brokers = options.brokers
+        self._decoder: Decoder = options.decoder
         self._runtime = runtime
-        self._admin = asked.brokers.admin()
-        self._fetched = Fetched(asked.brokers, asked.topic, asked.group)
+        self._admin = options.brokers.admin()
+        self._reader = TopicReader(options.brokers, options.topic, options.group)
         self._pool = ThreadPoolExecutor(_THREADS, f"kafka-{name}")
         self._away: _Away | None = None
+        self._unreadable: dict[int, tuple[SourceFailed, float]] = {}
+        """Why a partition cannot be read further, and since when (wall clock)."""
         self._bound: Mapping[int, int] = {}
         self._executors: Executors | None = None
         self._afar: tuple[str, list[Rows]] = ("", [])
         """The rows that executors read for the last offer, with its fragment."""
 
     def distribute(self, executors: Executors) -> None:
-        is_wanted = self._asked.executors == "always" or (self._asked.executors == "auto" and executors.are_remote)
+        use = self._options.executors
+        is_wanted = use is ExecutorUse.ALWAYS or (use is ExecutorUse.AUTO and executors.are_remote)
         self._executors = executors if is_wanted else None
 
     @property
@@ -93,12 +97,13 @@ class KafkaSource:
     @property
     def lag(self) -> Lag:
         """Counted in offsets, some of which may have no record; as of the last fetch."""
-        return Lag() if self._away is not None else self._fetched.lag(self._bound, self._runtime.wall_s())
+        return Lag() if self._away is not None else self._reader.lag(self._bound, self._runtime.wall_s())
 
     @property
     def problems(self) -> tuple[Problem, ...]:
-        away = self._away
-        return () if away is None else (to_problem(away.why, away.since_s, away.wait_s),)
+        if (away := self._away) is not None:
+            return (to_problem(away.why, away.since_s, away.wait_s),)
+        return tuple(to_problem(why, since_s) for why, since_s in list(self._unreadable.values()))
 
     # Offering
 
@@ -106,14 +111,14 @@ class KafkaSource:
         if self._away is not None and self._runtime.monotonic_s() < self._away.again_s:
             raise self._away.why
         try:
-            offer = self._offered(position, limit)
+            offer = self._make_offer(position, limit)
         except KafkaException as error:
-            raise self._is_away(error) from error
+            raise self._note_failure(error) from error
         self._away = None
         self._brokers.recent_errors.clear()
         return offer
 
-    def _offered(self, position: str, limit: Limit) -> Offer | None:
+    def _make_offer(self, position: str, limit: Limit) -> Offer | None:
         topic_id, known = read_position(position)
         self._bound = known
         topic = self._topic(topic_id)
@@ -121,107 +126,126 @@ class KafkaSource:
         if position == START:
             return Offer(position_text(topic.id, following), (), 0)
         if self._executors is not None and limit.rows > _MANY:
-            first, last = (asked(self._admin, self._asked.topic, list(following)) for asked in (beginnings, ends))
-            far = planned(following, first, last, limit)
+            first, last = (asked(self._admin, self._options.topic, list(following)) for asked in (beginnings, ends))
+            far = plan_ranges(following, first, last, limit)
             if sum(one.last - one.first for one in far) > _MANY:
-                return self._offered_afar(topic, following, far, limit)
-        self._fetched.follow(following)
-        self._fetched.drain(limit)
-        if self._fetched.is_empty:
-            self._fetched.await_first(ends(self._admin, self._asked.topic, list(following)), limit)
-        lost = self._passed_over(following)
-        taken = self._fetched.taken(limit)
+                return self._offer_afar(topic, following, far, limit)
+        self._reader.follow(following)
+        self._reader.drain(limit)
+        if self._reader.is_empty:
+            self._reader.await_first(ends(self._admin, self._options.topic, list(following)), limit)
+        self._note_unreadable()
+        lost = self._find_expired(following)
+        taken = self._reader.choose(limit)
         self._topic(topic.id)  # verify that the topic was not deleted and recreated while its records were drained
-        firsts = {one.partition: self._fetched.first(one.partition) for one in taken}
+        firsts = {one.partition: self._reader.first(one.partition) for one in taken}
         ranges = tuple(one.range(firsts[one.partition]) for one in taken)
         after = {**following, **{one.partition: one.last for one in ranges}, **{one[0]: one[2] for one in lost}}
         rows = sum(one.records for one in ranges)
         text = position_text(topic.id, after)
         if text == position:
+            for why, _ in self._unreadable.values():
+                raise why
             return None
-        piece = Piece(topic.id, ranges, lost)
+        piece = TopicPiece(topic.id, ranges, lost)
         fragments = (Place(msgspec.json.encode(piece).decode()),) if ranges or lost else ()
         return Offer(text, fragments, rows)
 
-    def _offered_afar(self, topic: Topic, following: Mapping[int, int], ranges: Sequence[Range], limit: Limit) -> Offer:
+    def _note_unreadable(self) -> None:
+        found, now_s = {}, self._runtime.wall_s()
+        for number, error in self._reader.unreadable.items():
+            where = f"topic {self._options.topic}, partition {number}, offset {self._reader.next(number)}"
+            why = (
+                f"{self._brokers.explain(error)}; if the batch is intact, it is too large when decompressed:"
+                " raise the option kafka.receive.message.max.bytes"
+            )
+            since_s = self._unreadable[number][1] if number in self._unreadable else now_s
+            found[number] = (SourceFailed(source=self.name, where=where, why=why), since_s)
+        self._unreadable = found
+
+    def _offer_afar(
+        self, topic: Topic, following: Mapping[int, int], ranges: Sequence[OffsetRange], limit: Limit
+    ) -> Offer:
         """Offer ranges that executors read. A range whose records were all aborted only advances the position."""
-        self._fetched.follow({})  # stop fetching in this process
+        self._reader.follow({})  # stop fetching in this process
         found = self._read_afar(ranges, limit.bytes)
         self._topic(topic.id)
         after = {**following, **{one.range.partition: one.range.last for one in found}}
         full = [one for one in found if one.range.records]
-        piece = Piece(topic.id, tuple(one.range for one in full))
+        piece = TopicPiece(topic.id, tuple(one.range for one in full))
         fragment = Place(msgspec.json.encode(piece).decode())
         self._afar = (fragment.where, [one.rows for one in full])
         rows = sum(one.range.records for one in full)
         return Offer(position_text(topic.id, after), (fragment,) if full else (), rows)
 
-    def _read_afar(self, ranges: Sequence[Range], bytes_max: int = 1 << 62) -> list[Found]:
+    def _read_afar(self, ranges: Sequence[OffsetRange], bytes_max: int = 1 << 62) -> list[RangeRows]:
         assert self._executors is not None  # noqa: S101 - the callers check it
         try:
-            outcomes = spread(self._executors, self._brokers, self._asked.topic, self._decoder, ranges, bytes_max)
+            outcomes = spread(self._executors, self._brokers, self._options.topic, self._decoder, ranges, bytes_max)
         except WorkFailed as error:
-            where = f"topic {self._asked.topic}, read by Spark's executors"
+            where = f"topic {self._options.topic}, read by Spark's executors"
             raise SourceFailed(source=self.name, where=where, why=self._brokers.explain(str(error))) from error
         return [
-            self._told(one.partition, partial(found_of, outcome)) for one, outcome in zip(ranges, outcomes, strict=True)
+            self._decode(one.partition, partial(unwrap_outcome, outcome))
+            for one, outcome in zip(ranges, outcomes, strict=True)
         ]
 
     def _topic(self, expected: str) -> Topic:
-        found = describe(self._admin, self._asked.topic)
+        found = describe(self._admin, self._options.topic)
         if expected and found.id != expected:
-            why = f"expected the topic with the id {expected}, found {found.id}: it was deleted and made anew"
-            raise self._changed(self._asked.topic, why)
+            why = f"the topic was deleted and created again: its id is {found.id}, not {expected}"
+            raise self._changed_failure(self._options.topic, why)
         return found
 
     def _all_partitions(self, topic: Topic, known: Mapping[int, int]) -> dict[int, int]:
         """The offsets of known partitions, and of new ones; at the start, those that the option `start` determines."""
         if known and topic.partitions < len(known):
-            why = f"expected {len(known)} partitions, found {topic.partitions}"
-            raise self._changed(self._asked.topic, why)
+            why = f"the topic has {topic.partitions} partitions; {len(known)} were read before"
+            raise self._changed_failure(self._options.topic, why)
         new = [number for number in range(topic.partitions) if number not in known]
-        start = self._asked.start if not known else Start("earliest")
-        found = self._started(start, new) if new else {}
+        start = self._options.start if not known else Start(StartKind.EARLIEST)
+        found = self._find_start(start, new) if new else {}
         return {**known, **found}
 
-    def _started(self, start: Start, partitions: Sequence[int]) -> dict[int, int]:
-        if start.kind == "latest":
-            return ends(self._admin, self._asked.topic, partitions)
-        if start.kind == "timestamp":
-            return since(self._admin, self._asked.topic, partitions, start.at_ms)
-        earliest = beginnings(self._admin, self._asked.topic, partitions)
+    def _find_start(self, start: Start, partitions: Sequence[int]) -> dict[int, int]:
+        if start.kind is StartKind.LATEST:
+            return ends(self._admin, self._options.topic, partitions)
+        if start.kind is StartKind.TIMESTAMP:
+            return since(self._admin, self._options.topic, partitions, start.at_ms)
+        earliest = beginnings(self._admin, self._options.topic, partitions)
         return {number: start.offsets.get(number, earliest[number]) for number in partitions}
 
-    def _passed_over(self, following: Mapping[int, int]) -> tuple[tuple[int, int, int], ...]:
+    def _find_expired(self, following: Mapping[int, int]) -> tuple[tuple[int, int, int], ...]:
         """Ranges that expired before they were read, if `on_expired` is 'skip'; else raises `SourceChanged`."""
         found = []
-        for one in list(self._fetched.lost.values()):
-            if self._fetched.has(one.partition):
+        for one in list(self._reader.lost.values()):
+            if self._reader.has(one.partition):
                 continue  # offer the records before the gap first
-            earliest = beginnings(self._admin, self._asked.topic, [one.partition])[one.partition]
-            latest = ends(self._admin, self._asked.topic, [one.partition])[one.partition]
+            earliest = beginnings(self._admin, self._options.topic, [one.partition])[one.partition]
+            latest = ends(self._admin, self._options.topic, [one.partition])[one.partition]
             if earliest <= following[one.partition] <= latest:
-                del self._fetched.lost[one.partition]  # the offset exists again: fetch it with the next `follow`
-                self._fetched.follow({})
+                del self._reader.lost[one.partition]  # the offset exists again: fetch it with the next `follow`
+                self._reader.follow({})
                 continue
-            if earliest > one.offset and self._asked.is_skipping_expired:
+            if earliest > one.offset and self._options.is_skipping_expired:
                 found.append((one.partition, one.offset, earliest))
                 continue
-            where = f"{self._asked.topic}, partition {one.partition}"
-            why = f"expected the offset {one.offset}, found only those from {earliest} to {latest}"
-            hint = "; set the option on_expired to 'skip' to go on without them" if earliest > one.offset else ""
-            raise self._changed(where, why + hint)
+            where = f"{self._options.topic}, partition {one.partition}"
+            why = f"offset {one.offset} is missing; the partition has the offsets from {earliest} to {latest}"
+            if earliest > one.offset:
+                why += "; set the option on_expired to 'skip' to continue without the missing records"
+            raise self._changed_failure(where, why)
         return tuple(found)
 
     # Reading
 
     def read(self, fragment: Fragment) -> Iterator[Rows]:
-        piece = self._piece(fragment)
+        piece = decode_place(fragment, TopicPiece, self.name)
         if isinstance(fragment, Place) and fragment.where == self._afar[0]:
             yield from self._afar[1]
             return
         try:
-            records = self._fetched.kept(piece.ranges)
+            records = self._reader.find_ranges(piece.ranges)
             if records is None and self._executors is not None and sum(one.records for one in piece.ranges) > _MANY:
                 found = self._read_afar(piece.ranges)
                 self._topic(piece.topic_id)
@@ -229,12 +253,12 @@ class KafkaSource:
                 yield from (one.rows for one in found)
                 return
             if records is None:
-                records = read_again(self._brokers, self._asked.topic, piece.ranges)
+                records = read_again(self._brokers, self._options.topic, piece.ranges)
                 self._topic(piece.topic_id)
                 read = zip(piece.ranges, records, strict=True)
                 self._verify(piece.ranges, [one.range(expected.first) for expected, one in read])
         except KafkaException as error:
-            raise self._is_away(error) from error
+            raise self._note_failure(error) from error
         if piece.lost:
             yield self._lost_rows(piece)
         if len(records) == 1:
@@ -242,13 +266,13 @@ class KafkaSource:
         else:
             yield from self._pool.map(self._rows, records)
 
-    def _rows(self, records: Records) -> Rows:
-        return self._told(records.partition, partial(self._decoder.rows, records, self._place(records.partition)))
+    def _rows(self, records: PartitionRecords) -> Rows:
+        return self._decode(records.partition, partial(self._decoder.rows, records, self._place(records.partition)))
 
     def _place(self, partition: int) -> str:
-        return f"{self._asked.topic}-{partition}"
+        return f"{self._options.topic}-{partition}"
 
-    def _told(self, partition: int, decode: Callable[[], Decoded]) -> Decoded:
+    def _decode(self, partition: int, decode: Callable[[], Decoded]) -> Decoded:
         """Return the decoded rows, or raise the error that stalls the source."""
         try:
             return decode()
@@ -256,27 +280,25 @@ class KafkaSource:
             where = "the schema registry"
             raise SourceFailed(source=self.name, where=where, why=self._brokers.explain(str(error))) from error
         except Truncated as error:
-            why = (
-                "the table was truncated upstream, and a truncation has no changes of rows: delete its rows upstream, "
-            )
-            why += "or make the table and its topic anew"
+            why = "the table was truncated upstream, and the topic does not name the removed rows; delete them upstream"
+            why += " one by one, or create the table and its topic again"
             raise SourceFailed(source=self.name, where=self._place(partition), why=why) from error
 
-    def _verify(self, ranges: Sequence[Range], read: Sequence[Range]) -> None:
+    def _verify(self, ranges: Sequence[OffsetRange], read: Sequence[OffsetRange]) -> None:
         for expected, found in zip(ranges, read, strict=True):
             if (found.records, found.checksum) != (expected.records, expected.checksum):
-                where = f"{self._asked.topic}, partition {expected.partition}"
-                span = f"in the offsets from {expected.first} to {expected.last - 1}"
-                why = f"expected {expected.records} records {span} with the checksum {expected.checksum}, "
-                why += f"found {found.records} with {found.checksum}: they expired, were compacted, or are others"
-                raise self._changed(where, why)
+                where = f"{self._options.topic}, partition {expected.partition}"
+                had = f"{expected.records} records with checksum {expected.checksum}"
+                why = f"offsets {expected.first} to {expected.last - 1} had {had}, and now have {found.records} with"
+                why += f" {found.checksum}: records expired, were compacted, or were replaced"
+                raise self._changed_failure(where, why)
 
-    def _lost_rows(self, piece: Piece) -> Rows:
+    def _lost_rows(self, piece: TopicPiece) -> Rows:
         """A dead letter for each gap, so that skipped records are reported."""
         faults = [
             Fault(
                 table=self._declaration.name,
-                place=f"{self._asked.topic}-{partition}",
+                place=f"{self._options.topic}-{partition}",
                 line=first,
                 reason=f"the offsets from {first} to {last - 1} expired before they were read",
                 raw="",
@@ -285,42 +307,33 @@ class KafkaSource:
         ]
         return Rows(self._declaration.name, rows_schema(self._declaration).empty_table(), faults)
 
-    def _piece(self, fragment: Fragment) -> Piece:
-        if not isinstance(fragment, Place):
-            raise Unexpected(where=f"source {self.name!r}", why="a Kafka source received a staged fragment")
-        try:
-            return msgspec.json.decode(fragment.where, type=Piece)
-        except msgspec.MsgspecError as error:
-            why = f"{fragment.where!r} is not a fragment of a Kafka source: {error}"
-            raise Unexpected(where=f"source {self.name!r}", why=why) from error
-
     # The rest
 
     def acknowledge(self, position: str) -> None:
         """Commit the offsets to the consumer group, if there is one, for monitoring only."""
         _, following = read_position(position)
         self._bound = following
-        if self._asked.group and following:
+        if self._options.group and following:
             try:
-                self._fetched.commit(following)
+                self._reader.commit(following)
             except KafkaException as error:
-                raise self._is_away(error) from error
+                raise self._note_failure(error) from error
 
     def close(self) -> None:
         self._pool.shutdown()
-        self._fetched.close()
+        self._reader.close()
 
-    def _changed(self, where: str, why: str) -> SourceChanged:
+    def _changed_failure(self, where: str, why: str) -> SourceChanged:
         return SourceChanged(source=self.name, where=f"topic {where}", why=why)
 
-    def _is_away(self, error: KafkaException) -> SourceFailed:
+    def _note_failure(self, error: KafkaException) -> SourceFailed:
         before, now_s = self._away, self._runtime.monotonic_s()
         wait_s = min(before.wait_s * 2, _AWAY_MAX_S) if before is not None else _AWAY_FIRST_S
-        where = f"topic {self._asked.topic} at {self._brokers.address}"
+        where = f"topic {self._options.topic} at {self._brokers.address}"
         kind = SourceAway if self._brokers.are_away(error) else SourceFailed
         why: SourceFailed = kind(source=self.name, where=where, why=self._brokers.explain(error))
         if cause(error).code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
-            why = self._changed(self._asked.topic, "expected it, found no such topic: it was deleted")
+            why = self._changed_failure(self._options.topic, "the topic does not exist any more")
         since_s = before.since_s if before is not None and type(before.why) is type(why) else self._runtime.wall_s()
         self._away = _Away(why, wait_s, now_s + wait_s, since_s)
         return why
@@ -329,12 +342,12 @@ class KafkaSource:
 def open_kafka(name: str, tables: Sequence[TableDeclaration], runtime: Runtime, base: Path) -> KafkaSource:
     """`InvalidInput` if an option is invalid, no broker answers, or the topic does not exist."""
     (declaration,) = tables
-    asked = read_options(declaration, base)
-    asked.brokers.probe(asked.topic, asked.where)
-    if asked.registry is not None:
+    options = read_options(declaration, base)
+    options.brokers.probe(options.topic, options.where)
+    if options.registry is not None:
         try:
-            asked.registry.probe()
+            options.registry.probe()
         except RegistryAway as error:
-            why = f"the option 'schema_registry': {asked.brokers.explain(str(error))}"
-            raise InvalidInput(where=asked.where, why=why) from error
-    return KafkaSource(name, declaration, asked, runtime)
+            why = f"the option 'schema_registry': {options.brokers.explain(str(error))}"
+            raise InvalidInput(where=options.where, why=why) from error
+    return KafkaSource(name, declaration, options, runtime)

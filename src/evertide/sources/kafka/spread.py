@@ -11,6 +11,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum, auto
 from itertools import accumulate
 from pathlib import Path
 
@@ -22,11 +23,11 @@ from evertide.sources.contract import Limit, Rows
 from evertide.sources.executors import Executors
 from evertide.sources.kafka.debezium import Truncated
 from evertide.sources.kafka.fetch import read_again
-from evertide.sources.kafka.place import Range, Records
+from evertide.sources.kafka.place import OffsetRange, PartitionRecords
 from evertide.sources.kafka.rows import Decoder
 from evertide.sources.kafka.schema_registry import RegistryAway
 
-__all__ = ["Found", "Task", "Trouble", "found_of", "planned", "read_range", "spread"]
+__all__ = ["RangeRows", "Task", "Trouble", "plan_ranges", "read_range", "spread", "unwrap_outcome"]
 
 _OWN = 32
 """Estimated bytes of a record in addition to its key and value."""
@@ -37,30 +38,35 @@ class Task:
     brokers: Brokers
     topic: str
     decoder: Decoder
-    range: Range
+    range: OffsetRange
     """Count and checksum are empty, or those that are expected."""
     bytes: int
     """Records beyond this size are left out, except the first."""
 
 
+class TroubleKind(Enum):
+    KAFKA = auto()
+    REGISTRY = auto()
+    TRUNCATED = auto()
+
+
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    kind: str
-    """kafka, registry or truncated."""
+    kind: TroubleKind
     code: int = 0
     text: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    range: Range
+class RangeRows:
+    range: OffsetRange
     """The range that was read, with count and checksum."""
     rows: Rows
 
 
-def planned(
+def plan_ranges(
     following: Mapping[int, int], first: Mapping[int, int], last: Mapping[int, int], limit: Limit
-) -> list[Range]:
+) -> list[OffsetRange]:
     """The ranges to read next, a fair share of each partition; none if an offset is out of range."""
     if any(not first[number] <= offset <= last[number] for number, offset in following.items()):
         return []
@@ -68,7 +74,7 @@ def planned(
     found, rows = [], limit.rows
     for left, (count, number) in zip(range(len(waiting), 0, -1), waiting, strict=True):
         share = min(count, max(1, rows // left))
-        found.append(Range(number, following[number], following[number] + share, 0, ""))
+        found.append(OffsetRange(number, following[number], following[number] + share, 0, ""))
         rows -= share
         if rows <= 0:
             break
@@ -76,8 +82,8 @@ def planned(
 
 
 def spread(  # noqa: PLR0917
-    executors: Executors, brokers: Brokers, topic: str, decoder: Decoder, ranges: Sequence[Range], bytes_max: int
-) -> list[Found | Trouble]:
+    executors: Executors, brokers: Brokers, topic: str, decoder: Decoder, ranges: Sequence[OffsetRange], bytes_max: int
+) -> list[RangeRows | Trouble]:
     """Read the ranges on the executors. Sends only the secrets that the Kafka client needs."""
     plain = replace(
         brokers,
@@ -88,41 +94,41 @@ def spread(  # noqa: PLR0917
     return executors.map(read_range, [Task(plain, topic, decoder, one, share) for one in ranges])
 
 
-def read_range(task: Task) -> Found | Trouble:
+def read_range(task: Task) -> RangeRows | Trouble:
     """Read and decode one range, in an executor."""
     try:
         (records,) = read_again(task.brokers, task.topic, [task.range])
         kept = _within(records, task.bytes)
         last = task.range.last if kept is records else kept.offsets[-1] + 1
-        checked = Range(records.partition, task.range.first, last, len(kept.offsets), kept.checksum())
-        return Found(checked, task.decoder.rows(kept, f"{task.topic}-{records.partition}"))
+        checked = OffsetRange(records.partition, task.range.first, last, len(kept.offsets), kept.checksum())
+        return RangeRows(checked, task.decoder.rows(kept, f"{task.topic}-{records.partition}"))
     except KafkaException as error:
-        return Trouble("kafka", cause(error).code(), cause(error).str())
+        return Trouble(TroubleKind.KAFKA, cause(error).code(), cause(error).str())
     except RegistryAway as error:
-        return Trouble("registry", text=str(error))
+        return Trouble(TroubleKind.REGISTRY, text=str(error))
     except Truncated:
-        return Trouble("truncated")
+        return Trouble(TroubleKind.TRUNCATED)
 
 
-def found_of(outcome: Found | Trouble) -> Found:
+def unwrap_outcome(outcome: RangeRows | Trouble) -> RangeRows:
     """Return the result, or raise the error of the executor's problem."""
-    if isinstance(outcome, Found):
+    if isinstance(outcome, RangeRows):
         return outcome
-    if outcome.kind == "registry":
+    if outcome.kind is TroubleKind.REGISTRY:
         raise RegistryAway(outcome.text)
-    if outcome.kind == "truncated":
+    if outcome.kind is TroubleKind.TRUNCATED:
         raise Truncated
     raise KafkaException(KafkaError(outcome.code, outcome.text))
 
 
-def _within(records: Records, most: int) -> Records:
+def _within(records: PartitionRecords, most: int) -> PartitionRecords:
     sizes = accumulate(
         len(key or b"") + len(value or b"") + _OWN for key, value in zip(records.keys, records.values, strict=True)
     )
     count = max(1, bisect_right(list(sizes), most))
     if count >= len(records.offsets):
         return records
-    return Records(
+    return PartitionRecords(
         records.partition,
         records.messages[:count],
         records.offsets[:count],

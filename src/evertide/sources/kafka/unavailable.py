@@ -104,7 +104,7 @@ class Placeholder:
         """Whether an array of texts contains the placeholder."""
         return bool(pc.any(pc.is_in(texts, pa.array(sorted(self._texts), texts.type))).as_py())
 
-    def marked(self, row: Mapping[str, Any]) -> dict[str, Any]:
+    def mark(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """Replace placeholders in a row by `UNAVAILABLE`."""
         return {name: UNAVAILABLE if self.stands_for(value) else value for name, value in row.items()}
 

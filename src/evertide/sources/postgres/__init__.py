@@ -2,14 +2,14 @@
 
 connector     the options, and the name of a table's source
 source        the source: offers, reads, status
-feed          the thread that creates slot and snapshot and follows the stream
-follower      one replication stream, from start to end
+receiver      the thread that creates slot and snapshot and follows the stream
+session       one replication stream, from start to end
 stream        a replication connection
 messages      messages of the stream
 batches       many messages at once
 transactions  messages to committed transactions, staged in fragments
 rows          changes of one table to staged rows
-ready         staged transactions that wait to be bound
+ready_queue   staged transactions that wait to be bound
 snapshot      the initial content of the tables
 catalog       checks of the server, its tables and the publication
 partitions    changes of partitions that the stream does not show

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from evertide.rows.columns import Longs
 
-__all__ = ["HEAD", "WORTHWHILE", "NewRows", "new_rows"]
+__all__ = ["HEAD", "WORTHWHILE", "NewRows", "extract_new_rows"]
 
 HEAD = 25
 """Bytes of an outer message before the pgoutput message: kind, two positions, and a timestamp."""
@@ -50,12 +50,12 @@ class NewRows:
     before: list[int]
     """The number of these rows before each message, and the total at the end."""
 
-    def fitting(self, first: int, room: int) -> int:
+    def count_fitting(self, first: int, room: int) -> int:
         """About how many rows from `first` on fit into `room` bytes; at least one."""
         return max(1, bisect_right(self.sizes, self.sizes[first] + room) - 1 - first)
 
 
-def new_rows(messages: Sequence[bytes], *, is_streamed: bool) -> tuple[list[NewRows], list[int]]:
+def extract_new_rows(messages: Sequence[bytes], *, is_streamed: bool) -> tuple[list[NewRows], list[int]]:
     """Extract the new rows from outer data messages, by relation; also return the indexes of all other messages."""
     everything = range(len(messages))
     content = b"".join([*messages, _PAD])
@@ -115,9 +115,9 @@ def _values(data: Bytes, at: Longs, ends: Longs, count: int) -> tuple[Longs, Lon
         is_null[column] = ~is_text
         is_whole &= is_text | (kinds == _NULL)
         begins[column] = np.where(is_text, at + 5, at + 1)
-        at = np.minimum(begins[column] + np.where(is_text, _number(data, at + 1, 4), 0), last)
-        value_ends[column] = at
-        is_whole &= at <= ends
+        end = begins[column] + np.where(is_text, _number(data, at + 1, 4), 0)
+        is_whole &= end <= ends  # before it is limited: at the end of the data, a truncated value would look complete
+        value_ends[column] = at = np.minimum(end, last)
     return begins, value_ends, is_null, is_whole & (at == ends)
 
 

@@ -23,7 +23,7 @@ from evertide.sources.postgres.server import find_slot
 from evertide.sources.postgres.types import PgType, fits
 from evertide.sources.values.kinds import sql_name
 
-__all__ = ["RemoteColumn", "Target", "check_server", "checked_tables", "has_older_rows"]
+__all__ = ["RemoteColumn", "UpstreamTable", "check_server", "check_tables", "has_older_rows"]
 
 _UNLIKE_ARRAYS = ("int2vector", "oidvector")
 _COLUMNS = (
@@ -71,7 +71,7 @@ class RemoteColumn:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class UpstreamTable:
     declaration: TableDeclaration
     name: TableName
     columns: tuple[RemoteColumn, ...]
@@ -90,33 +90,32 @@ class _Table:
 
 def check_server(connection: psycopg.Connection[Any], slot: str, where: str) -> None:
     if connection.info.server_version < OLDEST_VERSION:
-        raise InvalidInput(
-            where=where, why=f"the server has version {connection.info.server_version}; version 14 or newer is required"
-        )
+        version = connection.info.server_version // 10_000
+        raise InvalidInput(where=where, why=f"the server runs PostgreSQL {version}; version 14 or newer is required")
     level = _one(connection, "SHOW wal_level")[0]
     if level != "logical":
-        why = f"wal_level is {level!r}: logical replication needs ALTER SYSTEM SET wal_level = 'logical' and a restart"
+        why = f"wal_level is {level!r}; run ALTER SYSTEM SET wal_level = 'logical' and restart the server"
         raise InvalidInput(where=where, why=why)
     encoding = _one(connection, "SHOW server_encoding")[0]
     if encoding == "SQL_ASCII":
-        why = "the database has the encoding SQL_ASCII, in which texts have no defined meaning; use UTF8, for example"
+        why = (
+            "the database has the encoding SQL_ASCII, which does not define characters; use one with UTF8, for example"
+        )
         raise InvalidInput(where=where, why=why)
     found = find_slot(connection, slot)
     database = _one(connection, "SELECT current_database()")[0]
     if found is not None and (found.plugin != "pgoutput" or found.database != database):
-        why = (
-            f"replication slot {slot!r} belongs to plugin {found.plugin!r} in database {found.database!r}; use another"
-        )
-        raise InvalidInput(where=where, why=why)
+        why = f"replication slot {slot!r} belongs to plugin {found.plugin!r} in database {found.database!r}"
+        raise InvalidInput(where=where, why=f"{why}; set the option 'slot' to another name")
 
 
-def checked_tables(
+def check_tables(
     connection: psycopg.Connection[Any],
     tables: Sequence[tuple[TableDeclaration, TableName]],
     publication: str,
-) -> list[Target]:
+) -> list[UpstreamTable]:
     """Raises `InvalidInput`, which says what to do."""
-    targets = []
+    upstreams = []
     for declaration, name in tables:
         where = declaration.place
         table = _table(connection, name, where)
@@ -126,8 +125,8 @@ def checked_tables(
         asked = {"table": table.oid}
         found = connection.execute(_PARTITIONS, asked).fetchall() if table.is_partitioned else ()
         partitions = tuple(Partition(*row) for row in found)
-        targets.append(Target(declaration, name, columns, table.is_partitioned, partitions))
-    return targets
+        upstreams.append(UpstreamTable(declaration, name, columns, table.is_partitioned, partitions))
+    return upstreams
 
 
 def has_older_rows(connection: psycopg.Connection[Any], partition: Partition) -> bool | None:
@@ -147,13 +146,13 @@ def _one(connection: psycopg.Connection[Any], query: str, values: Sequence[Any] 
 def _table(connection: psycopg.Connection[Any], name: TableName, where: str) -> _Table:
     row = connection.execute(_TABLE, (name.schema, name.table)).fetchone()
     if row is None:
-        raise InvalidInput(where=where, why=f"the server has no table {name}: create it, or correct the option 'table'")
+        raise InvalidInput(where=where, why=f"the server has no table {name}; create it, or correct the option 'table'")
     oid, relation_kind, persistence, identity, is_readable, is_owned = row
     if relation_kind not in ("r", "p") or persistence != "p":
-        why = f"{name} is not an ordinary table: views, foreign, temporary and unlogged tables are not replicated"
+        why = f"PostgreSQL does not replicate {name}, as it is a view, or a foreign, temporary or unlogged table"
         raise InvalidInput(where=where, why=why)
     if not is_readable:
-        raise InvalidInput(where=where, why=f"the user may not read {name}; GRANT SELECT ON {name} to the user")
+        raise InvalidInput(where=where, why=f"the user may not read {name}; run GRANT SELECT ON {name} TO the user")
     return _Table(oid, relation_kind == "p", identity, is_owned)
 
 
@@ -170,12 +169,14 @@ def _columns(
             raise InvalidInput(where=where, why=f"{name} has no column {field.name!r}; it has {listed}")
         _, oid, modifier, generated = there[remote]
         if generated:
-            why = f"the column {field.name!r} is generated, and not replicated; omit it, and compute it in a view"
+            why = (
+                f"PostgreSQL does not replicate the generated column {field.name!r}; omit it, and compute it in a view"
+            )
             raise InvalidInput(where=where, why=why)
         made = _type(connection, oid)
         if not fits(made, field.type):
-            why = f"the column {field.name!r} is {made.shown} in {name}, and {sql_name(field.type)} cannot hold that"
-            raise InvalidInput(where=where, why=f"{why}; STRING can hold any type")
+            why = f"column {field.name!r} of {name} is {made.shown}, which {sql_name(field.type)} cannot hold"
+            raise InvalidInput(where=where, why=f"{why}; STRING holds any type")
         is_key = field.name in declaration.key
         found.append(
             RemoteColumn(
@@ -207,18 +208,18 @@ def _check_identity(  # noqa: PLR0917
     full = f"ALTER TABLE {name} REPLICA IDENTITY FULL"
     if not declaration.key:
         if table.identity != "f":
-            why = f"without a PRIMARY KEY here, {name} must tell whole rows when it deletes them: {full}"
-            raise InvalidInput(where=where, why=f"{why}, or declare the key")
+            why = "the table is declared without a PRIMARY KEY, so upstream deletes must contain whole rows"
+            raise InvalidInput(where=where, why=f"{why}; run {full}, or declare the key")
         return
     indexes = find_unique_indexes(connection, table.oid)
     listed = ", ".join(sorted(key))
     if not any(set(index.columns) <= key for index in indexes):
-        why = f"{name} has no primary key or unique index on ({listed}): its rows are not told apart by that"
-        raise InvalidInput(where=where, why=f"{why}; declare the key that the table has, or make the index")
+        why = f"{name} has no primary key or unique index on ({listed}), so several rows may have the same key"
+        raise InvalidInput(where=where, why=f"{why}; declare the key that {name} has, or create a unique index")
     identity = {name for names in _identity(table, indexes) for name in names}
     if table.identity != "f" and not key <= identity:
-        why = f"the replica identity of {name} does not have the key ({listed}), so that deletes would not name it"
-        raise InvalidInput(where=where, why=f"{why}: {full}, or REPLICA IDENTITY USING INDEX a unique index on it")
+        why = f"the replica identity of {name} lacks the key ({listed}), so deletes would not contain the key"
+        raise InvalidInput(where=where, why=f"{why}; run {full}, or REPLICA IDENTITY USING INDEX with an index on it")
 
 
 def _identity(table: _Table, indexes: Sequence[UniqueIndex]) -> list[Sequence[str]]:
@@ -244,26 +245,26 @@ def _check_publication(  # noqa: PLR0917
         _check_may_publish(connection, publication, table, name, where)
         return
     if not row[0]:
-        why = f"the publication {publication!r} does not publish all operations"
-        raise InvalidInput(
-            where=where, why=f"{why}: ALTER PUBLICATION ... SET (publish = 'insert, update, delete, truncate')"
-        )
+        setting = "publish = 'insert, update, delete, truncate'"
+        why = f"publication {publication!r} does not publish all operations"
+        raise InvalidInput(where=where, why=f"{why}; run ALTER PUBLICATION {publication} SET ({setting})")
     if table.is_partitioned and not row[1]:
-        why = f"{name} is partitioned, and the publication {publication!r} publishes only its partitions"
-        raise InvalidInput(where=where, why=f"{why}: ALTER PUBLICATION ... SET (publish_via_partition_root = true)")
+        setting = "publish_via_partition_root = true"
+        why = f"{name} is partitioned, and publication {publication!r} publishes its partitions separately"
+        raise InvalidInput(where=where, why=f"{why}; run ALTER PUBLICATION {publication} SET ({setting})")
     has = connection.execute(
         "SELECT to_jsonb(t) -> 'attnames', to_jsonb(t) ->> 'rowfilter' FROM pg_publication_tables t"
         " WHERE pubname = %s AND schemaname = %s AND tablename = %s",
         (publication, name.schema, name.table),
     ).fetchone()
     if has is None:
-        why = f"the publication {publication!r} does not have {name}: ALTER PUBLICATION {publication} ADD TABLE {name}"
+        why = f"publication {publication!r} lacks {name}; run ALTER PUBLICATION {publication} ADD TABLE {name}"
         raise InvalidInput(where=where, why=why)
     missing = [column.remote for column in columns if has[0] is not None and column.remote not in has[0]]
     if missing or has[1] is not None:
-        what = f"leaves out the columns {', '.join(missing)}" if missing else f"has only rows with {has[1]}"
-        why = f"the publication {publication!r} {what} of {name}: publish the whole table, or give another publication"
-        raise InvalidInput(where=where, why=why)
+        what = f"the columns {', '.join(missing)}" if missing else f"the rows without {has[1]}"
+        why = f"publication {publication!r} omits {what} of {name}"
+        raise InvalidInput(where=where, why=f"{why}; publish the whole table, or set the option 'publication'")
 
 
 def _check_may_publish(
@@ -271,5 +272,7 @@ def _check_may_publish(
 ) -> None:
     may = _one(connection, "SELECT has_database_privilege(current_database(), 'CREATE')")[0]
     if not may or not table.is_owned:
-        why = f"there is no publication {publication!r}, and the user may not make one with {name}"
-        raise InvalidInput(where=where, why=f"{why}: let its owner CREATE PUBLICATION {publication} FOR TABLE {name}")
+        why = f"publication {publication!r} does not exist, and the user may not create it for {name}"
+        raise InvalidInput(
+            where=where, why=f"{why}; let the owner run CREATE PUBLICATION {publication} FOR TABLE {name}"
+        )

@@ -24,7 +24,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -32,7 +32,7 @@ from evertide.errors import InvalidInput
 from evertide.options import Options
 from evertide.runtime import Runtime
 from evertide.secrets import Secrets
-from evertide.sources.contract import Source, Staging, TableDeclaration
+from evertide.sources.contract import Source, Staging, TableDeclaration, merge_options
 
 __all__ = ["open_postgres", "postgres_name"]
 
@@ -46,7 +46,7 @@ def postgres_name(declaration: TableDeclaration) -> str:
     slot = given.get("slot", _DEFAULT_SLOT)
     if not _SLOT.fullmatch(slot) or slot == "push":
         where = declaration.place
-        why = f"the option 'slot' is {slot!r}: expected 1 to 63 lower-case letters, digits, underscores, not 'push'"
+        why = f"the option 'slot' is {slot!r}: expected 1 to 63 lower-case letters, digits and underscores, not 'push'"
         raise InvalidInput(where=where, why=why)
     return slot
 
@@ -62,7 +62,7 @@ def open_postgres(
     from evertide.sources.postgres.source import open_source  # noqa: PLC0415 - psycopg is an extra
 
     secrets = Secrets(base)
-    options = Options(_together(tables), connector="postgres", where=where, secrets=secrets)
+    options = Options(merge_options(tables, "table"), connector="postgres", where=where, secrets=secrets)
     return open_source(
         name,
         {table.name: (table, _remote(table)) for table in tables},
@@ -76,15 +76,3 @@ def open_postgres(
 def _remote(declaration: TableDeclaration) -> str:
     given = {option.lower(): value for option, value in declaration.options.items()}
     return given.get("table") or declaration.name
-
-
-def _together(tables: Sequence[TableDeclaration]) -> Mapping[str, str]:
-    """Merge the options of all tables of a source. The error does not show the values, as one may be a password."""
-    given: dict[str, str] = {}
-    for declaration in tables:
-        for option, value in declaration.options.items():
-            if option.lower() != "table" and given.setdefault(option.lower(), value) != value:
-                where = declaration.place
-                why = f"the option {option!r} is another one at a table with the same slot: give this one another slot"
-                raise InvalidInput(where=where, why=why)
-    return given

@@ -2,7 +2,7 @@
 
 The stream does not contain them: its positions are those that were sent, and the server is ahead while it decodes a
 large transaction, or while the pipeline is behind. If the server does not answer, the values are unknown, and the
-stream reports the error; only a client that waits for the server's present position needs an answer.
+stream reports the error. Only `run --until-idle`, which reads up to the server's present position, needs an answer.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 import psycopg
 
-from evertide.problem import Problem
+from evertide.problem import ComponentState, Problem
 from evertide.runtime import Runtime
 from evertide.sources.postgres.messages import parse_lsn
 from evertide.sources.postgres.server import Server
@@ -28,10 +28,10 @@ SELECT (CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_curr
     wal_status, safe_wal_size, pg_size_bytes(current_setting('max_slot_wal_keep_size'))
 FROM pg_replication_slots WHERE slot_name = %s"""
 _REMEDY = (
-    "Let the pipeline catch up, or give the server a larger max_slot_wal_keep_size: of a slot that is lost, the tables"
-    " have to be read anew."
+    "Let the pipeline catch up, or increase max_slot_wal_keep_size on the server: if the slot is lost, the tables must"
+    " be read again from the start."
 )
-_REMEDY_FULL = "Let the pipeline catch up: until then the server keeps its log, and needs the room on its disk."
+_REMEDY_FULL = "Let the pipeline catch up: until then the server keeps its WAL, which needs disk space."
 
 
 class Gauge:
@@ -90,16 +90,16 @@ class Gauge:
 
     def _warn(self, status: str | None, left: int | None, limit: int) -> None:
         why, remedy = "", _REMEDY
-        slot = f"the replication slot {self._slot!r}"
+        slot = f"replication slot {self._slot!r}"
         if status == "unreserved":
-            why = f"{slot} is about to be lost: the server removes the log that it needs at its next checkpoint"
+            why = f"{slot} is about to be lost: the server removes WAL that it needs at the next checkpoint"
         elif left is not None and (status == "extended" or left < limit * _NEAR):
-            why = f"{slot} is lost when the server has written {max(0, int(left))} more bytes of its log"
+            why = f"{slot} is lost when the server has written {max(0, int(left))} more bytes of WAL"
         elif status == "extended":
-            why, remedy = f"for {slot} the server keeps more of its log than max_wal_size", _REMEDY_FULL
+            why, remedy = f"the server keeps more WAL for {slot} than max_wal_size", _REMEDY_FULL
         if not why:
             self.problems = ()
             return
         since_s = self.problems[0].since_s if self.problems else self._runtime.wall_s()
         where = self._server.address.where
-        self.problems = (Problem("warning", "slot_at_risk", f"{where}: {why}", remedy, since_s),)
+        self.problems = (Problem(ComponentState.WARNING, "slot_at_risk", f"{where}: {why}", remedy, since_s),)

@@ -15,17 +15,17 @@ from typing import Final
 
 import msgspec
 
-from evertide.errors import InvalidInput
+from evertide.errors import Unexpected
 
 __all__ = [
     "UNCHANGED",
     "Begin",
-    "Change",
     "Commit",
     "Keepalive",
     "Message",
-    "Relation",
     "RelationColumn",
+    "RelationMessage",
+    "RowChange",
     "StreamAbort",
     "StreamCommit",
     "StreamStart",
@@ -33,15 +33,16 @@ __all__ = [
     "Truncate",
     "Value",
     "decode",
+    "decode_keepalive",
+    "decode_new_row",
+    "encode_status",
+    "format_lsn",
     "is_data",
-    "keepalive",
-    "lsn_of",
-    "lsn_text",
-    "new_row",
     "parse_lsn",
-    "status_update",
+    "read_lsn",
 ]
 
+_STREAM = "the replication stream"
 _EPOCH_S = 946_684_800
 """Seconds from 1970 to 2000, the epoch of PostgreSQL."""
 
@@ -86,7 +87,7 @@ class RelationColumn(msgspec.Struct, frozen=True):
     is_identity: bool
 
 
-class Relation(msgspec.Struct, frozen=True):
+class RelationMessage(msgspec.Struct, frozen=True):
     oid: int
     name: tuple[str, str]
     """Schema and table."""
@@ -96,7 +97,7 @@ class Relation(msgspec.Struct, frozen=True):
     xid: int = 0
 
 
-class Change(msgspec.Struct, frozen=True, gc=False):
+class RowChange(msgspec.Struct, frozen=True, gc=False):
     """`old` is None for an insert, and for an update that did not change the identity; `new` is None for a delete."""
 
     relation: int
@@ -132,7 +133,9 @@ class StreamAbort(msgspec.Struct, frozen=True):
     subxid: int
 
 
-Message = Begin | Commit | Relation | Change | Truncate | StreamStart | StreamStop | StreamCommit | StreamAbort
+Message = (
+    Begin | Commit | RelationMessage | RowChange | Truncate | StreamStart | StreamStop | StreamCommit | StreamAbort
+)
 
 
 class Keepalive(msgspec.Struct, frozen=True):
@@ -146,7 +149,7 @@ def parse_lsn(text: str) -> int:
     return (int(high, 16) << 32) | int(low, 16)
 
 
-def lsn_text(lsn: int) -> str:
+def format_lsn(lsn: int) -> str:
     return f"{lsn >> 32:X}/{lsn & 0xFFFFFFFF:X}"
 
 
@@ -155,26 +158,26 @@ def is_data(content: bytes) -> bool:
     return content[0] == 0x77  # w
 
 
-def lsn_of(content: bytes) -> int:
+def read_lsn(content: bytes) -> int:
     """The position of an outer data message in the server's log."""
     start: int = _WAL.unpack_from(content, 1)[0]
     return start
 
 
-def keepalive(content: bytes) -> Keepalive:
+def decode_keepalive(content: bytes) -> Keepalive:
     if content[:1] != b"k":
-        raise InvalidInput(where="replication stream", why=f"a message of the kind {content[:1]!r} is not known")
+        raise Unexpected(where=_STREAM, why=f"the server sent a message of the unknown kind {content[:1]!r}")
     end, _, reply = _KEEPALIVE.unpack_from(content, 1)
     return Keepalive(end, bool(reply))
 
 
-def status_update(received: int, bound: int, wall_s: float, *, wants_reply: bool) -> bytes:
+def encode_status(received: int, bound: int, wall_s: float, *, wants_reply: bool) -> bytes:
     """Encode a status update: the position received, and the bound one, which the server may discard up to."""
     micros = int((wall_s - _EPOCH_S) * 1_000_000)
     return _STATUS.pack(b"r", max(received, bound), bound, bound, micros, int(wants_reply))
 
 
-def new_row(content: bytes, *, is_streamed: bool) -> tuple[int, int, list[Value]] | None:
+def decode_new_row(content: bytes, *, is_streamed: bool) -> tuple[int, int, list[Value]] | None:
     """Decode an insert, or an update without an old row, quickly: xid, relation and values.
 
     None for any other message, and for an update with an unchanged value: use `decode`.
@@ -198,7 +201,7 @@ def decode(content: bytes, *, is_streamed: bool) -> Message | None:
     if found is not None:
         return found(content, is_streamed)
     if kind not in (b"O", b"Y", b"M"):  # origin, type, message of an application
-        raise InvalidInput(where="replication stream", why=f"a message of the kind {kind!r} is not known")
+        raise Unexpected(where=_STREAM, why=f"the server sent a message of the unknown kind {kind!r}")
     return None
 
 
@@ -236,7 +239,7 @@ def _truncate(content: bytes, is_streamed: bool) -> Truncate:  # noqa: FBT001
     return Truncate(struct.unpack_from(f">{count}I", content, at + 5), xid)
 
 
-def _relation(content: bytes, is_streamed: bool) -> Relation:  # noqa: FBT001
+def _relation(content: bytes, is_streamed: bool) -> RelationMessage:  # noqa: FBT001
     xid, at = _xid(content, is_streamed=is_streamed)
     (oid,) = _UINT.unpack_from(content, at)
     schema, at = _string(content, at + 4)
@@ -251,10 +254,10 @@ def _relation(content: bytes, is_streamed: bool) -> Relation:  # noqa: FBT001
         (type_oid,), (modifier,) = _UINT.unpack_from(content, at), _INT.unpack_from(content, at + 4)
         at += 8
         columns.append(RelationColumn(name, type_oid, modifier, is_identity))
-    return Relation(oid, (schema or "pg_catalog", table), identity, tuple(columns), xid)
+    return RelationMessage(oid, (schema or "pg_catalog", table), identity, tuple(columns), xid)
 
 
-def _change(content: bytes, *, is_streamed: bool) -> Change:
+def _change(content: bytes, *, is_streamed: bool) -> RowChange:
     xid, at = _xid(content, is_streamed=is_streamed)
     (oid,) = _UINT.unpack_from(content, at)
     at += 4
@@ -266,7 +269,7 @@ def _change(content: bytes, *, is_streamed: bool) -> Change:
         old, at = _values(content, at + 1)
         mark = content[at : at + 1]
     new = _values(content, at + 1)[0] if mark == b"N" else None
-    return Change(oid, old, new, is_old_whole, xid)
+    return RowChange(oid, old, new, is_old_whole, xid)
 
 
 def _values(content: bytes, at: int) -> tuple[list[Value], int]:
@@ -287,7 +290,7 @@ def _values(content: bytes, at: int) -> tuple[list[Value], int]:
         elif kind == 0x75:  # u
             append(UNCHANGED)
         else:
-            raise InvalidInput(where="replication stream", why=f"a value of the kind {chr(kind)!r} is not known")
+            raise Unexpected(where=_STREAM, why=f"the server sent a value of the unknown kind {chr(kind)!r}")
     return values, at
 
 

@@ -4,10 +4,10 @@ A publication with `publish_via_partition_root` sends changes of partitions as c
 TRUNCATE of one partition, or that a partition was attached, detached or dropped. So the source compares the catalog
 with its previous state: each partition's id, its file number, which a TRUNCATE changes, and the attaching transaction.
 
-1. A missing partition took its rows along: the source stalls.
+1. A partition that is missing was detached or dropped, and the table still has its rows: the source stalls.
 2. A partition with another file was truncated, or rewritten with the same rows (VACUUM FULL, CLUSTER, ALTER TABLE). The
-   catalog does not distinguish these: a permanent warning. A TRUNCATE of the whole table is in the stream; after it,
-   the source compares with the new files, and before it, the TRUNCATE looks like the others.
+   catalog does not distinguish these, so the source has a permanent warning. A TRUNCATE of the whole table is in the
+   stream: the warning ends when the source has read it, and the source compares with the new files from then on.
 3. A new or re-attached partition may have older rows, which the server does not send, nor changes made while it was
    detached. Rows have the transaction that wrote them, so the source checks: a warning, as long as there are such rows.
    If all partitions were attached again, the catalog was rewritten (pg_upgrade).
@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["Partition", "Partitions", "compared", "newly_attached", "packed", "unpacked"]
+__all__ = ["Partition", "PartitionComparison", "compare_partitions", "find_attached", "pack", "unpack"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Partition:
 
 
 @dataclass(frozen=True, slots=True)
-class Partitions:
+class PartitionComparison:
     """The result of a comparison."""
 
     known: dict[int, int]
@@ -49,7 +49,7 @@ class Partitions:
     """Names of partitions that may have been truncated."""
 
 
-def newly_attached(
+def find_attached(
     before: Mapping[int, int], attached: Mapping[int, int] | None, now: Sequence[Partition]
 ) -> list[Partition]:
     """Partitions that may have rows that the server did not send. `attached` is None if it was not recorded."""
@@ -60,19 +60,19 @@ def newly_attached(
     return [*again, *(one for one in now if one.oid not in before)]
 
 
-def compared(before: Mapping[int, int], now: Sequence[Partition]) -> Partitions:
+def compare_partitions(before: Mapping[int, int], now: Sequence[Partition]) -> PartitionComparison:
     files = {one.oid: one.file for one in now}
     gone = tuple(oid for oid in before if oid not in files)
     other = {oid: file for oid, file in before.items() if oid in files and files[oid] != file}
     names = tuple(one.name for one in now if one.oid in other)
-    return Partitions({**files, **other}, gone, names)
+    return PartitionComparison({**files, **other}, gone, names)
 
 
-def packed(files: Mapping[int, int]) -> str:
+def pack(files: Mapping[int, int]) -> str:
     pairs = np.array(sorted(files.items()), "<u4").reshape(-1, 2)
     return base64.b64encode(zlib.compress(pairs.T.tobytes(), 9)).decode()
 
 
-def unpacked(text: str) -> dict[int, int]:
+def unpack(text: str) -> dict[int, int]:
     oids, files = np.frombuffer(zlib.decompress(base64.b64decode(text)), "<u4").reshape(2, -1).tolist()
     return dict(zip(oids, files, strict=True))

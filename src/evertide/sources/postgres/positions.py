@@ -11,18 +11,27 @@ that the stream does not contain.
 
 from __future__ import annotations
 
-from typing import Literal
+from enum import StrEnum
 
 import msgspec
 
 from evertide.errors import Unexpected
-from evertide.sources.postgres.messages import lsn_text, parse_lsn
+from evertide.sources.postgres.messages import format_lsn, parse_lsn
 
-__all__ = ["START", "Position"]
+__all__ = ["START", "Position", "Stage"]
+
+
+class Stage(StrEnum):
+    """How far the source is: see the header."""
+
+    START = "start"
+    MAKING = "making"
+    SNAPSHOT = "snapshot"
+    STREAM = "stream"
 
 
 class Position(msgspec.Struct, frozen=True, omit_defaults=True):
-    at: Literal["start", "making", "snapshot", "stream"]
+    at: Stage
     lsn: str = "0/0"
     done: int = 0
     """The number of snapshot fragments that were read, including those of interrupted snapshots."""
@@ -39,7 +48,7 @@ class Position(msgspec.Struct, frozen=True, omit_defaults=True):
     @property
     def confirmed(self) -> int:
         """The position up to which the server may discard its log; 0 if none."""
-        return self.number if self.at == "stream" else 0
+        return self.number if self.at is Stage.STREAM else 0
 
     @property
     def text(self) -> str:
@@ -53,9 +62,9 @@ class Position(msgspec.Struct, frozen=True, omit_defaults=True):
             why = f"{text!r} is not a position of a PostgreSQL source: {error}"
             raise Unexpected(where=f"source {source!r}", why=why) from error
 
-    def streamed(self, lsn: int, columns: dict[str, dict[str, str]] | None = None) -> Position:
+    def advance_to(self, lsn: int, columns: dict[str, dict[str, str]] | None = None) -> Position:
         known = self.columns if columns is None else columns
-        return Position("stream", lsn_text(lsn), 0, known, self.partitions, self.attached)
+        return Position(Stage.STREAM, format_lsn(lsn), 0, known, self.partitions, self.attached)
 
 
-START = Position("start")
+START = Position(Stage.START)

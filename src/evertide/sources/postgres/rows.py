@@ -1,7 +1,7 @@
 """Collect the changes of one table as texts, and convert them to rows to stage.
 
-A `Buffer` holds the changes of one table in memory; `staged_table` converts it, column by column. A row with a value
-that does not fit is a fault in its place (`evertide.sources.staged`).
+A `Buffer` holds the changes of one table in memory; `make_staged_table` converts it, column by column. A row with a
+value that does not fit is a fault in its place (`evertide.sources.staged`).
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ import pyarrow as pa
 from evertide.rows.columns import Longs
 from evertide.sources.contract import DELETE, SAME, TRUNCATE, UPSERT
 from evertide.sources.postgres.batches import NewRows
-from evertide.sources.postgres.catalog import RemoteColumn, Target
-from evertide.sources.postgres.messages import UNCHANGED, Change, Relation, Value
-from evertide.sources.postgres.server import Address
-from evertide.sources.postgres.types import converted, texts_of
+from evertide.sources.postgres.catalog import RemoteColumn, UpstreamTable
+from evertide.sources.postgres.messages import UNCHANGED, RelationMessage, RowChange, Value
+from evertide.sources.postgres.server import READ_AGAIN, Address
+from evertide.sources.postgres.types import convert_texts, decode_texts
 from evertide.sources.staged import FAULT, encode_fault
 from evertide.sources.values.fit import FittedRows, Ops, Reason, Same, rows_schema, split_faults, upserts
 from evertide.sources.values.kinds import sql_name
 
-__all__ = ["XID", "Buffer", "Layout", "layout_of", "staged_table"]
+__all__ = ["XID", "Buffer", "RelationLayout", "make_staged_table", "match_layout"]
 
 XID = "__xid"
 """The subtransaction of a row in fragments of streamed transactions, as it may be rolled back."""
@@ -35,47 +35,49 @@ _ROW_BYTES = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class RelationLayout:
     """The places of a table's columns in a relation of the stream."""
 
-    target: Target
+    upstream: UpstreamTable
     places: tuple[int, ...]
     """By declared column; -1 if the relation does not have the column yet."""
 
 
-def layout_of(
-    address: Address, relation: Relation, target: Target, known: Mapping[str, str] | None
-) -> tuple[Layout, dict[str, str]]:
+def match_layout(
+    address: Address, relation: RelationMessage, upstream: UpstreamTable, known: Mapping[str, str] | None
+) -> tuple[RelationLayout, dict[str, str]]:
     """Return the layout, and the columns' current types. `known` has the previous types; None if unknown."""
     there = {column.name: (place, column) for place, column in enumerate(relation.columns)}
-    where = f"table {target.name}"
-    anew = "undo it, or give the table another slot in the script to read it anew"
+    where = f"table {upstream.name}"
     places, found = [], dict(known or {})
-    for column in target.columns:
+    for column in upstream.columns:
         if column.remote not in there:
             if known is not None and (column.remote in known or not column.is_nullable):
-                raise address.failed(f"{where}: the column {column.remote!r} was dropped or renamed upstream: {anew}")
+                why = f"{where}: column {column.remote!r} was dropped or renamed upstream"
+                raise address.failure(f"{why}; undo that, or {READ_AGAIN}")
             places.append(-1)  # added upstream later: no value yet
             continue
         place, given = there[column.remote]
         signature = f"{given.type_oid}:{given.type_modifier}"
         if (known or {}).get(column.remote, column.signature) != signature:
-            raise address.failed(f"{where}: the type of the column {column.remote!r} was changed upstream: {anew}")
+            why = f"{where}: the type of column {column.remote!r} was changed upstream"
+            raise address.failure(f"{why}; undo that, or {READ_AGAIN}")
         if column.is_key and not (given.is_identity or relation.identity == "f"):
-            why = f"{where}: its replica identity lacks the key column {column.remote!r}"
-            raise address.failed(f"{why}: ALTER TABLE {target.name} REPLICA IDENTITY FULL")
+            why = f"{where}: the replica identity lacks the key column {column.remote!r}"
+            raise address.failure(f"{why}; run ALTER TABLE {upstream.name} REPLICA IDENTITY FULL")
         places.append(place)
         found[column.remote] = signature
-    if not target.declaration.key and relation.identity != "f":
-        raise address.failed(f"{where}: without a key it needs ALTER TABLE {target.name} REPLICA IDENTITY FULL")
-    return Layout(target, tuple(places)), found
+    if not upstream.declaration.key and relation.identity != "f":
+        why = f"{where} is declared without a key, and its replica identity is not full"
+        raise address.failure(f"{why}; run ALTER TABLE {upstream.name} REPLICA IDENTITY FULL")
+    return RelationLayout(upstream, tuple(places)), found
 
 
 @dataclass(slots=True)
 class _Piece:
     """Rows [first, last) of shared arrays."""
 
-    origin: tuple[Layout, NewRows] | None
+    origin: tuple[RelationLayout, NewRows] | None
     """None for rows that were added one by one."""
     columns: tuple[Any, ...]
     """Binary arrays by declared column; None if the relation does not have the column yet."""
@@ -89,17 +91,17 @@ class _Piece:
 class Buffer:
     """The changes of one table in order, added one by one or many at once (`NewRows`)."""
 
-    def __init__(self, target: Target) -> None:
-        self.target = target
+    def __init__(self, upstream: UpstreamTable) -> None:
+        self.upstream = upstream
         self.bytes = 0
         self._pieces: list[_Piece] = []
         self._pieces_rows = 0
-        self._columns: list[list[bytes | None]] = [[] for _ in target.columns]
+        self._columns: list[list[bytes | None]] = [[] for _ in upstream.columns]
         self._ops: list[int] = []
         self._same: dict[int, str] = {}
         self._xids: list[int] = []
         self._appends: list[Callable[[Any], None]] = [column.append for column in self._columns]
-        self._key = [at for at, column in enumerate(target.columns) if column.is_key]
+        self._key = [at for at, column in enumerate(upstream.columns) if column.is_key]
 
     def __len__(self) -> int:
         return self._pieces_rows + len(self._ops)
@@ -124,7 +126,7 @@ class Buffer:
     def truncate(self, xid: int) -> None:
         self._add(TRUNCATE, [None] * len(self._columns), xid)
 
-    def upsert(self, layout: Layout, values: Sequence[Value], size: int, xid: int) -> None:
+    def upsert(self, layout: RelationLayout, values: Sequence[Value], size: int, xid: int) -> None:
         """Add a row with all its values."""
         for append, place in zip(self._appends, layout.places, strict=True):
             append(None if place < 0 else values[place])
@@ -132,7 +134,7 @@ class Buffer:
         self._xids.append(xid)
         self.bytes += _ROW_BYTES + size
 
-    def upserts(self, layout: Layout, rows: NewRows, first: int, last: int) -> None:
+    def upserts(self, layout: RelationLayout, rows: NewRows, first: int, last: int) -> None:
         """Add the rows [first, last)."""
         before = self._pieces[-1] if self._pieces and not self._ops else None
         origin = None if before is None else before.origin
@@ -151,7 +153,7 @@ class Buffer:
         self._pieces_rows += last - first
         self.bytes += _ROW_BYTES * (last - first) + rows.sizes[last] - rows.sizes[first]
 
-    def change(self, layout: Layout, change: Change) -> bool:
+    def change(self, layout: RelationLayout, change: RowChange) -> bool:
         """Add a change. False if it does not identify its row, because the replica identity is not sufficient."""
         old = None if change.old is None else [_at(change.old, place) for place in layout.places]
         is_old_enough = old is not None and (bool(self._key) or change.is_old_whole)
@@ -174,14 +176,14 @@ class Buffer:
             if is_moved:
                 self._delete(old, change.xid)
         if left:
-            names = tuple(self.target.columns[at].name for at in left)
+            names = tuple(self.upstream.columns[at].name for at in left)
             self._same[len(self)] = Same(names, is_moved).mark
         self._add(UPSERT, new, change.xid)
         return True
 
     def _delete(self, old: Sequence[Value], xid: int) -> None:
-        is_told = [not self._key or at in self._key for at in range(len(old))]
-        self._add(DELETE, [value if told else None for value, told in zip(old, is_told, strict=True)], xid)
+        is_sent = [not self._key or at in self._key for at in range(len(old))]
+        self._add(DELETE, [value if sent else None for value, sent in zip(old, is_sent, strict=True)], xid)
 
     def _add(self, op: int, values: Sequence[Value], xid: int) -> None:
         size = _ROW_BYTES
@@ -225,8 +227,10 @@ class Buffer:
     def table(self, without: Collection[int]) -> pa.Table:
         """All rows except those of the subtransactions `without`."""
         self._close()
-        texts, bad = zip(*(texts_of(self._whole(at)) for at in range(len(self._columns))), strict=True)
-        made = staged_table(self.target, texts, self._all_ops(), self._same, dict(enumerate(bad)), "the stream")
+        texts, bad = zip(*(decode_texts(self._whole(at)) for at in range(len(self._columns))), strict=True)
+        made = make_staged_table(
+            self.upstream, texts, self._all_ops(), self._same, dict(enumerate(bad)), "replication stream"
+        )
         xids = self._all_xids()
         if xids.any():
             made = made.append_column(XID, pa.array(xids))
@@ -239,8 +243,8 @@ def _at(values: Sequence[Value], place: int) -> Value:
     return None if place < 0 else values[place]
 
 
-def staged_table(  # noqa: PLR0917
-    target: Target,
+def make_staged_table(  # noqa: PLR0917
+    upstream: UpstreamTable,
     texts: Sequence[Any],
     ops: Ops,
     same: Mapping[int, str],
@@ -248,13 +252,13 @@ def staged_table(  # noqa: PLR0917
     place: str,
 ) -> pa.Table:
     """Convert one array of strings per column. `bad` has, by column and row, why a value could not be read as text."""
-    declaration = target.declaration
+    declaration = upstream.declaration
     reasons: dict[int, Reason] = {}
     arrays = []
-    for at, column in enumerate(target.columns):
-        made = converted(texts[at], column.type, column.kind)
+    for at, column in enumerate(upstream.columns):
+        made = convert_texts(texts[at], column.type, column.kind)
         arrays.append(made.array)
-        counts = _counts(target, column, ops)
+        counts = _counts(upstream, column, ops)
         for row, why in {**made.misfits, **bad.get(at, {})}.items():
             if counts[row]:
                 reasons.setdefault(row, Reason(why, column.name))
@@ -262,39 +266,39 @@ def staged_table(  # noqa: PLR0917
             _check_nulls(column, np.asarray(made.array.is_null()) & counts, same, reasons)
     for row, mark in same.items():
         if mark.startswith("{") and row - 1 in reasons:
-            reasons.setdefault(row, Reason("values are as they were, but the key before could not be read"))
+            reasons.setdefault(row, Reason("the row keeps values of its previous key, which could not be read"))
     rows = pa.Table.from_arrays([*arrays, pa.array(ops)], schema=rows_schema(declaration))
     if same:
         rows = rows.append_column(SAME, pa.array([same.get(row) for row in range(len(ops))], pa.string()))
-    return _with_faults(target, rows, reasons, texts, place) if reasons else rows
+    return _add_faults(upstream, rows, reasons, texts, place) if reasons else rows
 
 
-def _counts(target: Target, column: RemoteColumn, ops: Ops) -> Any:
+def _counts(upstream: UpstreamTable, column: RemoteColumn, ops: Ops) -> Any:
     """The rows in which the column has a meaning: a delete has only the key."""
-    if column.is_key or not target.declaration.key:
+    if column.is_key or not upstream.declaration.key:
         return ops != TRUNCATE
     return ops == UPSERT
 
 
 def _check_nulls(column: RemoteColumn, missing: Any, same: Mapping[int, str], reasons: dict[int, Reason]) -> None:
-    what = "part of the key" if column.is_key else f"{sql_name(column.kind)} NOT NULL"
+    what = "in the key" if column.is_key else f"{sql_name(column.kind)} NOT NULL"
     for row in np.flatnonzero(missing).tolist():
         mark = msgspec.json.decode(same[row]) if row in same else []
         if column.name not in (mark["moved"] if isinstance(mark, dict) else mark):
-            reasons.setdefault(row, Reason(f"NULL, but it is {what}", column.name))
+            reasons.setdefault(row, Reason(f"NULL is not allowed: the column is {what}", column.name))
 
 
-def _with_faults(
-    target: Target, rows: pa.Table, reasons: dict[int, Reason], texts: Sequence[Any], place: str
+def _add_faults(
+    upstream: UpstreamTable, rows: pa.Table, reasons: dict[int, Reason], texts: Sequence[Any], place: str
 ) -> pa.Table:
     def raw(row: int) -> str:
-        said = {column.remote: texts[at][row].as_py() for at, column in enumerate(target.columns)}
-        return msgspec.json.encode(said).decode()
+        texts_by_name = {column.remote: texts[at][row].as_py() for at, column in enumerate(upstream.columns)}
+        return msgspec.json.encode(texts_by_name).decode()
 
-    where = f"{target.name}, {place}"
+    where = f"{upstream.name}, {place}"
     plain = rows.drop_columns([SAME]) if SAME in rows.schema.names else rows
-    found = split_faults(target.declaration, FittedRows(plain, reasons), where, lambda row: row + 1, raw)
-    said: list[str | None] = [None] * rows.num_rows
+    found = split_faults(upstream.declaration, FittedRows(plain, reasons), where, lambda row: row + 1, raw)
+    fault_texts: list[str | None] = [None] * rows.num_rows
     for row, fault in zip(sorted(reasons), found.faults, strict=True):
-        said[row] = encode_fault(fault.place, fault.line, fault.reason, fault.raw, fault.key)
-    return rows.append_column(FAULT, pa.array(said, pa.string()))
+        fault_texts[row] = encode_fault(fault.place, fault.line, fault.reason, fault.raw, fault.key)
+    return rows.append_column(FAULT, pa.array(fault_texts, pa.string()))

@@ -10,10 +10,12 @@ import psycopg
 
 from evertide import postgres
 from evertide.errors import SourceAway, SourceChanged, SourceFailed
-from evertide.sources.postgres.messages import lsn_text, parse_lsn
+from evertide.sources.postgres.messages import format_lsn, parse_lsn
 
-__all__ = ["Address", "Server", "Slot", "check_slot", "find_slot"]
+__all__ = ["READ_AGAIN", "Address", "Server", "Slot", "check_slot", "find_slot"]
 
+READ_AGAIN = "give the table another slot in the script to read it from the start"
+"""What to do if changes of a table are missing."""
 _ENDED = ("08", "57P0")
 """Prefixes of SQLSTATEs: the connection is lost, or the server is starting or shutting down."""
 _UNTRUSTED = re.compile("certificate|does not support SSL|private key", re.IGNORECASE)
@@ -30,13 +32,13 @@ class Address(postgres.Address):
     def source(self) -> str:
         return self.name
 
-    def failed(self, why: str) -> SourceFailed:
+    def failure(self, why: str) -> SourceFailed:
         return SourceFailed(source=self.source, where=self.where, why=self.hide(why))
 
-    def away(self, why: str) -> SourceAway:
+    def away_failure(self, why: str) -> SourceAway:
         return SourceAway(source=self.source, where=self.where, why=self.hide(why))
 
-    def changed(self, why: str) -> SourceChanged:
+    def changed_failure(self, why: str) -> SourceChanged:
         return SourceChanged(source=self.source, where=self.where, why=self.hide(why))
 
 
@@ -51,14 +53,14 @@ class Server(postgres.Server):
         """Whether the connection failed for a lasting reason: the server refused it, or TLS failed."""
         return bool(_UNTRUSTED.search(str(error))) or self.answers()
 
-    def failed(self, error: psycopg.Error, *, was_connected: bool) -> SourceFailed:
+    def convert_error(self, error: psycopg.Error, *, was_connected: bool) -> SourceFailed:
         """`SourceAway` if a retry may succeed, else `SourceFailed`: a person must act."""
-        why = f"it does not go on: {self.address.explain(error)}"
+        why = self.address.explain(error)
         if error.sqlstate is not None:
             is_away = error.sqlstate.startswith(_ENDED) or error.sqlstate in _IN_USE
         else:
             is_away = was_connected or not self.refuses(error)
-        return self.address.away(why) if is_away else self.address.failed(why)
+        return self.address.away_failure(why) if is_away else self.address.failure(why)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,20 +84,19 @@ def find_slot(connection: psycopg.Connection[Any], name: str) -> Slot | None:
     if row is None:
         return None
     slot_name, plugin, database, confirmed, is_active, wal_status, reason = row
-    lost = reason or ("its WAL was removed" if wal_status == "lost" else "")
+    lost = reason or ("the server removed its WAL" if wal_status == "lost" else "")
     return Slot(slot_name, plugin or "", database or "", parse_lsn(confirmed or "0/0"), is_active, lost)
 
 
 def check_slot(address: Address, slot: Slot | None, name: str, bound: int) -> Slot:
     """Raise `SourceChanged` if the slot no longer has everything after `bound`: the missing rows would never arrive."""
-    anew = "To read the tables anew, give them another slot in the script"
-    since = f"what was committed since {lsn_text(bound)} cannot be had from it"
+    lost = f"so changes after {format_lsn(bound)} are missing; {READ_AGAIN}"
     if slot is None:
-        raise address.changed(f"the replication slot {name!r} is gone, and {since}. {anew}")
+        raise address.changed_failure(f"replication slot {name!r} does not exist any more, {lost}")
     if slot.lost:
-        why = f"the replication slot {name!r} is invalid ({slot.lost}), and {since}"
-        raise address.changed(f"{why}. {anew}; a larger max_slot_wal_keep_size avoids it")
+        why = f"replication slot {name!r} is invalid ({slot.lost}), {lost}"
+        raise address.changed_failure(f"{why}; a larger max_slot_wal_keep_size prevents this")
     if slot.confirmed > bound:
-        why = f"the replication slot {name!r} stands at {lsn_text(slot.confirmed)}, beyond what is bound"
-        raise address.changed(f"{why}: somebody else moved it or made it anew, and {since}. {anew}")
+        why = f"another program moved replication slot {name!r} to {format_lsn(slot.confirmed)}, or created it again"
+        raise address.changed_failure(f"{why}, {lost}")
     return slot

@@ -20,13 +20,13 @@ from pyarrow import csv
 
 from evertide.postgres import TableName
 from evertide.sources.contract import TRUNCATE, UPSERT
-from evertide.sources.postgres.catalog import Target
+from evertide.sources.postgres.catalog import UpstreamTable
 from evertide.sources.postgres.messages import parse_lsn
-from evertide.sources.postgres.rows import staged_table
+from evertide.sources.postgres.rows import make_staged_table
 from evertide.sources.postgres.server import Server
-from evertide.sources.postgres.transactions import Room
+from evertide.sources.postgres.transactions import BufferLimits
 
-__all__ = ["Snapshot", "chunks", "ensure_publication", "make_slot"]
+__all__ = ["InitialSnapshot", "create_slot", "ensure_publication", "read_chunks"]
 
 _XIDS = 1 << 32
 _LAST_XIDS = 64
@@ -34,7 +34,7 @@ _CSV = csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class InitialSnapshot:
     lsn: int
     """The position from which the stream continues."""
     connection: psycopg.Connection[Any]
@@ -52,10 +52,10 @@ def ensure_publication(connection: psycopg.Connection[Any], publication: str, ta
 
 
 @contextmanager
-def make_slot(server: Server, slot: str, busy: list[psycopg.Connection[Any]]) -> Iterator[Snapshot]:
+def create_slot(server: Server, slot: str, busy: list[psycopg.Connection[Any]]) -> Iterator[InitialSnapshot]:
     """Create the slot, replacing an existing one: the journal says that it is the source's, and that nothing was read.
 
-    The server first waits for all open transactions. `busy` receives the connections, so that `Feed.stop` can cancel.
+    The server first waits for all open transactions. `busy` gets the connections, so that `Receiver.stop` can cancel.
     """
     with server.connect_for_replication() as maker, server.connect() as reader:
         busy[:] = [maker, reader]
@@ -68,7 +68,7 @@ def make_slot(server: Server, slot: str, busy: list[psycopg.Connection[Any]]) ->
         reader.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(made[2])))
         seen = reader.execute("SELECT pg_current_snapshot()::text").fetchone()
         assert seen is not None  # noqa: S101
-        yield Snapshot(parse_lsn(made[1]), reader, _last_xids(seen[0]))
+        yield InitialSnapshot(parse_lsn(made[1]), reader, _last_xids(seen[0]))
 
 
 def _last_xids(snapshot: str) -> tuple[int, ...]:
@@ -78,11 +78,11 @@ def _last_xids(snapshot: str) -> tuple[int, ...]:
     return tuple(xid % _XIDS for xid in range(max(0, int(xmax) - _LAST_XIDS), int(xmax)) if xid not in is_open)
 
 
-def chunks(snapshot: Snapshot, target: Target, room: Room) -> Iterator[pa.Table]:
+def read_chunks(snapshot: InitialSnapshot, upstream: UpstreamTable, room: BufferLimits) -> Iterator[pa.Table]:
     """Yield the rows of a table, ready to stage. The first chunk truncates the table."""
-    names = sql.SQL(", ").join(sql.Identifier(column.remote) for column in target.columns)
-    only = sql.SQL("" if target.is_partitioned else "ONLY ")  # a publication does not include inherited tables
-    query = sql.SQL("COPY (SELECT {} FROM {}{}) TO STDOUT (FORMAT csv)").format(names, only, target.name.identifier)
+    names = sql.SQL(", ").join(sql.Identifier(column.remote) for column in upstream.columns)
+    only = sql.SQL("" if upstream.is_partitioned else "ONLY ")  # a publication does not include inherited tables
+    query = sql.SQL("COPY (SELECT {} FROM {}{}) TO STDOUT (FORMAT csv)").format(names, only, upstream.name.identifier)
     is_first = True
     waiting: list[bytes] = []
     size = 0
@@ -91,24 +91,24 @@ def chunks(snapshot: Snapshot, target: Target, room: Room) -> Iterator[pa.Table]
             waiting.append(bytes(row))
             size += len(waiting[-1])
             if len(waiting) >= room.rows or size >= room.bytes:
-                yield _chunk(target, waiting, is_first=is_first)
+                yield _chunk(upstream, waiting, is_first=is_first)
                 is_first, waiting, size = False, [], 0
     if waiting or is_first:
-        yield _chunk(target, waiting, is_first=is_first)
+        yield _chunk(upstream, waiting, is_first=is_first)
 
 
-def _chunk(target: Target, rows: list[bytes], *, is_first: bool) -> pa.Table:
-    texts = _texts(target, rows)
+def _chunk(upstream: UpstreamTable, rows: list[bytes], *, is_first: bool) -> pa.Table:
+    texts = _texts(upstream, rows)
     ops = np.full(len(rows) + is_first, UPSERT, np.int8)
     if is_first:
         ops[0] = TRUNCATE
         texts = [pa.concat_arrays([pa.nulls(1, pa.string()), column]) for column in texts]
-    return staged_table(target, texts, ops, {}, {}, "its first content")
+    return make_staged_table(upstream, texts, ops, {}, {}, "initial snapshot")
 
 
-def _texts(target: Target, rows: list[bytes]) -> list[Any]:
+def _texts(upstream: UpstreamTable, rows: list[bytes]) -> list[Any]:
     """Parse the CSV. An empty text is quoted, NULL is not."""
-    names = [str(at) for at in range(len(target.columns))]
+    names = [str(at) for at in range(len(upstream.columns))]
     if not rows:
         return [pa.array([], pa.string()) for _ in names]
     content = b"".join(rows)

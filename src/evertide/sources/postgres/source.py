@@ -1,4 +1,4 @@
-"""`PostgresSource`: the source that the pipeline sees. The thread of `feed` does the work."""
+"""`PostgresSource`: the source that the pipeline sees. The thread of `receiver` does the work."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from evertide.problem import Problem
 from evertide.runtime import Runtime
 from evertide.secrets import Secrets
 from evertide.sources.contract import Lag, Limit, Offer, Rows, Staging, TableDeclaration
-from evertide.sources.postgres.feed import Feed
-from evertide.sources.postgres.follower import FeedOptions
 from evertide.sources.postgres.positions import START, Position
-from evertide.sources.postgres.ready import Queue
+from evertide.sources.postgres.ready_queue import ReadyQueue
+from evertide.sources.postgres.receiver import Receiver
 from evertide.sources.postgres.server import Address, Server
-from evertide.sources.postgres.transactions import Room
+from evertide.sources.postgres.session import ReceiverOptions
+from evertide.sources.postgres.transactions import BufferLimits
 from evertide.sources.staged import unpack_rows
 
 __all__ = ["PostgresSource", "open_source"]
@@ -31,11 +31,17 @@ _QUEUE_BYTES = 256 * 1024 * 1024
 
 class PostgresSource:
     def __init__(  # noqa: PLR0917
-        self, name: str, tables: tuple[str, ...], feed: Feed, queue: Queue, staging: Staging, runtime: Runtime
+        self,
+        name: str,
+        tables: tuple[str, ...],
+        receiver: Receiver,
+        queue: ReadyQueue,
+        staging: Staging,
+        runtime: Runtime,
     ) -> None:
         self.name = name
         self.tables = tables
-        self._feed = feed
+        self._receiver = receiver
         self._queue = queue
         self._staging = staging
         self._runtime = runtime
@@ -47,10 +53,10 @@ class PostgresSource:
     @property
     def is_waiting(self) -> bool:
         """False if nothing was offered here, as another replica leads and its source is connected."""
-        return self._feed.is_started and self._queue.bound.confirmed < self._feed.goal
+        return self._receiver.is_started and self._queue.bound.confirmed < self._receiver.goal
 
     def mark(self) -> None:
-        self._feed.mark()
+        self._receiver.mark()
 
     @property
     def start(self) -> str:
@@ -58,35 +64,37 @@ class PostgresSource:
 
     @property
     def problems(self) -> tuple[Problem, ...]:
-        return self._feed.problems
+        return self._receiver.problems
 
     @property
     def lag(self) -> Lag:
         """In bytes of the server's log, and by the oldest commit; without a stream only the age of queued input."""
-        feed, oldest_s = self._feed, self._queue.oldest_s
+        receiver, oldest_s = self._receiver, self._queue.oldest_s
         age_s = None if oldest_s is None else max(0.0, self._runtime.wall_s() - oldest_s)
         bound = self._queue.bound.confirmed if self._queue.is_reached else 0
-        if not feed.is_following or not bound:
+        if not receiver.is_following or not bound:
             return Lag(seconds=age_s)
-        reached = max(feed.gauge.reached, feed.sent)
+        reached = max(receiver.gauge.reached, receiver.sent)
         behind = max(0, reached - bound) if reached else None
-        return Lag(bytes=behind, seconds=max(age_s or 0.0, feed.gauge.behind_s(feed.sent)))
+        return Lag(bytes=behind, seconds=max(age_s or 0.0, receiver.gauge.behind_s(receiver.sent)))
 
     def offer(self, position: str, limit: Limit) -> Offer | None:
         self._queue.reach(Position.of(position, self.name))
-        self._feed.start()
+        self._receiver.start()
         entries = self._queue.first(limit)
         if entries:
             fragments = tuple(fragment for entry in entries for fragment in entry.fragments)
             xids = tuple(xid for entry in entries for xid in entry.xids)
             return Offer(entries[-1].after.text, fragments, sum(entry.rows for entry in entries), xids)
-        if self._feed.problem is not None:
-            raise self._feed.problem
+        if self._receiver.problem is not None:
+            raise self._receiver.problem
         return None
 
     def read(self, fragment: Fragment) -> Iterator[Rows]:
         if not isinstance(fragment, Staged):
-            raise Unexpected(where=f"source {self.name!r}", why="a PostgreSQL source received a fragment not staged")
+            raise Unexpected(
+                where=f"source {self.name!r}", why="a PostgreSQL source received a fragment that is not staged"
+            )
         yield unpack_rows(fragment.table, self._staging.load(fragment))
 
     def acknowledge(self, position: str) -> None:
@@ -95,7 +103,7 @@ class PostgresSource:
 
     def close(self) -> None:
         self._queue.close()
-        self._feed.stop()
+        self._receiver.stop()
         self._queue.give_up()
 
 
@@ -109,28 +117,28 @@ def open_source(  # noqa: PLR0917
 ) -> PostgresSource:
     """Raises `InvalidInput` for invalid options or tables. An unreachable server is no error: the source retries."""
     parts = read_address(options)
-    feed_options = FeedOptions(
+    receiver_options = ReceiverOptions(
         slot=options.text("slot", name),
         publication=options.text("publication", name),
         has_snapshot=options.choice("snapshot", ("initial", "none"), "initial") == "initial",
         idle_interval_s=options.number("idle_interval", 10.0),
-        room=Room(rows=options.integer("fragment_rows", Room().rows, least=1)),
+        room=BufferLimits(rows=options.integer("fragment_rows", BufferLimits().rows, least=1)),
         keeps_partitions=options.choice("partitions", ("check", "keep"), "check") == "keep",
     )
     options.text("table")
     options.check_unknown()
     address = Address.of(parts, secrets.hide, name, options.where)
     named = [(declaration, _table_name(declaration, text)) for declaration, text in tables.values()]
-    queue = Queue(staging, runtime, rows_max=_QUEUE_ROWS, bytes_max=_QUEUE_BYTES)
-    feed = Feed(Server(address), named, feed_options, queue, staging, runtime)
+    queue = ReadyQueue(staging, runtime, rows_max=_QUEUE_ROWS, bytes_max=_QUEUE_BYTES)
+    receiver = Receiver(Server(address), named, receiver_options, queue, staging, runtime)
     try:
-        feed.check()
+        receiver.check()
     except psycopg.Error as error:
-        said = address.explain(error)
+        why = address.explain(error)
         if Server(address).refuses(error):
-            raise InvalidInput(where=f"{options.where}, {address.where}", why=said) from None
-        feed.troubled(address.away(said))
-    return PostgresSource(name, tuple(tables), feed, queue, staging, runtime)
+            raise InvalidInput(where=f"{options.where}, {address.where}", why=why) from None
+        receiver.set_problem(address.away_failure(why))
+    return PostgresSource(name, tuple(tables), receiver, queue, staging, runtime)
 
 
 def _table_name(declaration: TableDeclaration, text: str) -> TableName:

@@ -11,7 +11,7 @@ import select
 import psycopg
 from psycopg import pq, sql
 
-from evertide.sources.postgres.messages import lsn_text, status_update
+from evertide.sources.postgres.messages import encode_status, format_lsn
 from evertide.sources.postgres.server import Server
 
 __all__ = ["Replication"]
@@ -29,7 +29,7 @@ class Replication:
             "START_REPLICATION SLOT {} LOGICAL {} (proto_version '2', publication_names {}, streaming 'on')"
         )
         quoted = sql.Identifier(publication).as_string(self._connection)
-        made = command.format(sql.Identifier(slot), sql.SQL(lsn_text(start)), sql.Literal(quoted))
+        made = command.format(sql.Identifier(slot), sql.SQL(format_lsn(start)), sql.Literal(quoted))
         result = self._pq.exec_(made.as_bytes(self._connection))
         if result.status != pq.ExecStatus.COPY_BOTH:
             message = result.get_error_message()
@@ -56,8 +56,8 @@ class Replication:
             self._pq.consume_input()
         return found
 
-    def tell(self, received: int, bound: int, wall_s: float, *, wants_reply: bool) -> None:
-        self._pq.put_copy_data(status_update(received, bound, wall_s, wants_reply=wants_reply))
+    def send_status(self, received: int, bound: int, wall_s: float, *, wants_reply: bool) -> None:
+        self._pq.put_copy_data(encode_status(received, bound, wall_s, wants_reply=wants_reply))
         self._pq.flush()
 
     def close(self) -> None:

@@ -22,14 +22,14 @@ import pyarrow.compute as pc
 from evertide.errors import SourceFailed
 from evertide.journal.records import Staged
 from evertide.sources.contract import Staging
-from evertide.sources.postgres.batches import HEAD, WORTHWHILE, NewRows, new_rows
-from evertide.sources.postgres.catalog import Target
+from evertide.sources.postgres.batches import HEAD, WORTHWHILE, NewRows, extract_new_rows
+from evertide.sources.postgres.catalog import UpstreamTable
 from evertide.sources.postgres.messages import (
     Begin,
-    Change,
     Commit,
     Message,
-    Relation,
+    RelationMessage,
+    RowChange,
     StreamAbort,
     StreamCommit,
     StreamStart,
@@ -37,13 +37,13 @@ from evertide.sources.postgres.messages import (
     Truncate,
     Value,
     decode,
-    new_row,
+    decode_new_row,
 )
-from evertide.sources.postgres.ready import XIDS_MAX
-from evertide.sources.postgres.rows import XID, Buffer, Layout, layout_of
+from evertide.sources.postgres.ready_queue import XIDS_MAX
+from evertide.sources.postgres.rows import XID, Buffer, RelationLayout, match_layout
 from evertide.sources.postgres.server import Address
 
-__all__ = ["Columns", "Done", "Room", "Transactions"]
+__all__ = ["BufferLimits", "Columns", "CompleteTransactions", "TransactionAssembler"]
 
 _LOOK_EVERY = 64
 """Check the size of the buffers once per this many rows."""
@@ -53,7 +53,7 @@ Columns = dict[str, dict[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class BufferLimits:
     """Limits of memory: per fragment, and for all streamed transactions together."""
 
     rows: int = 50_000
@@ -62,7 +62,7 @@ class Room:
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class CompleteTransactions:
     """One or more complete transactions."""
 
     end_lsn: int
@@ -84,10 +84,10 @@ class _Piece:
     xids: frozenset[int]
 
 
-class _Gathering:
+class _PendingRows:
     """Rows of several tables, in memory or already staged."""
 
-    def __init__(self, staging: Staging, room: Room) -> None:
+    def __init__(self, staging: Staging, room: BufferLimits) -> None:
         self._staging = staging
         self._room = room
         self._buffers: dict[str, Buffer] = {}
@@ -130,10 +130,10 @@ class _Gathering:
     def is_full(self) -> bool:
         return self.waiting >= self._room.rows or self.bytes >= self._room.bytes
 
-    def buffer(self, target: Target) -> Buffer:
-        name = target.declaration.name
+    def buffer(self, upstream: UpstreamTable) -> Buffer:
+        name = upstream.declaration.name
         if name not in self._buffers:
-            self._buffers[name] = Buffer(target)
+            self._buffers[name] = Buffer(upstream)
         return self._buffers[name]
 
     def spill(self, without: Collection[int] = ()) -> None:
@@ -169,8 +169,8 @@ class _Gathering:
 class _Streamed:
     """A transaction that is still open upstream."""
 
-    rows: _Gathering
-    layouts: dict[int, Layout | None] = field(default_factory=dict)
+    rows: _PendingRows
+    layouts: dict[int, RelationLayout | None] = field(default_factory=dict)
     columns: Columns = field(default_factory=dict)
     aborted: set[int] = field(default_factory=set)
     truncated: set[tuple[int, str]] = field(default_factory=set)
@@ -178,28 +178,28 @@ class _Streamed:
     error: SourceFailed | None = None
 
 
-class Transactions:
+class TransactionAssembler:
     def __init__(
         self,
         address: Address,
-        targets: Collection[Target],
+        upstreams: Collection[UpstreamTable],
         staging: Staging,
-        publish: Callable[[Done], None],
+        publish: Callable[[CompleteTransactions], None],
         *,
         after: int,
         columns: Mapping[str, Mapping[str, str]],
-        room: Room,
+        room: BufferLimits,
     ) -> None:
         """`after` is the end of the last transaction that was read; `columns` are the columns at that time."""
         self._address = address
-        self._targets = {(target.name.schema, target.name.table): target for target in targets}
+        self._upstreams = {(upstream.name.schema, upstream.name.table): upstream for upstream in upstreams}
         self._staging = staging
         self._publish = publish
         self._room = room
         self._after = after
         self._columns: Columns = {name: dict(known) for name, known in columns.items()}
-        self._layouts: dict[int, Layout | None] = {}
-        self._batch = _Gathering(staging, room)
+        self._layouts: dict[int, RelationLayout | None] = {}
+        self._batch = _PendingRows(staging, room)
         self._batch_s = 0.0
         self._batch_xids: list[int] = []
         self._truncated: set[str] = set()
@@ -231,7 +231,7 @@ class Transactions:
             for message in messages:
                 self.take(message[HEAD:])
             return
-        found, left = new_rows(messages, is_streamed=self._stream is not None)
+        found, left = extract_new_rows(messages, is_streamed=self._stream is not None)
         at = 0
         for place in [*left, len(messages)]:
             for rows in found if at < place else ():
@@ -242,7 +242,7 @@ class Transactions:
 
     def take(self, content: bytes) -> None:
         is_streamed = self._stream is not None
-        row = new_row(content, is_streamed=is_streamed)
+        row = decode_new_row(content, is_streamed=is_streamed)
         if row is not None:
             self._new_row(*row, len(content))
         else:
@@ -250,19 +250,19 @@ class Transactions:
 
     def _message(self, message: Message | None) -> None:
         match message:
-            case Change():
+            case RowChange():
                 self._change(message)
             case Begin():
                 self._begun, self.commit_lsn = message, message.commit_lsn
                 self._batch.mark()
             case Commit():
                 self._commit(message)
-            case Relation():
+            case RelationMessage():
                 self._relation(message)
             case Truncate():
                 self._truncate(message)
             case StreamStart():
-                new = _Streamed(_Gathering(self._staging, self._room))
+                new = _Streamed(_PendingRows(self._staging, self._room))
                 self._stream = self._streamed.setdefault(message.xid, new)
             case StreamStop():
                 self._stream = None
@@ -276,8 +276,8 @@ class Transactions:
         """Publish the batch. Call only between two transactions."""
         if self.has_batch:
             truncated, self._truncated = frozenset(self._truncated), set()
-            self._published(self._batch.finish(), self._batch_s, tuple(self._batch_xids), truncated)
-            self._batch = _Gathering(self._staging, self._room)
+            self._publish_rows(self._batch.finish(), self._batch_s, tuple(self._batch_xids), truncated)
+            self._batch = _PendingRows(self._staging, self._room)
             self._batch_xids = []
 
     def flush_whole(self) -> None:
@@ -290,21 +290,21 @@ class Transactions:
             gathering.drop()
         self._streamed, self._stream, self._begun = {}, None, None
 
-    def _published(
+    def _publish_rows(
         self, fragments: tuple[Staged, ...], commit_s: float, xids: tuple[int, ...], truncated: frozenset[str]
     ) -> None:
         rows, size = sum(each.rows for each in fragments), sum(each.bytes for each in fragments)
         columns = {name: dict(known) for name, known in self._columns.items()}
-        self._publish(Done(self._after, commit_s, fragments, rows, size, columns, xids, truncated))
+        self._publish(CompleteTransactions(self._after, commit_s, fragments, rows, size, columns, xids, truncated))
 
-    def _rows(self) -> _Gathering | None:
+    def _rows(self) -> _PendingRows | None:
         """Where new rows are added; None for a transaction that was already bound."""
         if self._stream is not None:
             return self._stream.rows
         is_repeat = self._begun is None or self._begun.commit_lsn < self._after
         return None if is_repeat else self._batch
 
-    def _layout(self, oid: int) -> Layout | None:
+    def _layout(self, oid: int) -> RelationLayout | None:
         """None if the table is not declared, or has changed, which is reported at the commit."""
         if self._stream is not None and oid in self._stream.layouts:
             return self._stream.layouts[oid]
@@ -313,7 +313,7 @@ class Transactions:
     def _new_row(self, xid: int, relation: int, values: list[Value], size: int) -> None:
         rows, layout = self._rows(), self._layout(relation)
         if rows is not None and layout is not None:
-            rows.buffer(layout.target).upsert(layout, values, size, xid)
+            rows.buffer(layout.upstream).upsert(layout, values, size, xid)
             self._spill_if_full(rows)
 
     def _new_rows(self, new: NewRows, first: int, last: int) -> None:
@@ -321,27 +321,27 @@ class Transactions:
             return
         rows, layout = self._rows(), self._layout(new.relation)
         while rows is not None and layout is not None and first < last:
-            fitting = new.fitting(first, self._room.bytes - rows.bytes)
+            fitting = new.count_fitting(first, self._room.bytes - rows.bytes)
             count = min(last - first, fitting, max(1, self._room.rows - rows.waiting))
-            rows.buffer(layout.target).upserts(layout, new, first, first + count)
+            rows.buffer(layout.upstream).upserts(layout, new, first, first + count)
             first += count
             if rows.is_full:
                 rows.spill(() if self._stream is None else self._stream.aborted)
 
-    def _spill_if_full(self, rows: _Gathering) -> None:
+    def _spill_if_full(self, rows: _PendingRows) -> None:
         self._unlooked += 1
         if self._unlooked >= _LOOK_EVERY or self._room.rows < _LOOK_EVERY:
             self._unlooked = 0
             if rows.is_full:
                 rows.spill(() if self._stream is None else self._stream.aborted)
 
-    def _change(self, change: Change) -> None:
+    def _change(self, change: RowChange) -> None:
         rows, layout = self._rows(), self._layout(change.relation)
         if rows is None or layout is None:
             return
-        if not rows.buffer(layout.target).change(layout, change):
-            why = f"a change of {layout.target.name} does not say which row it means"
-            raise self._address.failed(f"{why}: ALTER TABLE {layout.target.name} REPLICA IDENTITY FULL was taken back?")
+        if not rows.buffer(layout.upstream).change(layout, change):
+            why = f"a change of {layout.upstream.name} does not identify its row; its replica identity was reduced"
+            raise self._address.failure(f"{why}; run ALTER TABLE {layout.upstream.name} REPLICA IDENTITY FULL")
         self._spill_if_full(rows)
 
     def _truncate(self, message: Truncate) -> None:
@@ -349,8 +349,8 @@ class Transactions:
         for oid in message.relations:
             layout = self._layout(oid)
             if rows is not None and layout is not None:
-                rows.buffer(layout.target).truncate(message.xid)
-                name = str(layout.target.name)
+                rows.buffer(layout.upstream).truncate(message.xid)
+                name = str(layout.upstream.name)
                 if self._stream is None:
                     self._truncated.add(name)
                 else:
@@ -386,7 +386,7 @@ class Transactions:
         self._after = commit.end_lsn
         if fragments:
             truncated = frozenset(name for xid, name in streamed.truncated if xid not in streamed.aborted)
-            self._published(fragments, commit.commit_s, (commit.xid,), truncated)
+            self._publish_rows(fragments, commit.commit_s, (commit.xid,), truncated)
 
     def _stream_abort(self, abort: StreamAbort) -> None:
         streamed = self._streamed.get(abort.xid)
@@ -408,15 +408,15 @@ class Transactions:
             total -= one.rows.bytes
             one.rows.spill(one.aborted)
 
-    def _relation(self, relation: Relation) -> None:
-        target = self._targets.get(relation.name)
+    def _relation(self, relation: RelationMessage) -> None:
+        upstream = self._upstreams.get(relation.name)
         layouts = self._layouts if self._stream is None else self._stream.layouts
-        if target is None:
+        if upstream is None:
             layouts[relation.oid] = None
             return
-        name = str(target.name)
+        name = str(upstream.name)
         try:
-            layout, known = layout_of(self._address, relation, target, self._columns.get(name))
+            layout, known = match_layout(self._address, relation, upstream, self._columns.get(name))
         except SourceFailed as error:
             if self._stream is None:
                 raise

@@ -31,7 +31,7 @@ from evertide.sources.values.columns import Column, from_texts, from_values
 from evertide.sources.values.kinds import INTEGERS, is_variant
 from evertide.sources.values.values import Number, show_value
 
-__all__ = ["PgType", "converted", "fits", "texts_of"]
+__all__ = ["PgType", "convert_texts", "decode_texts", "fits"]
 
 _WHOLE = ("int2", "int4", "int8", "oid")
 _NUMBERS = (*_WHOLE, "numeric")
@@ -72,7 +72,7 @@ def fits(found: PgType, kind: Any) -> bool:
     return fits(found.element, kind.value_type) or (kinds.is_list(kind.value_type) and fits(found, kind.value_type))
 
 
-def texts_of(values: Any) -> tuple[Any, dict[int, str]]:
+def decode_texts(values: Any) -> tuple[Any, dict[int, str]]:
     """Convert a binary array to strings. A value that is not UTF-8 becomes NULL, and is reported by row."""
     try:
         return values.cast(pa.string()), {}
@@ -89,7 +89,7 @@ def texts_of(values: Any) -> tuple[Any, dict[int, str]]:
     return pa.array(made, pa.string()), bad
 
 
-def converted(texts: Any, found: PgType, kind: Any) -> Column:
+def convert_texts(texts: Any, found: PgType, kind: Any) -> Column:
     """Convert an array of strings, as the server writes values, to a column of type `kind`."""
     if kinds.is_string(kind):
         return Column(texts)
@@ -118,24 +118,26 @@ def _lists(texts: Any, found: PgType, kind: Any) -> Column:
     leaves: list[str | None] = []
     owners: list[int] = []
     for row, text in enumerate(texts.to_pylist()):
-        parsed = None if text is None else _parsed(text, found.delimiter)
+        parsed = None if text is None else _parse_array(text, found.delimiter)
         if parsed is not None and _depth(parsed) not in (depth, 0):
-            misfits[row] = f"{show_value(text)} has {_depth(parsed)} dimensions, and the column {depth}"
+            misfits[row] = f"{show_value(text)} has {_depth(parsed)} dimensions, but the column has {depth}"
             parsed = None
         rows.append(parsed)
         for element in _leaves(parsed):
             leaves.append(element)
             owners.append(row)
     element_type = found.element
-    column = converted(pa.array(leaves, pa.string()), element_type, leaf) if element_type else Column(pa.nulls(0, leaf))
+    column = (
+        convert_texts(pa.array(leaves, pa.string()), element_type, leaf) if element_type else Column(pa.nulls(0, leaf))
+    )
     for at, why in column.misfits.items():
-        misfits.setdefault(owners[at], f"an element: {why}")
+        misfits.setdefault(owners[at], f"an element does not fit: {why}")
     values = iter(column.array.to_pylist())
-    made = [_refilled(row, values) for row in rows]
+    made = [_refill(row, values) for row in rows]
     return Column(pa.array([None if at in misfits else row for at, row in enumerate(made)], kind), misfits)
 
 
-def _parsed(text: str, delimiter: str) -> list[Any]:
+def _parse_array(text: str, delimiter: str) -> list[Any]:
     """Parse `{1,NULL,"a b"}` to nested lists of texts."""
     text = _BOUNDS.sub("", text)
     stack: list[list[Any]] = [[]]
@@ -183,7 +185,7 @@ def _leaves(value: Any) -> Iterator[str | None]:
                 yield element
 
 
-def _refilled(value: Any, values: Iterator[Any]) -> Any:
+def _refill(value: Any, values: Iterator[Any]) -> Any:
     if not isinstance(value, list):
         return None
-    return [_refilled(element, values) if isinstance(element, list) else next(values) for element in value]
+    return [_refill(element, values) if isinstance(element, list) else next(values) for element in value]

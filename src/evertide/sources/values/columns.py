@@ -16,8 +16,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as kinds
 
-from evertide.rows.columns import one_chunk
-from evertide.rows.conform import alike, conform, first_null
+from evertide.rows.columns import one_chunk, plain
+from evertide.rows.conform import are_alike, conform, first_null
+from evertide.rows.utf8 import invalid_rows, replace_invalid_utf8
 from evertide.sources.values.kinds import INTEGERS, sql_name
 from evertide.sources.values.values import Misfit, Number, convert_value, parse_value
 
@@ -159,7 +160,7 @@ def _cast_text(texts: Any, kind: Any) -> Any:
 def from_arrow(column: Any, kind: Any) -> Column:
     """Convert an Arrow column of any type."""
     array = one_chunk(column)
-    if alike(array.type, kind):
+    if are_alike(array.type, kind):
         return _alike(array, kind)
     if kinds.is_timestamp(array.type) and kinds.is_timestamp(kind) and array.type.tz and kind.tz is None:
         return _none_fits(array, kind)
@@ -170,7 +171,15 @@ def from_arrow(column: Any, kind: Any) -> Column:
             pass  # a value does not fit: convert one by one to find it
         if kinds.is_timestamp(array.type) and array.type.unit == "ns":
             return _without_nanos(array, kind)
-    return from_values(array.to_pylist(), kind)
+    return _by_value(array, kind)
+
+
+def _by_value(array: Any, kind: Any) -> Column:
+    """Convert through Python values, which cannot hold a text that is not valid UTF-8."""
+    array = plain(array)
+    column = from_values(replace_invalid_utf8(array).to_pylist(), kind)
+    invalid = dict.fromkeys(invalid_rows(pa.table({"c": array})).tolist(), "the text is not valid UTF-8")
+    return Column(column.array, {**invalid, **column.misfits})
 
 
 def _alike(array: Any, kind: Any) -> Column:
@@ -178,7 +187,9 @@ def _alike(array: Any, kind: Any) -> Column:
     made = conform(array, kind)
     if not kinds.is_nested(kind) or first_null(made, pa.field("column", kind)) is None:
         return Column(made)
-    return from_values(made.to_pylist(), kind)
+    misfits = from_values(replace_invalid_utf8(made).to_pylist(), kind).misfits
+    rows = np.arange(len(made))
+    return Column(made.take(pa.array(rows, mask=np.isin(rows, [*misfits]))), misfits)
 
 
 def _none_fits(array: Any, kind: Any) -> Column:
@@ -199,7 +210,7 @@ def _without_nanos(array: Any, kind: Any) -> Column:
 
 def widens(found: Any, kind: Any) -> bool:
     """Whether every value of one type is also a value of the other."""
-    if alike(found, kind) or kinds.is_null(found):
+    if are_alike(found, kind) or kinds.is_null(found):
         return True
     if found in INTEGERS and kind in INTEGERS:
         return bool(found.bit_width <= kind.bit_width)

@@ -30,10 +30,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as kinds
 
+from evertide.rows.conform import type_fields
 from evertide.sources.values.kinds import INTEGERS, describe_values, is_variant, sql_name
 from evertide.sources.values.strict_json import RepeatedName, decode_json
 
-__all__ = ["Misfit", "Number", "convert_value", "parse_value", "show_value"]
+__all__ = ["Misfit", "Number", "convert_value", "json_decoder", "parse_value", "show_value"]
 
 _SHOWN_MAX = 80
 _VARIANT_LEVELS_MAX = 200
@@ -62,6 +63,18 @@ class Number(str):
     """A number as JSON wrote it: a text, so that nothing is rounded before its column is known."""
 
     __slots__ = ()
+
+
+def json_decoder(schema: pa.Schema) -> msgspec.json.Decoder[Any]:
+    """A decoder for rows of the schema, which keeps the text of numbers if a column needs it; that is slower."""
+    is_exact = any(_needs_exact(field.type) for field in schema)
+    return msgspec.json.Decoder(float_hook=Number) if is_exact else msgspec.json.Decoder()
+
+
+def _needs_exact(kind: Any) -> bool:
+    if kinds.is_decimal(kind) or is_variant(kind) or kinds.is_float32(kind):
+        return True
+    return any(_needs_exact(field.type) for field in type_fields(kind))
 
 
 def show_value(value: object) -> str:

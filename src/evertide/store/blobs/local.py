@@ -161,12 +161,12 @@ class LocalBlob:
             yield
         except OSError as error:
             if error.errno in _MISSING and self._exists(self._root):
-                raise BlobMissing(path=str(path), why=error.strerror or "not there") from error
+                raise BlobMissing(path=str(path), why=error.strerror or "no such file") from error
             raise refusal(path, error) from error
 
     def _check_free(self, path: Path, data: bytes) -> None:
         if self._files.exists(path) and (self._files.size(path) != len(data) or self._files.read(path) != data):
-            raise Conflict(where=str(path), why="the key is taken by other bytes")
+            raise Conflict(where=str(path), why="the key exists with other bytes")
 
     def _make_directories(self, directory: Path) -> None:
         if directory in self._made:

@@ -59,7 +59,7 @@ class S3Blob:
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _unpickled, self._arguments
+        return _unpickle, self._arguments
 
     def __repr__(self) -> str:
         return f"S3Blob({self._place!r})"
@@ -88,20 +88,20 @@ class S3Blob:
                 return b""
             if any(sign in str(error) for sign in _WHOLE):
                 return self.get(key)[offset : offset + length]
-            raise self._refused(key, error) from None
+            raise self._convert_error(key, error) from None
         return bytes(found)[:length]
 
     def put(self, key: str, data: bytes) -> None:
         check_blob_key(key)
         with self._turns.take(key):
-            if self._is_taken(key, data):
+            if self._check_free(key, data):
                 return
             try:
                 self._obstore.put(self._store, key, data, mode="create", use_multipart=False)
             except self._obstore.exceptions.AlreadyExistsError:
-                self._is_taken(key, data)
+                self._check_free(key, data)
             except (self._obstore.exceptions.BaseError, OSError) as error:
-                raise self._write_failed(key, error) from None
+                raise self._convert_write_error(key, error) from None
 
     def delete(self, key: str) -> bool:
         check_blob_key(key)
@@ -110,7 +110,7 @@ class S3Blob:
             try:
                 self._obstore.delete(self._store, key)
             except (self._obstore.exceptions.BaseError, OSError) as error:
-                raise self._write_failed(key, error) from None
+                raise self._convert_write_error(key, error) from None
         return found
 
     def list(self, prefix: str) -> Iterator[BlobEntry]:
@@ -123,7 +123,7 @@ class S3Blob:
                 for entry in entries
             ]
         except (self._obstore.exceptions.BaseError, OSError) as error:
-            raise self._refused(prefix, error) from None
+            raise self._convert_error(prefix, error) from None
         return iter(sorted(found))
 
     def unfinished(self, prefix: str) -> Iterator[str]:
@@ -138,7 +138,7 @@ class S3Blob:
             self._check_bucket(key, error)
             return None
         except (self._obstore.exceptions.BaseError, OSError) as error:
-            raise self._refused(key, error) from None
+            raise self._convert_error(key, error) from None
 
     def _exists(self, key: str) -> bool:
         try:
@@ -147,29 +147,29 @@ class S3Blob:
             self._check_bucket(key, error)
             return False
         except (self._obstore.exceptions.BaseError, OSError) as error:
-            raise self._refused(key, error) from None
+            raise self._convert_error(key, error) from None
         return True
 
     def _check_bucket(self, key: str, error: Exception) -> None:
         """Raise `Unavailable` if the whole bucket is missing, not only a blob."""
         if "NoSuchBucket" in str(error):
-            raise self._refused(key, error) from None
+            raise self._convert_error(key, error) from None
 
-    def _is_taken(self, key: str, data: bytes) -> bool:
+    def _check_free(self, key: str, data: bytes) -> bool:
         first = self._get(key)
         if first is not None and first != data:
-            raise Conflict(where=self.path(key), why="the key is taken by other bytes")
+            raise Conflict(where=self.path(key), why="the key exists with other bytes")
         return first is not None
 
-    def _write_failed(self, key: str, error: Exception) -> EvertideError:
-        refused = self._refused(key, error)
+    def _convert_write_error(self, key: str, error: Exception) -> EvertideError:
+        refused = self._convert_error(key, error)
         if type(refused) is Unavailable and not any(sign in str(error) for sign in _REFUSED):
             return OutcomeUnknown(path=refused.path, why=refused.why)
         return refused
 
-    def _refused(self, key: str, error: Exception) -> Unavailable:
+    def _convert_error(self, key: str, error: Exception) -> Unavailable:
         text = str(error)
-        why = self._scrubbed(text.partition("\n\nDebug source")[0])
+        why = self._hide_secrets(text.partition("\n\nDebug source")[0])
         denied = (self._obstore.exceptions.PermissionDeniedError, self._obstore.exceptions.UnauthenticatedError)
         if isinstance(error, denied) or any(sign in text for sign in _FORBIDDEN):
             return StorageForbidden(path=self.path(key), why=why)
@@ -177,14 +177,14 @@ class S3Blob:
             return StorageFull(path=self.path(key), why=why)
         return Unavailable(path=self.path(key), why=why)
 
-    def _scrubbed(self, text: str) -> str:
+    def _hide_secrets(self, text: str) -> str:
         for name, value in self._arguments[2].items():
             if isinstance(value, str) and any(word in name for word in ("key", "secret", "token")):
                 text = text.replace(value, "***")
         return " ".join(text.split())
 
 
-def _unpickled(bucket: str, prefix: str, options: dict[str, Any]) -> S3Blob:
+def _unpickle(bucket: str, prefix: str, options: dict[str, Any]) -> S3Blob:
     return S3Blob(bucket, prefix, **options)
 
 
@@ -192,4 +192,6 @@ def _load() -> Any:
     try:
         return importlib.import_module("obstore")
     except ImportError:
-        raise InvalidInput(where="an S3 storage", why="obstore is missing: install evertide[s3]") from None
+        raise InvalidInput(
+            where="an S3 storage", why="the package 'obstore' is missing: pip install 'evertide[s3]'"
+        ) from None

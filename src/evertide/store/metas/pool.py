@@ -64,7 +64,9 @@ class Pool(Generic[C]):
 
     def _take(self) -> C | None:
         if self._pid != os.getpid():
-            raise InvalidInput(where=self._place, why="it was opened before this process was forked; use spawn")
+            raise InvalidInput(
+                where=self._place, why="Meta was opened before this process was forked; start processes with spawn"
+            )
         with self._lock:
             if self._closed:
                 raise Closed(where=self._place)

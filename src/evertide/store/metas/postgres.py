@@ -117,9 +117,9 @@ T = TypeVar("T")
 class PostgresMeta:
     def __init__(self, dsn: str, runtime: Runtime, settings: Settings, schema: str = "evertide") -> None:
         if not _SCHEMA.fullmatch(schema):
-            raise InvalidInput(where=f"schema {schema!r}", why="a schema's name is 1 to 63 of a-z 0-9 _")
+            raise InvalidInput(where=f"schema {schema!r}", why="expected 1 to 63 of a-z, 0-9 and _")
         self._psycopg = _load()
-        self._parameters = self._parsed(dsn)
+        self._parameters = self._parse(dsn)
         self._password = str(self._parameters.get("password") or "")
         self._place = _place(self._parameters, schema)
         self._schema = schema
@@ -227,7 +227,7 @@ class PostgresMeta:
             try:
                 return connection.execute(self._sql[name], values).fetchall()
             except self._psycopg.Error as error:
-                raise self._refused(error, connection) from error
+                raise self._convert_error(error, connection) from error
 
     def _write(self, body: Callable[[Connection], T]) -> T:
         """Run `body` in a transaction and commit, unless it returns a `Stale`."""
@@ -241,7 +241,7 @@ class PostgresMeta:
             except self._psycopg.Error as error:
                 with contextlib.suppress(self._psycopg.Error):
                     connection.execute("ROLLBACK")
-                raise self._refused(error, connection) from error
+                raise self._convert_error(error, connection) from error
             try:
                 connection.execute("COMMIT")
             except self._psycopg.Error as error:
@@ -265,7 +265,7 @@ class PostgresMeta:
     def _in_order(self, connection: Connection) -> bool:
         return bool(connection.info.transaction_status == self._psycopg.pq.TransactionStatus.IDLE)
 
-    def _refused(self, error: psycopg.Error, connection: Connection) -> EvertideError:
+    def _convert_error(self, error: psycopg.Error, connection: Connection) -> EvertideError:
         """Convert an error before COMMIT, or of a read, to the error for the caller."""
         if connection.broken:
             self._pool.drop_idle()
@@ -278,11 +278,13 @@ class PostgresMeta:
             return RecordDamaged(path=self._place, why=why)
         return Unavailable(path=self._place, why=why)
 
-    def _parsed(self, dsn: str) -> dict[str, Any]:
+    def _parse(self, dsn: str) -> dict[str, Any]:
         try:
             given = importlib.import_module("psycopg.conninfo").conninfo_to_dict(dsn)
         except self._psycopg.Error:
-            raise InvalidInput(where="the PostgreSQL URL", why="it cannot be parsed") from None
+            raise InvalidInput(
+                where="the URL of Meta", why="PostgreSQL cannot parse it; expected postgresql://user@host:port/database"
+            ) from None
         return {**_DEFAULTS, **given}
 
     def _text(self, error: psycopg.Error) -> str:
@@ -294,7 +296,9 @@ def _load() -> Any:
     try:
         return importlib.import_module("psycopg")
     except ImportError:
-        raise InvalidInput(where="a PostgreSQL Meta", why="psycopg is missing: install evertide[postgres]") from None
+        raise InvalidInput(
+            where="a PostgreSQL Meta", why="the package 'psycopg' is missing: pip install 'evertide[postgres]'"
+        ) from None
 
 
 def _place(parameters: dict[str, Any], schema: str) -> str:

@@ -101,7 +101,9 @@ class SqliteMeta:
         """Whether damage was established: later calls then retry only once."""
         self._name = (self._path.resolve(), os.getpid(), id(self))
         if any(path == self._name[0] and pid != self._name[1] for path, pid, _ in list(_open)):
-            raise InvalidInput(where=str(self._path), why="it was open while this process was forked; use spawn")
+            raise InvalidInput(
+                where=str(self._path), why="Meta was open while this process was forked; start processes with spawn"
+            )
         try:
             self._prepare()
             self._inode = self._stat()
@@ -155,13 +157,13 @@ class SqliteMeta:
 
     def _prepare(self) -> None:
         """Create the file and the table, or check existing ones; durable before any commit is acknowledged."""
-        self._used(lambda connection: self._retried(lambda: self._check_schema(connection)))
+        self._use(lambda connection: self._retry_busy(lambda: self._check_schema(connection)))
         try:
             SystemFiles().sync_directory(self._path.parent)
         except OSError as error:
             raise refusal(self._path.parent, error) from error
 
-    def _used(self, call: Callable[[sqlite3.Connection], T]) -> T:
+    def _use(self, call: Callable[[sqlite3.Connection], T]) -> T:
         """Run a call with a connection. A failed call is rolled back; an untrusted connection is closed (5)."""
         deadline_s: float | None = None
         while True:
@@ -173,7 +175,7 @@ class SqliteMeta:
                         _roll_back(connection)
                         if _code(error) in _UNTRUSTED:
                             connection.close()
-                        raise self._refused(error) from error
+                        raise self._convert_error(error) from error
             except RecordDamaged as error:
                 cause = error.__cause__
                 if not isinstance(cause, sqlite3.Error) or _code(cause) not in _UNTRUSTED:
@@ -206,20 +208,23 @@ class SqliteMeta:
         return version
 
     def _read(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
-        return self._used(lambda connection: self._retried(lambda: connection.execute(sql, values).fetchall()))
+        return self._use(lambda connection: self._retry_busy(lambda: connection.execute(sql, values).fetchall()))
 
     def _write(self, body: Callable[[sqlite3.Connection], T]) -> T:
         """Run `body` under the write lock and commit, unless it returns a `Stale`."""
         if not self._writing.acquire(timeout=self._settings.retry_limit_s):
-            raise Unavailable(path=str(self._path), why="another thread holds the database locked")
+            raise Unavailable(
+                path=str(self._path),
+                why=f"another thread has held the write lock for {self._settings.retry_limit_s:g} s",
+            )
         try:
-            return self._used(lambda connection: self._written(connection, body))
+            return self._use(lambda connection: self._run_write(connection, body))
         finally:
             self._writing.release()
 
-    def _written(self, connection: sqlite3.Connection, body: Callable[[sqlite3.Connection], T]) -> T:
+    def _run_write(self, connection: sqlite3.Connection, body: Callable[[sqlite3.Connection], T]) -> T:
         self._check_unmoved()
-        self._retried(lambda: connection.execute("BEGIN IMMEDIATE"))
+        self._retry_busy(lambda: connection.execute("BEGIN IMMEDIATE"))
         answer = body(connection)
         if isinstance(answer, Stale):
             _roll_back(connection)
@@ -233,11 +238,11 @@ class SqliteMeta:
         except sqlite3.Error as error:
             _roll_back(connection)
             if _code(error) in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY):
-                raise self._refused(error) from error
+                raise self._convert_error(error) from error
             connection.close()
             raise OutcomeUnknown(path=str(self._path), why=str(error)) from error
 
-    def _retried(self, call: Callable[[], T]) -> T:
+    def _retry_busy(self, call: Callable[[], T]) -> T:
         """Repeat SQLite's own short waits for a lock until `retry_limit_s` has passed."""
         deadline_s = None
         while True:
@@ -257,12 +262,12 @@ class SqliteMeta:
                 self._path, timeout=_BUSY_WAIT_S, isolation_level=None, check_same_thread=False
             )
         except sqlite3.Error as error:
-            raise self._refused(error) from error
+            raise self._convert_error(error) from error
         try:
-            self._retried(lambda: self._configure(connection))
+            self._retry_busy(lambda: self._configure(connection))
         except sqlite3.Error as error:
             connection.close()
-            raise self._refused(error) from error
+            raise self._convert_error(error) from error
         except BaseException:
             connection.close()
             raise
@@ -273,7 +278,8 @@ class SqliteMeta:
         connection.execute("PRAGMA synchronous = FULL")
         if connection.execute("PRAGMA journal_mode = WAL").fetchone()[0] != "wal":
             raise InvalidInput(
-                where=str(self._path), why="this file system cannot hold a write-ahead log (no shared memory)"
+                where=str(self._path),
+                why="this file system has no shared memory, which the write-ahead log needs; use a local disk",
             )
         connection.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
 
@@ -290,7 +296,7 @@ class SqliteMeta:
         if self._stat() != self._inode:
             raise RecordDamaged(path=str(self._path), why="the file was removed or replaced while it was open")
 
-    def _refused(self, error: sqlite3.Error) -> EvertideError:
+    def _convert_error(self, error: sqlite3.Error) -> EvertideError:
         """Convert an error that was rolled back, or of a read, to the error for the caller."""
         code, path, why = _code(error), str(self._path), str(error)
         if code == sqlite3.SQLITE_FULL or error.sqlite_errorcode == sqlite3.SQLITE_IOERR_SHMSIZE:

@@ -24,9 +24,9 @@ class TimedConnection(psycopg.Connection[tuple[Any, ...]]):
 
     def wait(self, gen: Generator[Any, Any, Any], *args: Any, **options: Any) -> Any:
         """psycopg calls this for every call to the server."""
-        return super().wait(gen if self.limit_s is None else self._limited(gen, self.limit_s), *args, **options)
+        return super().wait(gen if self.limit_s is None else self._limit(gen, self.limit_s), *args, **options)
 
-    def _limited(self, gen: Generator[Any, Any, Any], limit_s: float) -> Generator[Any, Any, Any]:
+    def _limit(self, gen: Generator[Any, Any, Any], limit_s: float) -> Generator[Any, Any, Any]:
         """Pass everything on. psycopg resumes the generator several times per second, with `NONE` if no data came."""
         try:
             wanted = next(gen)

@@ -1,7 +1,7 @@
-// Durable copies of all state, from which the pipeline goes on after a crash.
+// Checkpoints: durable copies of all state, from which the pipeline continues after a crash.
 
 import { get, post } from "../api.js"
-import { Asking } from "../asking.js"
+import { Poll } from "../poll.js"
 import { plot } from "../charts.js"
 import { h } from "../dom.js"
 import { ago, bytes, count, moment } from "../format.js"
@@ -10,37 +10,37 @@ import { button, card, missing, table, tile, trouble } from "../parts.js"
 export default {
   title: "Checkpoints",
   open: (_, redraw) => {
-    const told = new Asking(() => get("/v1/checkpoints"), redraw)
+    const poll = new Poll(() => get("/v1/checkpoints"), redraw)
     const made = { isBusy: false, error: null, words: "" }
-    return { view: (world) => view(world, told, made, redraw), close: () => told.close() }
+    return { view: (world) => view(world, poll, made, redraw), close: () => poll.close() }
   },
 }
 
-function view({ status, now_s: now }, told, made, redraw) {
-  if (!told.value) return missing(told.error, "the checkpoints")
-  const all = told.value.checkpoints
+function view({ status, now_s: now }, poll, made, redraw) {
+  if (!poll.value) return missing(poll.error, "the checkpoints")
+  const all = poll.value.checkpoints
   const newest = all[0]
   const sized = all.filter((one) => one.bytes != null).reverse()
   const since = newest && status ? status.time - newest.time + 1 : null
   return [
-    trouble(told.error, "the checkpoints"),
+    trouble(poll.error, "the checkpoints"),
     h("dl", { class: "tiles" },
       tile("Newest", newest ? count(newest.number) : "none", newest?.made_at_s ? ago(newest.made_at_s, now) : ""),
-      tile("To replay", since == null ? "–" : count(Math.max(0, since)), "transactions that a start now would run again"),
+      tile("To replay", since == null ? "–" : count(Math.max(0, since)), "transactions that a restart would replay"),
       tile("Size", bytes(newest?.bytes), newest?.files != null ? `${count(newest.files)} files, most of them shared with older ones` : ""),
     ),
     sized.length > 2 && card("Size", null, plot({
       name: "checkpoints", label: "Size of each checkpoint", kind: "bars", height: 150, formatY: bytes,
       points: sized.map((one) => ({ x: String(one.number), y: one.bytes, words: `checkpoint ${one.number}, at time ${count(one.time)}: ${bytes(one.bytes)}` })),
     })),
-    card("Kept", { class: "flush", actions: button(made.isBusy ? "Making one…" : "Make one now", () => make(made, told, redraw), { disabled: made.isBusy }) },
+    card("Kept", { class: "flush", actions: button(made.isBusy ? "Making a checkpoint…" : "Make a checkpoint", () => make(made, poll, redraw), { disabled: made.isBusy }) },
       made.error && h("div", { class: "inset" }, trouble(made.error, "a new checkpoint")),
       made.words && h("p", { class: "inset quiet", role: "status" }, made.words),
       table({
         label: "Checkpoints",
         rows: all,
         keyOf: (row) => row.number,
-        none: "There is none yet; the pipeline makes them while it runs.",
+        none: "No checkpoint yet; a running pipeline makes them.",
         columns: [
           { name: "number", isNumber: true, show: (row) => count(row.number) },
           { name: "time", isNumber: true, show: (row) => count(row.time) },
@@ -53,16 +53,16 @@ function view({ status, now_s: now }, told, made, redraw) {
   ]
 }
 
-async function make(made, told, redraw) {
+async function make(made, poll, redraw) {
   Object.assign(made, { isBusy: true, error: null, words: "" })
   redraw()
   try {
     const entry = await post("/v1/checkpoints", undefined, { limit_ms: 300_000 })
-    made.words = `Checkpoint ${count(entry.number)} holds everything up to time ${count(entry.time)}.`
+    made.words = `Checkpoint ${count(entry.number)} contains everything up to time ${count(entry.time)}.`
   } catch (error) {
     made.error = error
   }
   made.isBusy = false
   redraw()
-  told.now()
+  poll.now()
 }

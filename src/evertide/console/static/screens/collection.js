@@ -1,11 +1,11 @@
-// One table or view: what it is, and its rows, live.
+// One table or view: its facts, and its rows, live.
 
 import { spark } from "../charts.js"
 import { h } from "../dom.js"
 import { bytes, count, isNumberType, plural } from "../format.js"
 import { badge, button, card, empty, link, missing, pathOf, table, tile, trouble, value } from "../parts.js"
 import { LiveRows } from "../shape.js"
-import { highlighted } from "../sql.js"
+import { highlightSql } from "../sql.js"
 
 const LIMIT = 100
 
@@ -22,7 +22,7 @@ function view(world, here, redraw) {
   const { collections: all, errors } = world
   if (!all) return missing(errors.collections, "the collections")
   const found = all.find((one) => one.name === here.name)
-  if (!found) return empty(`There is no collection ${here.name}.`, link("/collections", "All collections"))
+  if (!found) return empty(`The pipeline has no collection ${here.name}.`, link("/collections", "All collections"))
   if (!here.live && found.columns.length) follow(here, found, redraw)
   return [
     h("p", { class: "crumbs" }, link("/collections", "Collections"), " / ", h("strong", null, found.name)),
@@ -57,7 +57,7 @@ function rows(found, here, redraw) {
     h("button", { type: "submit" }, "Filter"),
     here.where && button("All rows", () => { here.where = here.draft = ""; follow(here, found, redraw); redraw() }),
   )
-  return card("Rows", { class: "flush", actions: live && h("span", { class: `connection ${live.state === "live" ? "live" : live.state}`, "data-rows": live.state }, h("span", { class: "dot-mark", "aria-hidden": "true" }), told(live)) },
+  return card("Rows", { class: "flush", actions: live && h("span", { class: `connection ${live.state === "live" ? "live" : live.state}`, "data-rows": live.state }, h("span", { class: "dot-mark", "aria-hidden": "true" }), describe(live)) },
     filter,
     live?.error && h("div", { class: "inset" }, trouble(live.error, "the rows")),
     live && table({
@@ -66,19 +66,19 @@ function rows(found, here, redraw) {
       rows: live.rows,
       keyOf: (row) => row.key,
       classOf: (row) => row.change && `${row.change} ${row.number % 2 ? "odd" : "even"}`,
-      none: live.state === "loading" ? "Asking for rows…" : here.where ? "No row is so." : "It is empty.",
+      none: live.state === "loading" ? "Loading rows…" : here.where ? "No row matches." : "The collection is empty.",
       columns: found.columns.map(({ name, type }) => ({
         name, isNumber: isNumberType(type), show: (row) => value(row.value[name]),
         order: here.order?.column === name && (here.order.isDown ? "down" : "up"),
         onsort: () => { here.order = { column: name, isDown: here.order?.column === name && !here.order.isDown }; follow(here, found, redraw); redraw() },
       })),
     }),
-    live?.isMore && h("p", { class: "quiet inset" }, `The first ${LIMIT} by ${here.order.column}; choose a column to see others, or a clause.`))
+    live?.isMore && h("p", { class: "quiet inset" }, `The first ${LIMIT} rows by ${here.order.column}. Sort by another column, or filter, to see others.`))
 }
 
-function told(live) {
+function describe(live) {
   if (live.state === "live") return `live, at time ${count(live.time)}${live.changes ? `, ${count(live.changes)} changes seen` : ""}`
-  return { loading: "asking", away: "server away: these rows are old", failed: "not followed" }[live.state]
+  return { loading: "loading", away: "the server does not answer: these rows are old", failed: "not live" }[live.state]
 }
 
 function example(found) {
@@ -107,6 +107,6 @@ function definition(found) {
     found.source && h("p", null, "Fed by ", h("strong", null, found.source.name), found.source.connector !== found.source.name && ` (${found.source.connector})`),
     found.sinks?.length > 0 && h("p", null, `Written to ${found.sinks.map((one) => one.name).join(", ")}`),
   ]
-  if (!found.sql) return card("Where rows come from", null, neighbours.some(Boolean) ? neighbours : h("p", null, "They are pushed, from Python or by HTTP."))
-  return card("Query", { actions: link(pathOf("flow", found.name), "how it is maintained") }, highlighted(found.sql), neighbours)
+  if (!found.sql) return card("Where rows come from", null, neighbours.some(Boolean) ? neighbours : h("p", null, "Clients push the rows, from Python or over HTTP."))
+  return card("Query", { actions: link(pathOf("flow", found.name), "how it is maintained") }, highlightSql(found.sql), neighbours)
 }

@@ -9,20 +9,20 @@ export default {
   title: "Collections",
   needs: ["collections"],
   open: (_, redraw) => {
-    const sought = { text: "" }
-    return { view: (world) => view(world, sought, redraw) }
+    const filter = { text: "" }
+    return { view: (world) => view(world, filter, redraw) }
   },
 }
 
-function view(world, sought, redraw) {
+function view(world, filter, redraw) {
   const { collections: all, errors } = world
   if (!all) return missing(errors.collections, "the collections")
-  const text = sought.text.toLowerCase()
+  const text = filter.text.toLowerCase()
   const found = all.filter((one) => one.name.toLowerCase().includes(text))
   const search = h("input", {
-    type: "search", placeholder: "Find by name", "aria-label": "Find by name", value: sought.text,
+    type: "search", placeholder: "Find by name", "aria-label": "Find by name", value: filter.text,
     oninput: (event) => {
-      sought.text = event.target.value
+      filter.text = event.target.value
       redraw()
     },
   })
@@ -34,7 +34,7 @@ function view(world, sought, redraw) {
         label: "Collections",
         rows: found,
         keyOf: (row) => row.name,
-        none: "None has that in its name.",
+        none: "No collection has this in its name.",
         columns: [
           { name: "name", show: (row) => h("span", { class: "named" }, link(pathOf("collection", row.name), row.name), row.comment && h("small", { class: "quiet" }, row.comment)) },
           { name: "kind", kind: "hide-small" },

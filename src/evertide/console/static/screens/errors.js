@@ -1,7 +1,7 @@
-// What is wrong now, and rows that did not fit.
+// Current problems, and rows that did not fit their table.
 
 import { get } from "../api.js"
-import { Asking } from "../asking.js"
+import { Poll } from "../poll.js"
 import { h } from "../dom.js"
 import { count, plural } from "../format.js"
 import { card, empty, link, missing, pathOf, problem, table, trouble, value } from "../parts.js"
@@ -11,24 +11,24 @@ const LIMIT = 100
 export default {
   title: "Errors",
   open: (_, redraw) => {
-    const told = new Asking(() => get("/v1/errors", { limit: LIMIT }), redraw)
-    return { view: (world) => view(world, told), close: () => told.close() }
+    const poll = new Poll(() => get("/v1/errors", { limit: LIMIT }), redraw)
+    return { view: (world) => view(world, poll), close: () => poll.close() }
   },
 }
 
-function view(world, told) {
+function view(world, poll) {
   const { status } = world
-  if (!told.value && !status) return missing(told.error, "the errors")
-  const found = told.value?.problems ?? status?.problems ?? []
-  const letters = told.value?.errors ?? []
+  if (!poll.value && !status) return missing(poll.error, "the errors")
+  const found = poll.value?.problems ?? status?.problems ?? []
+  const letters = poll.value?.errors ?? []
   return [
-    card("Now", null, found.length ? found.map((one) => problem(one, one.of)) : empty("Nothing is wrong.", "Sources, views, sinks and storage do what they should.")),
-    told.value
-      ? card("Dead letters", { class: "flush", actions: h("span", { class: "quiet" }, told.value.is_truncated ? `${count(letters.length)} of ${plural(told.value.count, "row")}` : plural(letters.length, "row")) },
-          h("p", { class: "quiet inset" }, "Rows that do not fit their table. They stop nothing; if its key is known, the key has no row until a good one comes. Correct them where they come from."),
-          table({ label: "Dead letters", rows: letters, none: "Every row fitted.", columns: lettersColumns(letters) }))
-      : missing(told.error, "dead letters"),
-    told.value && trouble(told.error, "dead letters"),
+    card("Now", null, found.length ? found.map((one) => problem(one, one.of)) : empty("No problems.", "Sources, views, sinks and storage work.")),
+    poll.value
+      ? card("Dead letters", { class: "flush", actions: h("span", { class: "quiet" }, poll.value.is_truncated ? `${count(letters.length)} of ${plural(poll.value.count, "row")}` : plural(letters.length, "row")) },
+          h("p", { class: "quiet inset" }, "Rows that do not fit their table. They stop nothing. If the key of such a row is known, the table has no row for that key until a valid one arrives. Correct the rows in their source."),
+          table({ label: "Dead letters", rows: letters, none: "All rows fit their tables.", columns: lettersColumns(letters) }))
+      : missing(poll.error, "dead letters"),
+    poll.value && trouble(poll.error, "dead letters"),
   ]
 }
 

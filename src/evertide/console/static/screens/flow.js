@@ -1,4 +1,4 @@
-// The data flow: source, table, view, sink. A view that is chosen shows its operators below.
+// The data flow: sources, tables, views, sinks. The operators of the chosen view are shown below.
 
 import { h } from "../dom.js"
 import { brief, bytes, count, seconds } from "../format.js"
@@ -6,7 +6,7 @@ import { graph } from "../graph.js"
 import { icon } from "../icons.js"
 import { measured } from "../measure.js"
 import { card, empty, missing, pathOf, tone, trouble } from "../parts.js"
-import { planOf } from "./plan.js"
+import { openPlan } from "./plan.js"
 
 const SIZE = { width: 208, height: 74 }
 const NARROW = 600
@@ -15,7 +15,7 @@ export default {
   title: "Flow",
   needs: ["graph"],
   open: ([chosen = ""], redraw) => {
-    const plan = chosen && planOf(chosen, redraw)
+    const plan = chosen && openPlan(chosen, redraw)
     return { view: (world) => view(world, chosen, plan), close: () => plan && plan.close() }
   },
 }
@@ -23,11 +23,11 @@ export default {
 function view(world, chosen, plan) {
   const { graph: found, errors } = world
   if (!found) return missing(errors.graph, "the flow")
-  if (!found.nodes.length) return empty("Nothing flows here yet.", "The script declares no table.")
+  if (!found.nodes.length) return empty("The pipeline has no tables.", "The script declares no table.")
   return [
     trouble(errors.graph, "the flow"),
-    card("", { class: "graph-card", label: "Data flow" }, legend(), drawn(found, chosen)),
-    plan ? plan.view() : h("p", { class: "quiet hint" }, "Choose a view to see how it is maintained: its operators, what each costs, and what state it keeps."),
+    card("", { class: "graph-card", label: "Data flow" }, legend(), drawFlow(found, chosen)),
+    plan ? plan.view() : h("p", { class: "quiet hint" }, "Choose a view to see how it is maintained: its operators, their cost, and their state."),
   ]
 }
 
@@ -35,7 +35,7 @@ function legend() {
   return h("div", { class: "legend", "aria-hidden": "true" }, ["source", "table", "view", "sink"].map((kind) => h("span", { class: `kind ${kind}` }, icon(kind), kind)))
 }
 
-function drawn(found, chosen) {
+function drawFlow(found, chosen) {
   const { props, width } = measured("flow", 900)
   const isNarrow = width < NARROW
   const size = { ...SIZE, width: isNarrow ? 156 : SIZE.width }

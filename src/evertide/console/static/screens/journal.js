@@ -1,7 +1,7 @@
-// Which input each transaction holds.
+// The input of each transaction.
 
 import { get } from "../api.js"
-import { Asking } from "../asking.js"
+import { Poll } from "../poll.js"
 import { h } from "../dom.js"
 import { bytes, count, moment } from "../format.js"
 import { badge, button, card, missing, table, trouble } from "../parts.js"
@@ -12,31 +12,31 @@ export default {
   title: "Journal",
   open: (_, redraw) => {
     const here = { before: null }
-    const told = new Asking(() => get("/v1/journal", { limit: LIMIT, before: here.before }), redraw)
+    const poll = new Poll(() => get("/v1/journal", { limit: LIMIT, before: here.before }), redraw)
     const go = (before) => () => {
       here.before = before
-      told.now()
+      poll.now()
     }
-    return { view: () => view(told, here, go), close: () => told.close() }
+    return { view: () => view(poll, here, go), close: () => poll.close() }
   },
 }
 
-function view(told, here, go) {
-  if (!told.value) return missing(told.error, "the journal")
-  const lines = told.value.records
+function view(poll, here, go) {
+  if (!poll.value) return missing(poll.error, "the journal")
+  const lines = poll.value.records
   const oldest = lines.at(-1)?.time
   const moves = h("div", { class: "pages" },
     button("Newest", go(null), { disabled: here.before == null }),
     button("Older", go(oldest), { disabled: lines.length < LIMIT || !oldest }),
   )
   return [
-    trouble(told.error, "the journal"),
-    h("p", { class: "quiet hint" }, "A record is durable before anything of its transaction shows anywhere. Those that no checkpoint needs any more are not kept."),
+    trouble(poll.error, "the journal"),
+    h("p", { class: "quiet hint" }, "A record is durable before its transaction is visible. Records that no checkpoint needs are deleted."),
     card("Transactions", { class: "flush", actions: moves }, table({
       label: "Journal",
       rows: lines,
       keyOf: (row) => row.time,
-      none: "No transaction is kept here.",
+      none: "The journal has no records.",
       columns: [
         { name: "time", isNumber: true, show: (row) => count(row.time) },
         { name: "", title: "state", show: (row) => badge(row.committed ? "committed" : "bound") },

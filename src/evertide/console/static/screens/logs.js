@@ -1,7 +1,7 @@
-// The last lines that the process logged.
+// The last log lines of the process.
 
 import { get } from "../api.js"
-import { Asking } from "../asking.js"
+import { Poll } from "../poll.js"
 import { h } from "../dom.js"
 import { clock, count } from "../format.js"
 import { card, empty, missing, trouble } from "../parts.js"
@@ -13,23 +13,23 @@ export default {
   title: "Logs",
   open: (_, redraw) => {
     const here = { level: "info", text: "" }
-    const told = new Asking(() => get("/v1/logs", { limit: LIMIT, level: here.level }), redraw)
-    return { view: () => view(told, here, redraw), close: () => told.close() }
+    const poll = new Poll(() => get("/v1/logs", { limit: LIMIT, level: here.level }), redraw)
+    return { view: () => view(poll, here, redraw), close: () => poll.close() }
   },
 }
 
-function view(told, here, redraw) {
-  if (!told.value) return missing(told.error, "the log")
-  const sought = here.text.toLowerCase()
-  const found = told.value.logs.filter((one) => `${one.logger} ${one.message} ${one.error_code ?? ""}`.toLowerCase().includes(sought))
-  const level = h("select", { "aria-label": "Level", value: here.level, onchange: (event) => { here.level = event.target.value; told.now() } },
+function view(poll, here, redraw) {
+  if (!poll.value) return missing(poll.error, "the log")
+  const search_text = here.text.toLowerCase()
+  const found = poll.value.logs.filter((one) => `${one.logger} ${one.message} ${one.error_code ?? ""}`.toLowerCase().includes(search_text))
+  const level = h("select", { "aria-label": "Level", value: here.level, onchange: (event) => { here.level = event.target.value; poll.now() } },
     Object.entries(LEVELS).map(([name, words]) => h("option", { value: name }, words)))
   const search = h("input", { type: "search", placeholder: "Find in the log", "aria-label": "Find in the log", value: here.text, oninput: (event) => { here.text = event.target.value; redraw() } })
   return [
-    trouble(told.error, "the log"),
+    trouble(poll.error, "the log"),
     card("", { class: "flush", label: "Log" },
       h("header", { class: "card-head" }, level, search, h("span", { class: "quiet" }, "the newest first")),
-      found.length ? h("ol", { class: "log" }, found.map(line)) : h("div", { class: "inset" }, empty("No line is like that."))),
+      found.length ? h("ol", { class: "log" }, found.map(line)) : h("div", { class: "inset" }, empty("No line matches."))),
   ]
 }
 

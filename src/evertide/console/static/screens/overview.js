@@ -1,4 +1,4 @@
-// How the pipeline fares, at a glance.
+// The state of the pipeline at a glance.
 
 import { post } from "../api.js"
 import { plot } from "../charts.js"
@@ -34,16 +34,16 @@ function view(world, control) {
 
 function health({ status, now_s: now }, control) {
   const problems = [...status.problems.map((one) => [one, ""]), ...status.sources.flatMap((source) => source.problems.map((one) => [one, `source ${source.name}`]))]
-  const told = new Set()
-  const isNew = ([one]) => !told.has(one.why) && told.add(one.why)
+  const seen = new Set()
+  const isNew = ([one]) => !seen.has(one.why) && seen.add(one.why)
   const failed = status.collections.filter((one) => one.why)
   return card("", { class: `health ${status.state}`, label: "Health" },
     h("div", { class: "health-line" }, badge(status.state), h("p", null, h("strong", null, sentence(status)), ` since ${moment(status.since_s)}`, h("span", { class: "quiet" }, ` · ${seconds(now - status.since_s)}`)), pausing(status, control)),
-    control.error && trouble(control.error, "what you asked for"),
+    control.error && trouble(control.error, "the new state"),
     status.why && !problems.some(([one]) => one.why === status.why) && h("p", { class: "why" }, status.why),
     status.remedy && !problems.length && h("p", { class: "remedy" }, h("span", null, "What to do"), status.remedy),
     problems.filter(isNew).map(([one, where]) => problem(one, where)),
-    failed.map((one) => problem({ state: one.state, why: one.why, remedy: one.state === "failed" ? "Its last good content stays readable. It is computed again when its tables change." : "" }, `view ${one.name}`)),
+    failed.map((one) => problem({ state: one.state, why: one.why, remedy: one.state === "failed" ? "The last good content stays readable. The view is recomputed when its tables change." : "" }, `view ${one.name}`)),
   )
 }
 
@@ -62,13 +62,13 @@ function pausing({ state }, control) {
     refresh()
   }
   if (state === "paused") return button("Resume", go("/v1/resume"), { class: "primary", disabled: control.isBusy })
-  return state === "running" && button("Pause", go("/v1/pause", "Take no new transactions until somebody resumes?"), { disabled: control.isBusy })
+  return state === "running" && button("Pause", go("/v1/pause", "Pause the pipeline? It takes no new transactions until it is resumed."), { disabled: control.isBusy })
 }
 
 function sentence({ state, collections }) {
   const hydrating = collections.filter((one) => one.state === "hydrating")
-  if (state === "running" && hydrating.length) return `Running; ${plural(hydrating.length, "view")} still computed`
-  return { running: "Everything is up to date and running", paused: "Paused: it takes no new transaction", stopped: "Nobody runs it", stalled: "A transaction waits", reconnecting: "A source is being reached again", replaying: "It comes back after a stop" }[state] ?? `It is ${state}`
+  if (state === "running" && hydrating.length) return `Running; hydrating ${plural(hydrating.length, "view")}`
+  return { running: "Everything is up to date and running", paused: "Paused: the pipeline takes no new transactions", stopped: "Stopped: no process runs the pipeline", stalled: "A transaction waits", reconnecting: "Reconnecting to a source", replaying: "Replaying transactions after a restart" }[state] ?? `The pipeline is ${state}`
 }
 
 function tiles({ status, transactions, now_s: now }) {
@@ -83,9 +83,9 @@ function tiles({ status, transactions, now_s: now }) {
     tile("Last transaction", count(status.time), status.bound > status.time ? `${count(status.bound - status.time)} bound, not committed yet` : transactions.length ? ago(transactions.at(-1).at_s, now) : ""),
     tile("Rows a second", brief(rows / RATE_S), `in ${plural(lately.length, "transaction")} of the last ${RATE_S} s`),
     tile("A transaction takes", took.length ? seconds(took[Math.floor(took.length / 2)] / 1000) : "–", took.length ? `the slowest of ${took.length}: ${seconds(took.at(-1) / 1000)}` : ""),
-    tile("Lag", lags.length ? seconds(Math.max(...lags)) : "–", lags.length ? "of the source furthest behind" : "no source says so"),
+    tile("Lag", lags.length ? seconds(Math.max(...lags)) : "–", lags.length ? "of the source furthest behind" : "no source reports it"),
     tile("Stored", bytes(stored), `${plural(tables, "table")}, ${plural(views, "view")}`),
-    tile("Checkpoint", newest ? count(newest.number) : "none", newest ? `at time ${count(newest.time)}` : "made while it runs"),
+    tile("Checkpoint", newest ? count(newest.number) : "none", newest ? `at time ${count(newest.time)}` : "a running pipeline makes them"),
   ]
 }
 
@@ -96,7 +96,7 @@ function throughput({ transactions, errors, now_s: now }) {
       ? trouble(errors.transactions, "the last transactions")
       : points.length > 1
         ? plot({ name: "throughput", label: "Rows a second", points, kind: "area", formatX: clock })
-        : empty("No transaction yet.", "The chart is drawn as soon as rows come in."))
+        : empty("No transaction yet.", "The chart appears when rows arrive."))
 }
 
 // Rows a second, in steps of 2 seconds; a transaction counts when it was committed.
@@ -129,7 +129,7 @@ function timeline({ transactions, errors }) {
 }
 
 function words(one) {
-  const told = [
+  const parts = [
     `transaction ${count(one.time)}`,
     clock(one.at_s),
     one.rows_in != null && `${count(one.rows_in)} rows in`,
@@ -137,12 +137,12 @@ function words(one) {
     one.took_ms != null && seconds(one.took_ms / 1000),
     one.bytes ? bytes(one.bytes) : null,
   ]
-  return told.filter(Boolean).join(" · ")
+  return parts.filter(Boolean).join(" · ")
 }
 
-function collections({ status, collections: told }) {
-  const exact = new Map((told ?? []).map((one) => [one.name, one]))
-  return card("Collections", { actions: link("/collections", "all of them") },
+function collections({ status, collections: all }) {
+  const exact = new Map((all ?? []).map((one) => [one.name, one]))
+  return card("Collections", { actions: link("/collections", "all collections") },
     table({
       label: "Collections",
       rows: status.collections.filter((one) => one.kind !== "errors"),
@@ -163,7 +163,7 @@ function sources({ sources: found }) {
       label: "Sources",
       rows: found,
       keyOf: (row) => row.name,
-      none: "Rows are pushed: there is no source to read.",
+      none: "No sources: clients push the rows.",
       columns: [
         { name: "name" },
         { name: "state", show: (row) => badge(row.state) },

@@ -1,4 +1,4 @@
-// The operators of a view: how each is maintained, what a small transaction costs it, what state it keeps.
+// The operators of a view: how each is maintained, what a small transaction costs, what state it has.
 
 import { get } from "../api.js"
 import { h } from "../dom.js"
@@ -6,37 +6,26 @@ import { bytes, count, plural } from "../format.js"
 import { graph } from "../graph.js"
 import { measured } from "../measure.js"
 import { card, link, missing, pathOf, table, trouble } from "../parts.js"
+import { Poll } from "../poll.js"
 
-const AGAIN_MS = 5000
+const REPEAT_S = 5
 const WIDTH = 300
 const NARROW = 600
 const COSTS = { none: "nothing", delta: "what changed", "touched groups": "the groups that changed", scan: "all rows of the other side", "whole input": "everything, again" }
 
-// Something to draw for one view; asks now and then, as state grows.
-export function planOf(name, redraw) {
-  let told = null
-  let error = null
-  const ask = async () => {
-    try {
-      told = await get(`/v1/views/${encodeURIComponent(name)}/explain`, { format: "json" })
-      error = null
-    } catch (wrong) {
-      error = wrong
-    }
-    redraw()
-  }
-  ask()
-  const timer = setInterval(() => !document.hidden && ask(), AGAIN_MS)
+// The plan of one view, requested again from time to time, because state grows.
+export function openPlan(name, redraw) {
+  const poll = new Poll(() => get(`/v1/views/${encodeURIComponent(name)}/explain`, { format: "json" }), redraw, REPEAT_S)
   return {
-    view: () => (told ? [trouble(error, "the plan"), drawn(name, told)] : missing(error, "the plan")),
-    close: () => clearInterval(timer),
+    view: () => (poll.value ? [trouble(poll.error, "the plan"), drawPlan(name, poll.value)] : missing(poll.error, "the plan")),
+    close: () => poll.close(),
   }
 }
 
-function drawn(name, told) {
-  const found = told.views?.find((one) => one.name === name) ?? told.views?.[0]
-  if (!found) return h("p", { class: "quiet" }, "Nothing is known of its operators.")
-  const states = new Map((told.arrangements ?? []).map((one) => [one.name, one]))
+function drawPlan(name, explanation) {
+  const found = explanation.views?.find((one) => one.name === name) ?? explanation.views?.[0]
+  if (!found) return h("p", { class: "quiet" }, "The server does not know the operators of this view.")
+  const states = new Map((explanation.arrangements ?? []).map((one) => [one.name, one]))
   const used = [...new Set(found.operators.flatMap((one) => one.state))].map((each) => states.get(each)).filter(Boolean)
   const { props, width } = measured("plan", 900)
   const size = width < NARROW ? 250 : WIDTH
@@ -51,15 +40,15 @@ function drawn(name, told) {
         nodes: found.operators.map((one) => ({ id: String(one.number), width: size, height: heightOf(one, states, size), view: () => operator(one, states) })),
         edges: found.operators.flatMap((one) => one.inputs.map((from) => ({ from: String(from), to: String(one.number), isBusy: false }))),
       })),
-      h("p", { class: "quiet ways" }, ways(found.ways))),
-    card("State", { actions: h("span", { class: "quiet" }, "arrangements: collections by a key, so that a change finds what it meets") }, table({
+      h("p", { class: "quiet ways" }, describeRuns(found.ways))),
+    card("State", { actions: h("span", { class: "quiet" }, "arrangements: collections by a key, so that a change finds the rows with the same key") }, table({
       label: "State",
       rows: used,
       keyOf: (row) => row.name,
-      none: "It keeps none: each change is worked out by itself.",
+      none: "No state: the operators need only the change itself.",
       columns: [
         { name: "of", title: "what" },
-        { name: "key", title: "by", show: (row) => (row.key.length ? row.key.join(", ") : "all of it") },
+        { name: "key", title: "by", show: (row) => (row.key.length ? row.key.join(", ") : "no key: one group of all rows") },
         { name: "rows", isNumber: true, show: (row) => count(row.rows) },
         { name: "bytes", title: "size", isNumber: true, show: (row) => bytes(row.bytes) },
       ],
@@ -67,13 +56,13 @@ function drawn(name, told) {
   ]
 }
 
-function ways(told) {
-  if (!told) return ""
-  const { small, large, recompute } = told
+function describeRuns(runs) {
+  if (!runs) return ""
+  const { small, large, recompute } = runs
   return `Since the process started: ${plural(small, "small run")} in this process, ${count(large)} spread over Spark, ${count(recompute)} from scratch.`
 }
 
-// As the style has it: all lines but those of the words are cut off where the box ends.
+// Matches the style: the text wraps, and all other lines are cut off at the end of the box.
 function heightOf(one, states, width) {
   const lines = Math.min(3, Math.ceil(words(one).length / ((width - 26) / 7.2)))
   return 56 + lines * 16 + kept(one, states).length * 18
@@ -83,7 +72,7 @@ function kept(one, states) {
   return one.state.map((each) => states.get(each)).filter(Boolean)
 }
 
-// What it does, without its kind, which stands above it.
+// The description without the kind, which is shown above it.
 function words(one) {
   return one.what.startsWith(`${one.kind} `) ? one.what.slice(one.kind.length + 1) : one.what
 }

@@ -1,4 +1,4 @@
-// Questions in SQL, over all tables and views at one time; the answer as a table, and as a chart.
+// SQL queries over all tables and views at one time; the answer as a table and as a chart.
 
 import { post } from "../api.js"
 import { plot } from "../charts.js"
@@ -28,7 +28,7 @@ function view({ collections }, here) {
     run(here)
   }
   return [
-    card("", { label: "Question", class: "question" },
+    card("", { label: "Query", class: "question" },
       h("form", { onsubmit: submit },
         h("textarea", {
           "aria-label": "SQL", rows: 6, spellcheck: "false", autocapitalize: "off", autocomplete: "off", value: here.sql,
@@ -39,22 +39,22 @@ function view({ collections }, here) {
         h("div", { class: "question-foot" },
           h("button", { type: "submit", class: "primary", disabled: isBusy }, isBusy ? "Running…" : "Run"),
           isBusy ? button("Stop", () => here.stop.abort()) : h("kbd", { class: "hide-small" }, "Ctrl Enter"),
-          h("span", { class: "quiet" }, "Read only. All collections are seen at the same time."),
+          h("span", { class: "quiet" }, "Read only. All collections are read at the same time."),
         )),
-      collections && h("div", { class: "chips", "aria-label": "Collections" }, collections.map((one) => button(one.name, () => { here.sql = `SELECT * FROM ${quoted(one.name)} LIMIT 100`; run(here) }, { key: one.name, class: "chip", title: `Show rows of ${one.name}` })))),
+      collections && h("div", { class: "chips", "aria-label": "Collections" }, collections.map((one) => button(one.name, () => { here.sql = `SELECT * FROM ${quoteName(one.name)} LIMIT 100`; run(here) }, { key: one.name, class: "chip", title: `Show rows of ${one.name}` })))),
     here.error && trouble(here.error, "the answer"),
     here.answer && [chart(here), result(here)],
-    !here.answer && !here.error && empty("Ask something.", "Choose a collection above, or write a SELECT."),
-    past(here),
+    !here.answer && !here.error && empty("No query yet.", "Choose a collection above, or write a SELECT."),
+    showHistory(here),
   ]
 }
 
 function example(collections) {
   const one = collections?.find((each) => each.kind === "view") ?? collections?.[0]
-  return one ? `SELECT * FROM ${quoted(one.name)} LIMIT 100` : "SELECT 1"
+  return one ? `SELECT * FROM ${quoteName(one.name)} LIMIT 100` : "SELECT 1"
 }
 
-function quoted(name) {
+function quoteName(name) {
   return /^[A-Za-z_]\w*$/.test(name) ? name : "`" + name.replaceAll("`", "``") + "`"
 }
 
@@ -69,7 +69,7 @@ async function run(here) {
     here.chart = guess(here.answer)
     remember(here, sql)
   } catch (error) {
-    here.error = here.stop.signal.aborted ? Object.assign(new Error("It was stopped."), { remedy: "" }) : error
+    here.error = here.stop.signal.aborted ? Object.assign(new Error("The query was stopped."), { remedy: "" }) : error
   }
   here.stop = null
   here.redraw()
@@ -83,9 +83,9 @@ function remember(here, sql) {
 
 function result({ answer }) {
   const { columns, rows } = answer
-  const told = `${plural(rows.length, "row")}${answer.is_truncated ? ", and there are more" : ""} at time ${count(answer.time)}, by ${answer.engine} in ${seconds(answer.took_ms / 1000)}`
-  return card("Answer", { class: "flush", actions: [h("span", { class: "quiet", role: "status" }, told), button("Copy as CSV", () => navigator.clipboard?.writeText(csv(answer)))] },
-    table({ label: "Answer", kind: "rows", rows, none: "No row.", columns: valueColumns(columns) }))
+  const facts = `${plural(rows.length, "row")}${answer.is_truncated ? " (of more)" : ""} at time ${count(answer.time)}, by ${answer.engine} in ${seconds(answer.took_ms / 1000)}`
+  return card("Answer", { class: "flush", actions: [h("span", { class: "quiet", role: "status" }, facts), button("Copy as CSV", () => navigator.clipboard?.writeText(csv(answer)))] },
+    table({ label: "Answer", kind: "rows", rows, none: "No rows.", columns: valueColumns(columns) }))
 }
 
 function csv({ columns, rows }) {
@@ -93,7 +93,7 @@ function csv({ columns, rows }) {
   return [columns.map((one) => field(one.name)), ...rows.map((row) => row.map(field))].map((row) => row.join(",")).join("\n")
 }
 
-// The first column that is no number, against the first that is.
+// The first column that is not a number, against the first that is.
 function guess({ columns, rows }) {
   const numbers = columns.map((one, at) => (isNumberType(one.type) || typeof rows[0]?.[at] === "number" ? at : -1)).filter((at) => at >= 0)
   const x = columns.findIndex((_, at) => !numbers.includes(at))
@@ -113,7 +113,7 @@ function chart(here) {
   return card("Chart", { actions: h("div", { class: "picks" }, pick("kind", [["bars", "bars"], ["line", "line"], ["area", "area"]], chosen.kind), pick("x", columns, chosen.x), pick("y", columns, chosen.y)) },
     points.length
       ? plot({ name: "answer", label: names, points, kind: chosen.kind, height: 220, formatX: (value) => String(Math.round(value * 1000) / 1000) })
-      : empty("That column has no numbers.", "Choose another one for y."))
+      : empty("The column for y has no numbers.", "Choose another column."))
 }
 
 function pointsOf({ rows }, { kind, x, y }) {
@@ -126,14 +126,14 @@ function pointsOf({ rows }, { kind, x, y }) {
   return kind === "bars" ? points.slice(0, BARS_MAX).map((one) => ({ ...one, x: one.name })) : points.map((one, at) => ({ ...one, x: at }))
 }
 
-function past(here) {
+function showHistory(here) {
   if (!here.history.length) return null
   const clear = () => {
     here.history = []
     keep(HISTORY, [])
     here.redraw()
   }
-  return card("Asked before", { actions: button("Forget all", clear) },
+  return card("History", { actions: button("Clear", clear) },
     h("ul", { class: "history" }, here.history.map((one) => h("li", { key: one.sql }, h("button", { type: "button", class: "quiet-button", onclick: () => { here.sql = one.sql; keep(DRAFT, one.sql); run(here) } }, one.sql)))))
 }
 
@@ -149,6 +149,6 @@ function keep(name, value) {
   try {
     localStorage.setItem(name, JSON.stringify(value))
   } catch {
-    // A browser that keeps nothing has no history.
+    // A browser without storage has no history.
   }
 }

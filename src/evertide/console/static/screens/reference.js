@@ -1,7 +1,7 @@
-// The HTTP API, as the server describes itself.
+// The HTTP API, from the server's OpenAPI document.
 
 import { address, get } from "../api.js"
-import { Asking } from "../asking.js"
+import { Poll } from "../poll.js"
 import { h } from "../dom.js"
 import { button, card, missing, table } from "../parts.js"
 
@@ -10,24 +10,24 @@ const METHODS = ["get", "post", "put", "patch", "delete"]
 export default {
   title: "API",
   open: (_, redraw) => {
-    const told = new Asking(() => get("/v1/openapi.json"), redraw, 0)
+    const poll = new Poll(() => get("/v1/openapi.json"), redraw, 0)
     const here = { text: "" }
-    return { view: () => view(told, here, redraw), close: () => told.close() }
+    return { view: () => view(poll, here, redraw), close: () => poll.close() }
   },
 }
 
-function view(told, here, redraw) {
-  if (!told.value) return missing(told.error, "a description of its API")
-  const { info, paths = {} } = told.value
-  const sought = here.text.toLowerCase()
+function view(poll, here, redraw) {
+  if (!poll.value) return missing(poll.error, "the description of its API")
+  const { info, paths = {} } = poll.value
+  const search_text = here.text.toLowerCase()
   const all = Object.entries(paths).flatMap(([path, item]) => METHODS.filter((method) => item[method]).map((method) => ({ path, method, shared: item.parameters ?? [], ...item[method] })))
-  const found = all.filter((one) => `${one.method} ${one.path} ${one.summary ?? ""}`.toLowerCase().includes(sought))
-  const groups = Map.groupBy ? Map.groupBy(found, group) : grouped(found)
+  const found = all.filter((one) => `${one.method} ${one.path} ${one.summary ?? ""}`.toLowerCase().includes(search_text))
+  const groups = groupByTag(found)
   return [
     card(info?.title ?? "HTTP API", { actions: h("a", { href: address("/v1/openapi.json").href }, "openapi.json") },
       info?.description && h("p", null, info.description),
       h("input", { type: "search", placeholder: "Find an address", "aria-label": "Find an address", value: here.text, oninput: (event) => { here.text = event.target.value; redraw() } })),
-    [...groups].map(([name, operations]) => card(name, { class: "flush", key: name }, operations.map((one) => operation(one, told.value)))),
+    [...groups].map(([name, operations]) => card(name, { class: "flush", key: name }, operations.map((one) => operation(one, poll.value)))),
   ]
 }
 
@@ -35,16 +35,16 @@ function group(one) {
   return one.tags?.[0] ?? "other"
 }
 
-function grouped(all) {
+function groupByTag(all) {
   const found = new Map()
   for (const one of all) found.set(group(one), [...(found.get(group(one)) ?? []), one])
   return found
 }
 
 function operation(one, whole) {
-  const parameters = [...one.shared, ...(one.parameters ?? [])].map((each) => resolved(each, whole))
-  const bodies = Object.entries(resolved(one.requestBody, whole)?.content ?? {})
-  const answers = Object.entries(one.responses ?? {}).map(([code, each]) => [code, resolved(each, whole)])
+  const parameters = [...one.shared, ...(one.parameters ?? [])].map((each) => resolveReference(each, whole))
+  const bodies = Object.entries(resolveReference(one.requestBody, whole)?.content ?? {})
+  const answers = Object.entries(one.responses ?? {}).map(([code, each]) => [code, resolveReference(each, whole)])
   return h(
     "details",
     { class: "operation", key: `${one.method} ${one.path}` },
@@ -58,14 +58,14 @@ function operation(one, whole) {
         rows: parameters,
         keyOf: (row) => `${row.in} ${row.name}`,
         columns: [
-          { name: "name", show: (row) => [h("code", null, row.name), row.required ? h("small", { class: "quiet" }, " needed") : ""] },
+          { name: "name", show: (row) => [h("code", null, row.name), row.required ? h("small", { class: "quiet" }, " required") : ""] },
           { name: "in" },
           { name: "type", show: (row) => shape(row.schema, whole) },
-          { name: "what", show: (row) => row.description ?? row.schema?.description ?? "" },
+          { name: "description", show: (row) => row.description ?? row.schema?.description ?? "" },
         ],
       })],
       bodies.length > 0 && [h("h3", null, "Body"), bodies.map(([type, each]) => media(type, each, whole))],
-      h("h3", null, "Answers"),
+      h("h3", null, "Responses"),
       answers.map(([code, each]) => h("div", { class: "answer" }, h("b", { class: "number" }, code), h("span", null, each?.description ?? ""), Object.entries(each?.content ?? {}).map(([type, inner]) => media(type, inner, whole)))),
       h("h3", null, "Try it"),
       h("pre", { class: "sql", tabindex: 0 }, h("code", null, curl(one, bodies, whole))),
@@ -78,14 +78,14 @@ function media(type, each, whole) {
   return h("p", { class: "media" }, h("code", null, type), " ", shape(each?.schema, whole))
 }
 
-function resolved(one, whole) {
+function resolveReference(one, whole) {
   if (!one?.$ref) return one
   return one.$ref.replace("#/", "").split("/").reduce((at, piece) => at?.[piece.replaceAll("~1", "/")], whole) ?? one
 }
 
-// A schema in a line.
+// A schema in one line.
 function shape(schema, whole, depth = 0) {
-  const one = resolved(schema, whole)
+  const one = resolveReference(schema, whole)
   if (!one) return ""
   const choices = one.anyOf ?? one.oneOf
   if (choices) return choices.map((each) => shape(each, whole, depth)).join(" or ")
@@ -105,7 +105,7 @@ function curl(one, bodies, whole) {
 }
 
 function sample(schema, whole) {
-  const one = resolved(schema, whole) ?? {}
+  const one = resolveReference(schema, whole) ?? {}
   if (one.example !== undefined) return one.example
   const inner = (one.anyOf ?? one.oneOf)?.[0]
   if (inner) return sample(inner, whole)

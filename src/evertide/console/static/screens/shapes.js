@@ -1,7 +1,7 @@
-// Live subscriptions, and who follows them.
+// Shapes: live subscriptions.
 
 import { get, remove } from "../api.js"
-import { Asking } from "../asking.js"
+import { Poll } from "../poll.js"
 import { h } from "../dom.js"
 import { bytes, count, moment, plural } from "../format.js"
 import { button, card, link, missing, pathOf, table, text, trouble } from "../parts.js"
@@ -9,34 +9,34 @@ import { button, card, link, missing, pathOf, table, text, trouble } from "../pa
 export default {
   title: "Shapes",
   open: (_, redraw) => {
-    const told = new Asking(() => get("/v1/shapes"), redraw)
+    const poll = new Poll(() => get("/v1/shapes"), redraw)
     const ended = { error: null }
-    return { view: () => view(told, ended), close: () => told.close() }
+    return { view: () => view(poll, ended), close: () => poll.close() }
   },
 }
 
-function view(told, ended) {
-  if (!told.value) return missing(told.error, "the shapes")
-  const all = told.value.shapes
+function view(poll, ended) {
+  if (!poll.value) return missing(poll.error, "the shapes")
+  const all = poll.value.shapes
   const end = (handle) => async () => {
-    if (!confirm("End this shape? Those who follow it begin anew.")) return
+    if (!confirm("End this shape? Its clients start again with a new one.")) return
     try {
       await remove(`/v1/shapes/${encodeURIComponent(handle)}`)
       ended.error = null
     } catch (error) {
       ended.error = error
     }
-    told.now()
+    poll.now()
   }
   return [
-    trouble(told.error, "the shapes"),
-    ended.error && trouble(ended.error, "the end of that shape"),
+    trouble(poll.error, "the shapes"),
+    ended.error && trouble(ended.error, "the end of the shape"),
     h("p", { class: "quiet hint" }, "A shape is a live, filtered subscription to a table or a view. Browsers and services follow it at /v1/shape; so does this console."),
     card("Shapes", { class: "flush", actions: h("span", { class: "quiet" }, plural(all.length, "shape")) }, table({
       label: "Shapes",
       rows: all,
       keyOf: (row) => row.handle,
-      none: "Nobody follows anything. Open a collection, and there is one.",
+      none: "No shapes. Open a collection, and the console subscribes to one.",
       columns: [
         { name: "collection", show: (row) => link(pathOf("collection", row.collection), row.collection) },
         { name: "where", show: (row) => (row.where ? h("code", null, row.where) : text("all rows")) },

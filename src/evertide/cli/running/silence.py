@@ -1,0 +1,70 @@
+"""`ended_if_silent`: a signal ends a command even if a call to storage does not return.
+
+A call that fails at once ends the command in an orderly way (`evertide.runtime.StoppableRuntime`). A call that does not
+return blocks its thread, and if that is the main thread, Python runs no signal handler. So another thread learns of the
+signal, waits until a storage call has had no answer for too long (`find_silence`), reports it, and ends the process.
+This is as safe as `kill -9`: Spark and the workers of queries end with the process, and the next start continues from
+what is durable.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from evertide.cli.output.output import report_error
+from evertide.errors import Unavailable
+from evertide.runtime import SystemRuntime
+from evertide.store.observed import find_silence
+from evertide.threads.watched import WatchedThread
+
+if TYPE_CHECKING:
+    from evertide.pipeline.pipeline import Pipeline
+
+__all__ = ["ended_if_silent"]
+
+_LOOK_S = 0.25
+
+
+@contextmanager
+def ended_if_silent(pipeline: Pipeline, *, is_json: bool, end: Callable[[int], object] = os._exit) -> Iterator[None]:
+    """Only in the main thread, which receives the signals. `end` is called with the exit code."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signalled, wake = socket.socketpair()
+    wake.settimeout(0)
+    before = signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
+    is_over = threading.Event()
+
+    def watch() -> None:
+        if not signalled.recv(1):  # the block has ended
+            return
+        pipeline.stop()
+        since_s = SystemRuntime().monotonic_s()
+        while not is_over.wait(_LOOK_S):
+            silent = find_silence(pipeline.storage, since_s)
+            if silent:
+                why = f"{silent}; the process ends at once, without a checkpoint, and nothing is lost"
+                error = Unavailable(path=pipeline.storage.root, why=why)
+                report_error(error, is_json=is_json)
+                sys.stderr.flush()
+                end(error.exit_code)
+                return
+
+    thread = WatchedThread("evertide-silence", watch)
+    thread.start()
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(before)
+        is_over.set()
+        wake.close()
+        thread.join()
+        signalled.close()

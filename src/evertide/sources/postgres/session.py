@@ -1,0 +1,180 @@
+"""Follow one replication stream, from its start to its end.
+
+1. The source confirms only the journal's bound position to the server (I10). It sends a status update each second,
+   also while the pipeline is behind and the source does not read.
+2. If all received input is bound, the source offers the server's position as a transaction without rows: every
+   `idle_interval`, and at once if a client waits for it. So an idle slot advances, but never beyond the journal; a slot
+   that is beyond the journal was moved by another program.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import psycopg
+
+from evertide.runtime import Runtime
+from evertide.sources.postgres.catalog import UpstreamTable
+from evertide.sources.postgres.messages import Keepalive, decode_keepalive, is_data, read_lsn
+from evertide.sources.postgres.positions import Position
+from evertide.sources.postgres.ready_queue import Entry, ReadyQueue
+from evertide.sources.postgres.stream import Replication
+from evertide.sources.postgres.transactions import BufferLimits, TransactionAssembler
+
+__all__ = ["Listener", "ReceiverOptions", "ReplicationSession", "SessionEnded"]
+
+_POLL_S = 0.05
+_STATUS_S = 1.0
+_SILENT_S = 300.0
+"""A server that does not answer for this long is considered dead; a busy server may take some time."""
+_CHECK_S = 30.0
+"""How often the catalog is checked: the stream does not show that a table left the publication."""
+_ASKED_MANY = 3
+"""A server that requests replies at the same position this often is shutting down, and waits for the confirmation."""
+_MESSAGES = 5_000
+_BUSY, _MANY = 8, 2_000
+"""From `_BUSY` messages on, wait for more; from `_MANY` on, process them at once."""
+_NAPS, _NAP_S = 5, 0.001
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiverOptions:
+    slot: str
+    publication: str
+    has_snapshot: bool
+    idle_interval_s: float
+    room: BufferLimits
+    keeps_partitions: bool = False
+    """Whether rows of detached, dropped or truncated partitions are kept."""
+
+
+class SessionEnded(Exception):
+    """The session must end: the pipeline is closing, or is at another position."""
+
+
+class Listener(Protocol):
+    """The receiver, as the session sees it."""
+
+    sent: int
+    """The position up to which the server has sent everything."""
+
+    @property
+    def goal(self) -> int:
+        """The position that a client waits for to be bound."""
+        ...
+
+    def clear_problem(self, beyond: int = 0) -> None: ...
+
+    def measure(self) -> None:
+        """Measure the server's position: periodically, and for a new mark."""
+        ...
+
+    def advance_to(self, lsn: int) -> Position:
+        """The position after reading everything before `lsn`."""
+        ...
+
+    def check_catalog(self) -> list[UpstreamTable]:
+        """Check the catalog again; raises what is wrong."""
+        ...
+
+
+class ReplicationSession:
+    def __init__(  # noqa: PLR0917
+        self,
+        receiver: Listener,
+        stream: Replication,
+        transactions: TransactionAssembler,
+        queue: ReadyQueue,
+        runtime: Runtime,
+        options: ReceiverOptions,
+    ) -> None:
+        self._receiver = receiver
+        self._stream = stream
+        self._transactions = transactions
+        self._queue = queue
+        self._runtime = runtime
+        self._options = options
+        self._epoch = queue.epoch
+        self._received = queue.last.number
+        self._safe = 0
+        """Everything committed before this position was received."""
+        self._asked = 0
+        self._is_asked = False
+        now_s = runtime.monotonic_s()
+        self._heard_s = self._idle_s = self._looked_s = now_s
+        self._confirmed_s = -1e9
+        self._confirmed = -1
+
+    def run(self) -> None:
+        while True:
+            if self._queue.is_closed or self._queue.epoch != self._epoch:
+                raise SessionEnded
+            if self._queue.has_room():
+                self._receive()
+            else:
+                self._queue.wait(_STATUS_S / 4)
+                self._heard_s = self._runtime.monotonic_s()
+            self._publish()
+            self._send_status()
+            self._receiver.measure()
+            if self._runtime.monotonic_s() - self._looked_s >= _CHECK_S:
+                self._receiver.check_catalog()
+                self._looked_s = self._runtime.monotonic_s()
+
+    def _receive(self) -> None:
+        """Receive messages. Under load, wait a few milliseconds for more: large batches cost less per message."""
+        messages = self._stream.receive(_POLL_S, _MESSAGES)
+        for _ in range(_NAPS if len(messages) >= _BUSY else 0):
+            if len(messages) >= _MANY:
+                break
+            self._runtime.sleep_s(_NAP_S)
+            messages += self._stream.receive(0.0, _MESSAGES)
+        at = 0
+        for place in [*(place for place, content in enumerate(messages) if not is_data(content)), len(messages)]:
+            if at < place:
+                self._transactions.take_all(messages[at:place])
+                self._received = max(self._received, read_lsn(messages[place - 1]))
+            if place < len(messages):
+                self._keepalive(decode_keepalive(messages[place]))
+            at = place + 1
+        now_s = self._runtime.monotonic_s()
+        if messages:
+            self._heard_s = now_s
+        elif now_s - self._heard_s > _SILENT_S:
+            raise psycopg.OperationalError(f"the server has sent nothing for {_SILENT_S:g} s")
+
+    def _keepalive(self, message: Keepalive) -> None:
+        if not self._transactions.is_between:
+            return
+        self._asked = self._asked + message.wants_reply if message.wal_end == self._safe else 0
+        self._safe = message.wal_end
+        self._received = max(self._received, message.wal_end)
+        self._receiver.sent = max(self._receiver.sent, message.wal_end)
+        self._receiver.clear_problem(message.wal_end)
+        self._is_asked = self._is_asked or message.wants_reply
+
+    def _publish(self) -> None:
+        """Publish the batch when the queue is empty; without a batch, advance the position of an idle source."""
+        if not self._queue.is_empty or not self._transactions.is_between:
+            return
+        if self._transactions.has_batch:
+            self._transactions.flush()
+            return
+        ahead = max(self._safe, self._transactions.after)
+        now_s = self._runtime.monotonic_s()
+        last = self._queue.last
+        is_due = now_s - self._idle_s >= self._options.idle_interval_s or self._asked >= _ASKED_MANY
+        is_due = is_due or last.number < self._receiver.goal <= ahead
+        if is_due and ahead > last.number and self._queue.bound == last:
+            self._idle_s, self._asked = now_s, 0
+            if not self._queue.put(Entry(self._receiver.advance_to(ahead)), self._epoch):
+                raise SessionEnded
+
+    def _send_status(self) -> None:
+        bound, now_s = self._queue.bound.confirmed, self._runtime.monotonic_s()
+        is_due = now_s - self._confirmed_s >= _STATUS_S
+        if is_due or self._is_asked or bound != self._confirmed:
+            self._stream.send_status(self._received, bound, self._runtime.wall_s(), wants_reply=is_due)
+            self._confirmed, self._is_asked = bound, False
+            self._confirmed_s = now_s if is_due else self._confirmed_s

@@ -1,0 +1,45 @@
+"""`--set`: settings by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from evertide.cli.settings import make_settings
+from evertide.errors import InvalidInput
+from evertide.settings import Settings
+from tests.cli.kit import SHOP, evertide, one_error
+
+
+def test_settings_by_name() -> None:
+    assert make_settings(None) == Settings()
+    found = make_settings(
+        ["writer_ttl_s=5", " beat_interval_s = 0.5", "portion_rows_max=100"], checkpoint_interval_s=7.0
+    )
+    assert found == Settings(writer_ttl_s=5.0, beat_interval_s=0.5, portion_rows_max=100, checkpoint_interval_s=7.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("writer_ttl=5", "did you mean 'writer_ttl_s'"),
+        ("portion_rows_max=1.5", "a whole number, not '1.5'"),
+        ("writer_ttl_s=soon", "a number, not 'soon'"),
+        ("writer_ttl_s", "not ''"),
+        ("beat_interval_s=40", "at most half"),
+        ("retry_wait_s=0", "positive"),
+    ],
+)
+def test_an_unknown_setting_is_refused_by_its_name(text: str, why: str) -> None:
+    with pytest.raises(InvalidInput, match=r"settings|--set") as refused:
+        make_settings([text])
+    assert why in str(refused.value)
+
+
+def test_run_refuses_an_unknown_setting_before_it_creates_anything(tmp_path: Path) -> None:
+    script = tmp_path / "shop.sql"
+    script.write_text(SHOP)
+    said = one_error(evertide("run", script, "--storage", tmp_path / "s", "--set", "speed=11"), 2)
+    assert "the setting 'speed' does not exist" in said
+    assert not (tmp_path / "s").exists()

@@ -1,0 +1,77 @@
+"""Targets that contradict the record of a sink, and sinks that are refused before anything is written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from evertide.errors import InvalidInput, SinkFailed
+from evertide.store.paths import PIPELINE
+from tests.pipeline.kit import VIEWS, storage
+from tests.pipeline.sink_kit import Bucket, delivery_threads_of, into, order, push_orders, shop, sink, with_sink
+
+
+def test_a_target_that_lost_transactions_is_reported() -> None:
+    """Continuing would leave a gap that no error reports."""
+    kept, bucket = storage(), Bucket()
+    with into(lake=bucket), shop(kept) as p:
+        push_orders(p, [order(1)])
+        p.deliver_once()
+        bucket.got.clear()
+    with into(lake=bucket), shop(kept) as p:
+        push_orders(p, [order(2)])
+        p.deliver_once()
+        [status] = p.status().sinks
+        assert status.problem is not None
+        assert "no longer has transaction 1" in status.problem.why
+        assert bucket.got == []
+
+
+def test_a_target_without_a_stored_number_continues_from_the_record_of_the_sink() -> None:
+    """Records of a topic expired, or files of a directory were removed: the sink's own record counts."""
+    kept, bucket = storage(), Bucket(remembers=False)
+    with into(lake=bucket), shop(kept) as p:
+        push_orders(p, [order(1)])
+        p.deliver_once()
+        bucket.got.clear()
+    with into(lake=bucket), shop(kept) as p:
+        push_orders(p, [order(2)])
+        p.deliver_once()
+        assert bucket.numbers == [2]
+
+
+def test_a_target_ahead_of_the_pipeline_is_reported() -> None:
+    """A storage that was restored from a backup has other transactions under the same numbers."""
+    bucket = Bucket()
+    with into(lake=bucket), shop(storage()) as p:
+        push_orders(p, [order(1)])
+        p.deliver_once()
+        delivery_threads_of(p)._lanes["lake"].delivery._close()
+        bucket.got.append((7, bucket.got[0][1]))
+        push_orders(p, [order(2)])
+        p.deliver_once()
+        [status] = p.status().sinks
+        assert status.problem is not None
+        assert "has transaction 7, and the pipeline is at 2" in status.problem.why
+
+
+def test_a_sink_of_another_collection_needs_another_name() -> None:
+    kept = storage()
+    with into(lake=Bucket()), shop(kept) as p:
+        p.deliver_once()
+    with (
+        into(lake=Bucket()),
+        pytest.raises(InvalidInput, match=r"line 3, sink 'lake'.*the sink of this name writes 'revenue'"),
+    ):
+        shop(kept, VIEWS["revenue"], with_sink(VIEWS["counts"]))
+
+
+def test_an_impossible_sink_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    """A wrong option, and a place that another sink uses: no pipeline exists afterwards."""
+    kept = storage()
+    with pytest.raises(InvalidInput, match="has no option 'paht'"):
+        shop(kept, with_sink(VIEWS["revenue"], sink(path="x", paht="x")), base=tmp_path)
+    with pytest.raises(SinkFailed, match="does not exist"):
+        shop(kept, with_sink(VIEWS["revenue"], sink(path="gone/x")), base=tmp_path)
+    assert kept.meta.head(PIPELINE) is None

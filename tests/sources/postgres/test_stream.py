@@ -6,6 +6,7 @@ import pyarrow as pa
 import pytest
 
 from evertide.pipeline.engine import DeclaredTable
+from evertide.sources.postgres.partitions import Partition, compare_partitions
 from evertide.sources.postgres.stream import Replication
 from tests.sources.postgres.kit import ID, ORDERS_SQL, Feeding, bound_lsn, check_confirmed, table
 from tests.sources.postgres.server import Database
@@ -182,6 +183,75 @@ def bounds(number: int) -> str:
 
 def warnings_of(f: Feeding) -> list[str]:
     return [problem.error_code for problem in f.source_status.problems]
+
+
+@pytest.mark.parametrize("statements", [["TRUNCATE part_1"], ["TRUNCATE part_0", "TRUNCATE part_1"]])
+@pytest.mark.parametrize("is_away", [False, True])
+def test_x19_a_truncate_between_that_of_the_table_and_the_next_check_is_reported(
+    db: Database, monkeypatch: pytest.MonkeyPatch, statements: list[str], is_away: bool
+) -> None:
+    monkeypatch.setattr("evertide.sources.postgres.session._CHECK_S", 1e9)
+    partitioned(db, 0, 1)
+    with Feeding(db) as f:
+        f.until_streaming()
+        if is_away:
+            f.crash()
+        db.run("TRUNCATE orders", "INSERT INTO orders VALUES (1, 'y', 1), (11, 'y', 1)", *statements)
+        if is_away:
+            f.pipeline = f._open()
+        f.until(lambda: f.rows() == [(1, "y", 1), (11, "y", 1)])
+        f.restart()  # the first check compares with what the position records
+        f.until(lambda: warnings_of(f) == ["partition_rewritten"])
+        f.restart()
+        f.until(lambda: warnings_of(f) == ["partition_rewritten"])
+        db.run("TRUNCATE orders")
+        f.until(lambda: not f.rows())
+        f.restart()
+        f.until_streaming()
+        assert not warnings_of(f)
+
+
+def test_x19_a_truncate_of_the_table_in_a_subtransaction_is_no_warning(
+    db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("evertide.sources.postgres.session._CHECK_S", 0.1)
+    partitioned(db, 0, 1)
+    with Feeding(db) as f:
+        f.until_streaming()
+        with db.connection.transaction():
+            db.run("INSERT INTO orders VALUES (1, 'y', 1)", "SAVEPOINT s", "TRUNCATE orders", "RELEASE s")
+            db.run("INSERT INTO orders VALUES (2, 'y', 2)")
+        f.until(lambda: f.rows() == [(2, "y", 2)])
+        f.restart()
+        f.until_streaming()
+        assert not warnings_of(f)
+
+
+def test_x19_a_new_partition_that_is_truncated_before_the_first_check_is_reported(
+    db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("evertide.sources.postgres.session._CHECK_S", 1e9)
+    partitioned(db, 0)
+    with Feeding(db) as f:
+        f.until_streaming()
+        db.run(f"CREATE TABLE part_1 PARTITION OF orders FOR VALUES {bounds(1)}")
+        db.run(f"CREATE TABLE part_2 PARTITION OF orders FOR VALUES {bounds(2)}")
+        db.run("INSERT INTO orders VALUES (11, 'y', 1), (21, 'y', 1)", "TRUNCATE part_1")
+        f.until(lambda: f.rows() == [(11, "y", 1), (21, "y", 1)])
+        f.restart()
+        f.until(lambda: warnings_of(f) == ["partition_rewritten"])
+        assert "partition part_1 of public.orders was truncated" in f.source_status.problems[0].why
+
+
+def test_x19_transaction_numbers_of_partitions_wrap_around() -> None:
+    before, after = 2**32 - 5, 7
+    kept = Partition(1, 90, "kept", attached=before - 9, changed=before)
+    alone = Partition(2, 91, "alone", attached=before - 9, changed=after)
+    new = Partition(3, 3, "new", attached=after, changed=after + 2)
+    replaced = Partition(4, 92, "replaced", attached=after, changed=after + 2)
+    found = compare_partitions({}, [kept, alone, new, replaced], truncated=before)
+    assert found.rewritten == ("alone", "replaced")
+    assert compare_partitions(found.known, [kept, alone, new, replaced]).rewritten == ("alone", "replaced")
 
 
 @pytest.mark.parametrize("parts", [1, 2])

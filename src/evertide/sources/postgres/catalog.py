@@ -38,7 +38,7 @@ _PARTITIONS = (
     "WITH tree AS (SELECT relid, isleaf FROM pg_partition_tree(%(table)s::oid::regclass) WHERE relid <> %(table)s::oid)"
     " SELECT c.oid::bigint, c.relfilenode::bigint, c.oid::regclass::text,"
     " (SELECT i.xmin::text::bigint FROM pg_inherits i JOIN tree ON tree.relid = i.inhrelid"
-    " WHERE i.inhrelid IN (SELECT pg_partition_ancestors(c.oid)) ORDER BY age(i.xmin) LIMIT 1)"
+    " WHERE i.inhrelid IN (SELECT pg_partition_ancestors(c.oid)) ORDER BY age(i.xmin) LIMIT 1), c.xmin::text::bigint"
     " FROM tree t JOIN pg_class c ON c.oid = t.relid WHERE t.isleaf"
 )
 _MAY_READ = "SELECT has_table_privilege(%s::oid, 'SELECT')"

@@ -40,6 +40,8 @@ class Position(msgspec.Struct, frozen=True, omit_defaults=True):
     """The files of each partitioned table's partitions (`evertide.sources.postgres.partitions`)."""
     attached: dict[str, str] = {}
     """The transactions that attached these partitions."""
+    truncated: dict[str, int] = {}
+    """The transaction that truncated each table whose partitions were not read since."""
 
     @property
     def number(self) -> int:
@@ -64,7 +66,7 @@ class Position(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def advance_to(self, lsn: int, columns: dict[str, dict[str, str]] | None = None) -> Position:
         known = self.columns if columns is None else columns
-        return Position(Stage.STREAM, format_lsn(lsn), 0, known, self.partitions, self.attached)
+        return Position(Stage.STREAM, format_lsn(lsn), 0, known, self.partitions, self.attached, self.truncated)
 
 
 START = Position(Stage.START)

@@ -68,6 +68,7 @@ class Receiver:
         self._partitions: dict[str, str] = {}
         """The files of each table's partitions as of the last check of the catalog, for later positions."""
         self._attached: dict[str, str] = {}
+        self._truncated: dict[str, int] = {}
         self._partition_names: dict[int, str] = {}
         self._partition_problems: tuple[Problem, ...] = ()
         self.is_following = False
@@ -326,7 +327,9 @@ class Receiver:
 
     def advance_to(self, lsn: int, columns: Columns | None = None) -> Position:
         last = self._queue.last.advance_to(lsn, columns)
-        return msgspec.structs.replace(last, partitions=self._partitions, attached=self._attached)
+        return msgspec.structs.replace(
+            last, partitions=self._partitions, attached=self._attached, truncated=self._truncated
+        )
 
     def _check_partitions(
         self, connection: psycopg.Connection[Any], upstreams: Sequence[UpstreamTable], last: Position
@@ -344,7 +347,8 @@ class Receiver:
                 continue
             joins = unpack(joined[name]) if name in joined else None
             before = unpack(known[name]) if name in known else {}  # empty if the whole table was truncated
-            found = compare_partitions(before, upstream.partitions)
+            truncated = None if name in known else self._truncated.get(name, last.truncated.get(name))
+            found = compare_partitions(before, upstream.partitions, truncated)
             if found.gone:
                 gone = ", ".join(self._partition_names.get(oid, f"with the oid {oid}") for oid in found.gone)
                 why = f"table {name}: partition {gone} was detached or dropped upstream, but its rows are still here"
@@ -358,7 +362,7 @@ class Receiver:
             now = {one.oid: one.attached for one in upstream.partitions if one.oid not in left}
             attached[name] = pack(now | {oid: xid for oid, xid in (joins or {}).items() if oid in left})
         self._partition_names |= {one.oid: one.name for upstream in upstreams for one in upstream.partitions}
-        self._partitions, self._attached = made, attached
+        self._partitions, self._attached, self._truncated = made, attached, {}
         self._warn_of_partitions(rewritten, older)
 
     def _warn_of_partitions(self, rewritten: Sequence[str], older: Sequence[str]) -> None:
@@ -383,6 +387,7 @@ class Receiver:
     def _queue_transactions(self, done: CompleteTransactions) -> None:
         self.clear_problem(done.end_lsn)
         if done.truncated:  # the files of its partitions have changed; the next check reads them
+            self._truncated |= {name: xid for name, xid in done.truncated.items() if name in self._attached}
             self._partitions = {name: kept for name, kept in self._partitions.items() if name not in done.truncated}
         position = self.advance_to(done.end_lsn, done.columns)
         self._put(Entry(position, done.fragments, done.rows, done.bytes, done.commit_s, done.xids))

@@ -74,8 +74,8 @@ class CompleteTransactions:
     columns: Columns
     xids: tuple[int, ...]
     """Their upstream xids."""
-    truncated: frozenset[str] = frozenset()
-    """Tables that were truncated, by upstream name."""
+    truncated: Mapping[str, int]
+    """The upstream names of truncated tables, each with the last xid that truncated it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +202,7 @@ class TransactionAssembler:
         self._batch = _PendingRows(staging, room)
         self._batch_s = 0.0
         self._batch_xids: list[int] = []
-        self._truncated: set[str] = set()
+        self._truncated: dict[str, int] = {}
         """Tables that transactions of the batch truncated."""
         self._begun: Begin | None = None
         self.commit_lsn = 0
@@ -275,7 +275,7 @@ class TransactionAssembler:
     def flush(self) -> None:
         """Publish the batch. Call only between two transactions."""
         if self.has_batch:
-            truncated, self._truncated = frozenset(self._truncated), set()
+            truncated, self._truncated = self._truncated, {}
             self._publish_rows(self._batch.finish(), self._batch_s, tuple(self._batch_xids), truncated)
             self._batch = _PendingRows(self._staging, self._room)
             self._batch_xids = []
@@ -291,7 +291,7 @@ class TransactionAssembler:
         self._streamed, self._stream, self._begun = {}, None, None
 
     def _publish_rows(
-        self, fragments: tuple[Staged, ...], commit_s: float, xids: tuple[int, ...], truncated: frozenset[str]
+        self, fragments: tuple[Staged, ...], commit_s: float, xids: tuple[int, ...], truncated: Mapping[str, int]
     ) -> None:
         rows, size = sum(each.rows for each in fragments), sum(each.bytes for each in fragments)
         columns = {name: dict(known) for name, known in self._columns.items()}
@@ -351,9 +351,9 @@ class TransactionAssembler:
             if rows is not None and layout is not None:
                 rows.buffer(layout.upstream).truncate(message.xid)
                 name = str(layout.upstream.name)
-                if self._stream is None:
-                    self._truncated.add(name)
-                else:
+                if self._begun is not None:
+                    self._truncated[name] = self._begun.xid
+                elif self._stream is not None:
                     self._stream.truncated.add((message.xid, name))
 
     def _commit(self, commit: Commit) -> None:
@@ -385,7 +385,7 @@ class TransactionAssembler:
         fragments = streamed.rows.finish(streamed.aborted)
         self._after = commit.end_lsn
         if fragments:
-            truncated = frozenset(name for xid, name in streamed.truncated if xid not in streamed.aborted)
+            truncated = {name: xid for xid, name in sorted(streamed.truncated) if xid not in streamed.aborted}
             self._publish_rows(fragments, commit.commit_s, (commit.xid,), truncated)
 
     def _stream_abort(self, abort: StreamAbort) -> None:

@@ -24,7 +24,7 @@ import xxhash
 
 from evertide.journal.journal import Journal
 from evertide.journal.producers import Producer
-from evertide.journal.records import Bound, Committed, Content, Input, Number, Place, Staged
+from evertide.journal.records import Bound, Committed, Content, Input, Place, ProducerNumber, Staged
 from evertide.settings import Settings
 from evertide.store import MemoryBlob, MemoryMeta
 from evertide.store.sealed import seal, unseal
@@ -66,7 +66,7 @@ RECORDS: dict[str, msgspec.Struct] = {
                 "5",
                 "6",
                 (STAGED,),
-                producers={"zß€": Number(2**40, Time(7)), "till-1": Number(4, Time(7), before=(3, 2))},
+                producers={"zß€": ProducerNumber(2**40, Time(7)), "till-1": ProducerNumber(4, Time(7), before=(3, 2))},
             )
         },
         writer="0123456789abcdef",

@@ -24,7 +24,7 @@ from evertide.runtime import SystemRuntime
 from evertide.server.http.app import make_app
 from evertide.server.http.server import Server
 from evertide.server.query.answering import _answer
-from evertide.server.query.process import Opening, Worker
+from evertide.server.query.process import EngineOptions, Worker
 from evertide.server.query.usage import disk_bytes, list_processes
 from evertide.server.query.wire import read_frame
 from evertide.server.query.workers import Workers
@@ -285,7 +285,7 @@ def test_memory_and_disk_of_all_worker_processes_are_limited(here: Served, tmp_p
         (1 << 40, 1, "more than 1 bytes to disk"),
     ]:
         settings = Settings(query_spill_bytes=spill, query_limit_s=600)
-        worker = Worker(Opening(Chosen.duckdb, address, {}, memory_bytes=memory), settings, SystemRuntime())
+        worker = Worker(EngineOptions(Chosen.duckdb, address, {}, memory_bytes=memory), settings, SystemRuntime())
         (worker._scratch / "spilled").write_bytes(b"x" * 10_000)
         pid = worker.pid
         assert list_processes(pid) == [pid]

@@ -29,7 +29,7 @@ from evertide.shard.frontier import Frontier
 from evertide.shard.hold import read_holds
 from evertide.shard.lease import LeaseRecord
 from evertide.shard.parts.part import Part
-from evertide.shard.read import Lister, Window, fetch
+from evertide.shard.read import Lister, TimeWindow, fetch
 from evertide.shard.shard import Shard
 from evertide.store.paths import lease_prefix, writer_key
 from evertide.store.sealed import unseal
@@ -289,7 +289,7 @@ class MachineActions(MachineCore):
             actor, lambda: actor.shards.leases.take(log, Time(start if is_snapshot else max(start - 1, 0)))
         )
         if lease is not None:
-            window = Window(0, start + 1, start) if is_snapshot else Window(start, start)
+            window = TimeWindow(0, start + 1, start) if is_snapshot else TimeWindow(start, start)
             listener = Listener(name, lease, Lister(log, window), Frontier(Time(start)), start, is_snapshot)
             actor.listeners[at : at + 1] = [listener]
 

@@ -11,7 +11,7 @@ import pytest
 
 from evertide.errors import TimeCompacted
 from evertide.shard import compaction
-from evertide.shard.read import Window, fetch, list_parts
+from evertide.shard.read import TimeWindow, fetch, list_parts
 from evertide.shard.shard import Shard
 from tests.shard.hosts import Host, Memory, content_of
 
@@ -43,7 +43,7 @@ def model(as_of: int) -> dict[int, int]:
 
 def deltas(shard: Shard, lower: int, upper: int) -> dict[int, dict[int, int]]:
     """The changes that a consumer that has everything below `lower` receives next, by time."""
-    listed = list_parts(shard.log, shard.log.read(), Window(lower, upper))
+    listed = list_parts(shard.log, shard.log.read(), TimeWindow(lower, upper))
     found: dict[int, dict[int, int]] = defaultdict(lambda: defaultdict(int))
     for part in listed.parts:
         for row in fetch(shard.log, part, listed).to_pylist():

@@ -15,7 +15,7 @@ from evertide.settings import Settings
 from evertide.shard.parts.groups import is_inside
 from evertide.shard.parts.part import Part, encode_parts
 from evertide.shard.parts.split import Group, Span, by_time, split
-from evertide.shard.read import Window
+from evertide.shard.read import TimeWindow
 
 BLOBS = Settings(inline_bytes_max=1)
 MOMENT = datetime(2026, 1, 1, tzinfo=UTC)
@@ -99,13 +99,13 @@ def test_floats_are_not_cut() -> None:
 def test_nothing_to_read_is_one_empty_task() -> None:
     [group] = split([], pa.schema([("v", pa.int64())]), 100)
     assert group.parts == ()
-    [group] = by_time([], Window(3, 9), 100)
+    [group] = by_time([], TimeWindow(3, 9), 100)
     assert group.parts == ()
 
 
 def test_parts_of_one_time_stay_together() -> None:
     parts = [part(pa.int64(), [at], time=at // 3) for at in range(12)]
-    groups = by_time(parts, Window(0, 4), 100)
+    groups = by_time(parts, TimeWindow(0, 4), 100)
     assert len(groups) == 4
     for group in groups:
         assert len({one.time_min for one in group.parts}) == 1

@@ -18,7 +18,7 @@ from evertide.errors import (
 )
 from evertide.shard import compaction
 from evertide.shard.compaction import compact
-from evertide.shard.read import Lister, Window
+from evertide.shard.read import Lister, TimeWindow
 from evertide.shard.shard import Shards
 from evertide.store import MemoryBlob, MemoryMeta, Record, Stale
 from evertide.store.paths import beat_key, lease_prefix, shard_key, writer_key
@@ -125,7 +125,7 @@ def test_a_listener_below_since_gets_time_compacted() -> None:
         patch.setattr(compaction, "choose", lambda *_: batches[:2])
         assert compact(log, two.writers[0])
     with pytest.raises(TimeCompacted):
-        Lister(log, Window(3, 3)).poll(0.0)
+        Lister(log, TimeWindow(3, 3)).poll(0.0)
 
 
 class KeepingMeta(PassingMeta):

@@ -26,7 +26,7 @@ from evertide.pipeline.reading.reader import Reader
 from evertide.rows.changes import DIFF, TIME, changes_schema
 from evertide.shard.lease import end_lease, renew_lease
 from evertide.shard.parts.split import Group, by_time, split
-from evertide.shard.read import Window, list_parts
+from evertide.shard.read import TimeWindow, list_parts
 from evertide.shard.shard import Shard
 from evertide.types import Time
 
@@ -53,7 +53,7 @@ class ReadTask:
     """What one executor reads; self-contained, as it is sent there."""
 
     pin: Pin
-    window: Window
+    window: TimeWindow
     columns: tuple[str, ...]
     conditions: tuple[Condition, ...]
     beat_at_s: float
@@ -102,14 +102,14 @@ def plan(request: Request, pinned: Pin) -> list[ReadTask]:
             return [ReadTask(pinned, window, columns, conditions, now_s, group) for group in groups]
 
 
-def _make_window(request: Request, time: int) -> Window:
+def _make_window(request: Request, time: int) -> TimeWindow:
     if request.changes_after is None:
-        return Window(0, time + 1, time)
-    return Window(request.changes_after + 1, time + 1)
+        return TimeWindow(0, time + 1, time)
+    return TimeWindow(request.changes_after + 1, time + 1)
 
 
 @contextmanager
-def _hold_lease(reader: Reader, shard: Shard, pinned: Pin, window: Window) -> Iterator[str]:
+def _hold_lease(reader: Reader, shard: Shard, pinned: Pin, window: TimeWindow) -> Iterator[str]:
     """The lease for the read, checked against since; released if the block fails.
 
     Empty before the first transaction, when there is nothing to protect.
@@ -129,7 +129,7 @@ def _hold_lease(reader: Reader, shard: Shard, pinned: Pin, window: Window) -> It
         raise
 
 
-def _make_groups(shard: Shard, request: Request, window: Window, conditions: tuple[Condition, ...]) -> list[Group]:
+def _make_groups(shard: Shard, request: Request, window: TimeWindow, conditions: tuple[Condition, ...]) -> list[Group]:
     if window.upper <= window.lower:
         return [Group((), is_plain=True)]
     listed = list_parts(shard.log, shard.log.read(), window)

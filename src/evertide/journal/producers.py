@@ -3,8 +3,8 @@
 Stored as Meta key `producer/<name>`, version 1, one `Producer` each; the newest record counts.
 
 1. The record is written in the commit that binds the transaction, so both exist or neither does.
-2. The record of a transaction names only its own producers, each with the previous number (`Number.before`). The
-   numbers at an earlier time therefore follow from the newest records and the transactions since.
+2. The record of a transaction names only its own producers, each with its previous number (`ProducerNumber.before`).
+   The numbers at an earlier time therefore follow from the newest records and the transactions since.
 3. A producer that has sent nothing for `producers_kept_days` is forgotten, unless it is one of the `producers_kept_min`
    newest. If it then repeats a push, the push counts as new.
 4. A key may be removed and written again. The commit that writes it also writes the journal's next record, so no commit
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from evertide.journal.records import Bound, Input, Number
+from evertide.journal.records import Bound, Input, ProducerNumber
 from evertide.runtime import Runtime
 from evertide.settings import Settings
 from evertide.store.meta import Meta, Record, Write
@@ -153,15 +153,15 @@ def add_before(inputs: Mapping[str, Input], known: Mapping[str, Known]) -> dict[
     return made
 
 
-def _add_before(number: Number, known: Producer | None) -> Number:
+def _add_before(number: ProducerNumber, known: Producer | None) -> ProducerNumber:
     if number.before is not None or known is None:
         return number
     return msgspec.structs.replace(number, before=(known.number, known.time))
 
 
-def _all_numbers(bound: Bound) -> dict[str, Number]:
+def _all_numbers(bound: Bound) -> dict[str, ProducerNumber]:
     return {name: number for given in bound.inputs.values() for name, number in _numbers(given).items()}
 
 
-def _numbers(given: Input) -> Mapping[str, Number]:
+def _numbers(given: Input) -> Mapping[str, ProducerNumber]:
     return {} if isinstance(given.producers, msgspec.UnsetType) else given.producers

@@ -16,7 +16,7 @@ import msgspec
 
 from evertide.types import Generation, Time
 
-__all__ = ["Bound", "Committed", "Content", "Fragment", "Input", "Number", "Place", "Staged"]
+__all__ = ["Bound", "Committed", "Content", "Fragment", "Input", "Place", "ProducerNumber", "Staged"]
 
 
 class Staged(msgspec.Struct, frozen=True, tag="staged"):
@@ -38,7 +38,7 @@ class Place(msgspec.Struct, frozen=True, tag="place"):
 Fragment = Staged | Place
 
 
-class Number(msgspec.Struct, frozen=True, array_like=True):
+class ProducerNumber(msgspec.Struct, frozen=True, array_like=True):
     """The last sequence number of a producer in a transaction."""
 
     number: int
@@ -56,7 +56,7 @@ class Input(msgspec.Struct, frozen=True):
     fragments: tuple[Fragment, ...] = ()
     xids: tuple[int, ...] | msgspec.UnsetType = msgspec.UNSET
     """The upstream transactions that the input consists of, in commit order."""
-    producers: dict[str, Number] | msgspec.UnsetType = msgspec.UNSET
+    producers: dict[str, ProducerNumber] | msgspec.UnsetType = msgspec.UNSET
     """By name, the producers that numbered their pushes (`evertide.journal.producers`)."""
 
 

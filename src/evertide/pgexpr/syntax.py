@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Final, NoReturn
 
-from evertide.pgexpr.tokens import Token, refuse, shorten, tokenize_clause
+from evertide.pgexpr.tokens import SqlToken, refuse, shorten, tokenize_clause
 from evertide.pgexpr.types.sqltypes import TYPE_NAMES, SqlType
 
 __all__ = ["DEPTH_MAX", "Node", "TypeName", "parse_clause"]
@@ -81,7 +81,7 @@ def parse_clause(text: str, *, name_quote: str = '"') -> Node:
 
 
 class _Parser:
-    def __init__(self, tokens: list[Token]) -> None:
+    def __init__(self, tokens: list[SqlToken]) -> None:
         self._tokens = tokens
         self._next = 0
         self._depth = 0
@@ -96,10 +96,10 @@ class _Parser:
 
     # Tokens
 
-    def _peek(self, ahead: int = 0) -> Token:
+    def _peek(self, ahead: int = 0) -> SqlToken:
         return self._tokens[min(self._next + ahead, len(self._tokens) - 1)]
 
-    def _take(self) -> Token:
+    def _take(self) -> SqlToken:
         token = self._peek()
         self._next += 1
         return token
@@ -125,13 +125,13 @@ class _Parser:
         token = self._peek()
         refuse(token.at, f"{token.shown if token.kind == 'end' else shorten(token.shown)}: {why}")
 
-    def _node(self, form: str, token: Token, *args: Node, facts: Any = None) -> Node:
+    def _node(self, form: str, token: SqlToken, *args: Node, facts: Any = None) -> Node:
         depth = 1 + max((arg.depth for arg in args), default=0)
         if depth > DEPTH_MAX:
             self._refuse_depth(token)
         return Node(form, token.at, token.shown, args, facts, depth)
 
-    def _refuse_depth(self, token: Token) -> NoReturn:
+    def _refuse_depth(self, token: SqlToken) -> NoReturn:
         refuse(token.at, f"{shorten(token.shown)}: the clause is nested more than {DEPTH_MAX} deep")
 
     # Expressions
@@ -177,7 +177,7 @@ class _Parser:
             return self._quantified(left, token)
         return self._binary(token, left, self._expression(power + 1))
 
-    def _binary(self, token: Token, left: Node, right: Node) -> Node:
+    def _binary(self, token: SqlToken, left: Node, right: Node) -> Node:
         if token.text in _LIKE_OPERATORS:
             like = self._node(_LIKE_OPERATORS[token.text], token, left, right)
             return self._node("not", token, like) if token.text.startswith("!") else like
@@ -226,11 +226,11 @@ class _Parser:
             node = self._node(token.text, token, *args)
         return self._node("not", token, node) if negated else node
 
-    def _in(self, left: Node, token: Token) -> Node:
+    def _in(self, left: Node, token: SqlToken) -> Node:
         self._expect("(", "as IN is followed by a list of values in parentheses")
         return self._node("in", token, left, *self._list(")"))
 
-    def _quantified(self, left: Node, token: Token, *, negated: bool = False) -> Node:
+    def _quantified(self, left: Node, token: SqlToken, *, negated: bool = False) -> Node:
         every = self._take().text == "all"
         self._take()
         array = self._expression(_OR)
@@ -268,14 +268,14 @@ class _Parser:
         self._next -= 1
         return self._refuse_next("expected a value here")
 
-    def _prefix(self, token: Token) -> Node:
+    def _prefix(self, token: SqlToken) -> Node:
         if token.text in ("+", "-"):
             return self._node("sign", token, self._expression(_SIGN), facts=token.text)
         if token.text not in _PREFIXES:
             refuse(token.at, f"{shorten(token.shown)}: expected a value here")
         return self._node("unary", token, self._expression(_SUM), facts=token.text)
 
-    def _name(self, token: Token, least: int) -> Node:
+    def _name(self, token: SqlToken, least: int) -> Node:
         word = token.text
         if word == "not" and least <= _NOT:
             return self._node("not", token, self._expression(_NOT))
@@ -296,14 +296,14 @@ class _Parser:
             return typed
         return self._call(token) if self._is("(") else self._column(token)
 
-    def _column(self, token: Token) -> Node:
+    def _column(self, token: SqlToken) -> Node:
         if self._is(".") or self._is("["):
             self._refuse_next("write columns without their table; parts of values are not supported")
         if self._is("("):
             self._refuse_next("write functions without double quotes")
         return self._node("column", token, facts=(token.text, token.kind == "quoted"))
 
-    def _call(self, token: Token) -> Node:
+    def _call(self, token: SqlToken) -> Node:
         if token.text in _MOVING:
             why = "a clause must depend on a single row alone"
             refuse(token.at, f"{shorten(token.shown)}: {why}")
@@ -311,7 +311,7 @@ class _Parser:
         args = [] if self._skip(")") else self._list(")")
         return self._node("call", token, *args, facts=token.text)
 
-    def _array(self, token: Token) -> Node:
+    def _array(self, token: SqlToken) -> Node:
         """`ARRAY[...]`; nested arrays may omit the word ARRAY."""
         self._take()
         self._depth += 1
@@ -327,7 +327,7 @@ class _Parser:
 
     # Types
 
-    def _typed_literal(self, token: Token) -> Node | None:
+    def _typed_literal(self, token: SqlToken) -> Node | None:
         """A literal such as `DATE '2026-01-31'`; None if the name is not followed by a string (it may be a column)."""
         start = self._next
         self._next -= 1

@@ -16,7 +16,7 @@ from typing import Final, NoReturn
 
 from evertide.errors import InvalidInput
 
-__all__ = ["TEXT_MAX", "Token", "refuse", "shorten", "tokenize_clause"]
+__all__ = ["TEXT_MAX", "SqlToken", "refuse", "shorten", "tokenize_clause"]
 
 TEXT_MAX: Final = 50_000
 _SHOWN_MAX = 40
@@ -46,7 +46,7 @@ def _pattern(name_quote: str) -> re.Pattern[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Token:
+class SqlToken:
     """`kind` is string, quoted, number, param, name, mark, operator or end; `text` is its value, `shown` its source."""
 
     kind: str
@@ -64,7 +64,7 @@ def shorten(text: str) -> str:
     return repr(text if len(text) <= _SHOWN_MAX else f"{text[:_SHOWN_MAX]}...")
 
 
-def tokenize_clause(text: str, name_quote: str = '"') -> list[Token]:
+def tokenize_clause(text: str, name_quote: str = '"') -> list[SqlToken]:
     """The tokens of a clause; the last one is of kind `end`."""
     if len(text) > TEXT_MAX:
         refuse(TEXT_MAX, f"the clause has {len(text)} characters; the limit is {TEXT_MAX}")
@@ -72,7 +72,7 @@ def tokenize_clause(text: str, name_quote: str = '"') -> list[Token]:
     if unfit is not None:
         refuse(unfit, f"a text cannot contain {text[unfit]!r}")
     pattern = _pattern(name_quote)
-    tokens: list[Token] = []
+    tokens: list[SqlToken] = []
     at = 0
     while at < len(text):
         match = pattern.match(text, at)
@@ -90,24 +90,24 @@ def tokenize_clause(text: str, name_quote: str = '"') -> list[Token]:
             tokens.append(token)
             piece = token.shown
         at += len(piece)
-    return [*tokens, Token("end", "", len(text), "the end")]
+    return [*tokens, SqlToken("end", "", len(text), "the end")]
 
 
 _QUOTES = "'\""
 
 
-def _token(kind: str, piece: str, at: int) -> Token:
+def _token(kind: str, piece: str, at: int) -> SqlToken:
     if kind == "operator":
         piece = _operator(piece)
     if kind == "name":
-        return Token(kind, _lower(piece), at, piece)
+        return SqlToken(kind, _lower(piece), at, piece)
     if kind in ("string", "quoted"):
         quote = piece[0]
-        return Token(kind, piece[1:-1].replace(quote * 2, quote), at, piece)
-    return Token(kind, piece, at, piece)
+        return SqlToken(kind, piece[1:-1].replace(quote * 2, quote), at, piece)
+    return SqlToken(kind, piece, at, piece)
 
 
-def _check_end(token: Token, text: str, end: int) -> None:
+def _check_end(token: SqlToken, text: str, end: int) -> None:
     """Refuse `1a`, and numbers of more than `_DIGITS_MAX` digits."""
     if token.kind in ("number", "param"):
         if len(token.text) > _DIGITS_MAX:

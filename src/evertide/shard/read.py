@@ -33,7 +33,7 @@ __all__ = [
     "Lister",
     "Listing",
     "Snapshot",
-    "Window",
+    "TimeWindow",
     "fetch",
     "inline_changes",
     "list_parts",
@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class TimeWindow:
     lower: int
     upper: int
     as_of: int | None = None
@@ -60,13 +60,13 @@ class Window:
 class Listing:
     """The parts of one window, from the state at diff `seqno`."""
 
-    window: Window
+    window: TimeWindow
     parts: tuple[Part, ...]
     schema: pa.Schema
     seqno: SequenceNumber
 
 
-def list_parts(log: ShardLog, version: Version, window: Window, where: Sequence[Predicate] = ()) -> Listing:
+def list_parts(log: ShardLog, version: Version, window: TimeWindow, where: Sequence[Predicate] = ()) -> Listing:
     state = version.state
     _check_readable(log, state, window)
     schema = log.schema()
@@ -78,7 +78,7 @@ def list_parts(log: ShardLog, version: Version, window: Window, where: Sequence[
     return Listing(window, parts, schema, version.seqno)
 
 
-def _check_readable(log: ShardLog, state: ShardState, window: Window) -> None:
+def _check_readable(log: ShardLog, state: ShardState, window: TimeWindow) -> None:
     if state.finalized:
         raise Conflict(where=log.path, why=f"shard {log.shard!r} is finalized and has no content")
     as_of = window.lower - 1 if window.as_of is None else window.as_of
@@ -97,7 +97,7 @@ def fetch(log: ShardLog, part: Part, listed: Listing, columns: Sequence[str] | N
     return cut(decode_part(part, stored, listed.schema, path, columns=columns), part, listed.window)
 
 
-def cut(table: pa.Table, part: Part, window: Window) -> pa.Table:
+def cut(table: pa.Table, part: Part, window: TimeWindow) -> pa.Table:
     times = table[TIME]
     if part.time_min < window.lower:
         table = table.filter(pc.greater_equal(times, window.lower))
@@ -198,7 +198,7 @@ def take_snapshot(
     wait_for_upper(log, as_of, timeout_s)
     lease = leases.take(log, Time(as_of))
     try:
-        return Snapshot(log, lease, list_parts(log, log.read(), Window(0, as_of + 1, as_of), where), columns)
+        return Snapshot(log, lease, list_parts(log, log.read(), TimeWindow(0, as_of + 1, as_of), where), columns)
     except BaseException:
         lease.release()
         raise
@@ -209,7 +209,7 @@ def take_changes(log: ShardLog, leases: Leases, lower: int, upper: int, *, timeo
     wait_for_upper(log, upper - 1, timeout_s)
     lease = leases.take(log, Time(max(0, lower - 1)))
     try:
-        return Snapshot(log, lease, list_parts(log, log.read(), Window(lower, upper)), None)
+        return Snapshot(log, lease, list_parts(log, log.read(), TimeWindow(lower, upper)), None)
     except BaseException:
         lease.release()
         raise
@@ -223,14 +223,14 @@ def inline_changes(log: ShardLog, lower: int, upper: int) -> list[pa.Table] | No
     version = log.read()
     if version.state.upper < upper:
         return None
-    listed = list_parts(log, version, Window(lower, upper))
+    listed = list_parts(log, version, TimeWindow(lower, upper))
     return None if any(part.key for part in listed.parts) else [fetch(log, part, listed) for part in listed.parts]
 
 
 class Lister:
     """List window after window of a shard, from a time on: the first half of a shard source."""
 
-    def __init__(self, log: ShardLog, start: Window, where: Sequence[Predicate] = ()) -> None:
+    def __init__(self, log: ShardLog, start: TimeWindow, where: Sequence[Predicate] = ()) -> None:
         self._log = log
         self._where = where
         self._next = start
@@ -248,9 +248,9 @@ class Lister:
         if not self._has_reached(version.state):
             return None
         snapshot = self._next.as_of is not None
-        window = self._next if snapshot else Window(self._next.lower, version.state.upper)
+        window = self._next if snapshot else TimeWindow(self._next.lower, version.state.upper)
         listed = list_parts(self._log, version, window, self._where)
-        self._next = Window(window.upper, window.upper)
+        self._next = TimeWindow(window.upper, window.upper)
         return listed
 
     def _has_reached(self, state: ShardState) -> bool:

@@ -33,7 +33,7 @@ from evertide.shard.frontier import Frontier
 from evertide.shard.lease import Lease, Leases
 from evertide.shard.log import ShardLog
 from evertide.shard.parts.part import Part, Predicate
-from evertide.shard.read import Lister, Listing, Window, fetch
+from evertide.shard.read import Lister, Listing, TimeWindow, fetch
 from evertide.threads.watched import WatchedThread
 from evertide.types import SequenceNumber, Time
 
@@ -201,9 +201,9 @@ class ShardSource:
 
     def _new_lister(self) -> Lister:
         if self._snapshot and self.frontier <= self._as_of:
-            start, held = Window(0, self._as_of + 1, self._as_of), self._as_of
+            start, held = TimeWindow(0, self._as_of + 1, self._as_of), self._as_of
         else:
-            start, held = Window(self.frontier, self.frontier), max(self.frontier - 1, 0)
+            start, held = TimeWindow(self.frontier, self.frontier), max(self.frontier - 1, 0)
         lease = self._leases.take(self.log, Time(held))
         with self._lock:
             self._lease = lease

@@ -23,7 +23,7 @@ import msgspec
 import pyarrow as pa
 
 from evertide.errors import InvalidInput, SourceAway, SourceFailed, Unexpected
-from evertide.journal.records import Fragment, Number, Place, Staged
+from evertide.journal.records import Fragment, Place, ProducerNumber, Staged
 from evertide.options import Options
 from evertide.problem import ComponentState, Problem
 from evertide.secrets import Secrets
@@ -110,7 +110,7 @@ class Offer:
     """An estimate; 0 if the number is unknown before reading."""
     xids: tuple[int, ...] | None = None
     """The xids of the upstream transactions in the offer, if the source has xids (`HasXids`)."""
-    producers: Mapping[str, Number] | None = None
+    producers: Mapping[str, ProducerNumber] | None = None
     """The last number of each producer that pushed rows of the offer."""
 
 

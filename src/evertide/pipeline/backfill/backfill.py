@@ -34,7 +34,7 @@ from evertide.pipeline.engine import Cohort
 from evertide.pipeline.recovery.hydration import hydrate_cohort, make_view_record
 from evertide.pipeline.sinks.sink_record import find_shards_of_sinks
 from evertide.pipeline.transaction.members import Members, at_time
-from evertide.pipeline.transaction.portions import Pending
+from evertide.pipeline.transaction.portions import PendingChanges
 from evertide.pipeline.transaction.runner import Runner
 from evertide.problem import ComponentState
 from evertide.shard.append import Append, append_together
@@ -62,7 +62,7 @@ class _NewShards:
         self._members = members
         self._time = time
         self._is_stopping = is_stopping
-        self._pending = Pending(time - 1, runner.writer)
+        self._pending = PendingChanges(time - 1, runner.writer)
 
     def take(self, found: Mapping[str, pa.Table]) -> None:
         check_not_stopping(self._is_stopping)

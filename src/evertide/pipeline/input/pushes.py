@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from evertide.errors import EvertideError, InvalidInput, OutcomeUnknown, TimeCompacted, Unexpected
 from evertide.journal.journal import Journal
-from evertide.journal.records import Fragment, Number, Staged
+from evertide.journal.records import Fragment, ProducerNumber, Staged
 from evertide.journal.staging import staged_of
 from evertide.journal.xids import PUSH
 from evertide.settings import Settings
@@ -197,7 +197,7 @@ class Pushes:
             ready = list(self._ready)
         at = msgspec.json.decode(position, type=_Position)
         time = self._next_time()
-        numbers: dict[str, Number] = {}
+        numbers: dict[str, ProducerNumber] = {}
         taken: list[PushTransaction] = []
         echoes: list[PushTransaction] = []
         for pushed in ready:
@@ -209,14 +209,17 @@ class Pushes:
                 self._mark_repeated([pushed], bound)
             else:
                 before = (at.own or {}).get(pushed.producer)
-                numbers[pushed.producer] = Number(pushed.sequence, Time(time), before)
+                numbers[pushed.producer] = ProducerNumber(pushed.sequence, Time(time), before)
                 taken.append(pushed)
         self._offered, self._echoes, self._offered_time = taken, echoes, time
         if not taken:
             return None
         after = msgspec.json.encode(_Position(at.pushes + len(taken), _APART)).decode()
         fragments = tuple(fragment for pushed in taken for fragment in pushed.fragments)
-        given = {name: Number(number, Time(bound), (number, bound)) for name, (number, bound) in (at.own or {}).items()}
+        given = {
+            name: ProducerNumber(number, Time(bound), (number, bound))
+            for name, (number, bound) in (at.own or {}).items()
+        }
         return Offer(after, fragments, sum(pushed.rows for pushed in taken), producers={**given, **numbers})
 
     def read(self, fragment: Fragment) -> Iterator[Rows]:

@@ -53,7 +53,7 @@ from evertide.pipeline.replicas.peer_follower import PeerFollower
 from evertide.pipeline.sinks.sink_record import find_shards_of_sinks
 from evertide.pipeline.transaction.machine import Machine, MachineState
 from evertide.pipeline.transaction.members import Members
-from evertide.pipeline.transaction.portions import Pending
+from evertide.pipeline.transaction.portions import PendingChanges
 from evertide.pipeline.transaction.runner import Runner
 from evertide.pipeline.transaction.table_deltas import ERRORS_SCHEMA, Tables
 from evertide.pipeline.transaction.table_input import align_columns
@@ -326,7 +326,7 @@ def _create_table(runner: Runner, table: DeclaredTable, known: TableRecord | Non
         shard = shard_name(table.name, runner.runtime.new_id())
         made = runner.members.create(shard, table.schema, runner.writer)
         if runner.time:
-            held = Pending(runner.time - 1, runner.writer)
+            held = PendingChanges(runner.time - 1, runner.writer)
             for piece in _read_known_content(runner, table, known):
                 held.store(runner.members)  # the previous piece
                 held.put({shard: piece})

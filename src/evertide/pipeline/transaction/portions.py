@@ -32,7 +32,7 @@ from evertide.sources.contract import Rows
 from evertide.store.retry import retry_read
 from evertide.store.writers import Writer
 
-__all__ = ["ContentSums", "Pending", "Portions", "TransactionOutcome", "content_of"]
+__all__ = ["ContentSums", "PendingChanges", "Portions", "TransactionOutcome", "content_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -102,7 +102,7 @@ class ContentSums:
             self.all[name] = Content(before.rows + content.rows, add(before.digest, content.digest))
 
 
-class Pending:
+class PendingChanges:
     """The changes of one time, by shard, before their append: in memory, or in parts that no state names yet."""
 
     def __init__(self, time: int, writer: Writer) -> None:
@@ -230,7 +230,7 @@ class TransactionOutcome:
         """The tables that change."""
         self.failures: list[ViewFailed] = []
         """Of views that failed in this transaction, and have not left the definition yet."""
-        self.pending = Pending(bound.time, writer)
+        self.pending = PendingChanges(bound.time, writer)
 
     @property
     def is_computed(self) -> bool:

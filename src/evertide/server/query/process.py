@@ -35,7 +35,7 @@ from evertide.server.query.wire import Frame, read_frame, write_frame
 from evertide.settings import Settings
 from evertide.store.open import StorageAddress
 
-__all__ = ["Idle", "Opening", "Worker"]
+__all__ = ["EngineOptions", "Idle", "Worker"]
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ _ALLOCATING = {"ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "2"}
 
 
 @dataclass(frozen=True, slots=True)
-class Opening:
+class EngineOptions:
     engine: Chosen
     address: StorageAddress
     results: Mapping[str, str]
@@ -77,10 +77,10 @@ class Idle(Exception):
 class Worker:
     """A worker process. Not thread-safe, except for `kill`."""
 
-    def __init__(self, opening: Opening, settings: Settings, runtime: Runtime) -> None:
-        self.engine = opening.engine
+    def __init__(self, options: EngineOptions, settings: Settings, runtime: Runtime) -> None:
+        self.engine = options.engine
         self.is_over = False
-        self._opening = opening
+        self._options = options
         self._settings = settings
         self._runtime = runtime
         self._number = 0
@@ -140,7 +140,7 @@ class Worker:
 
     def check_bounds(self) -> None:
         """Raise `LimitExceeded` if the worker exceeds its limit of memory or of disk."""
-        most, spill = self._opening.memory_bytes, self._settings.query_spill_bytes
+        most, spill = self._options.memory_bytes, self._settings.query_spill_bytes
         if most is None or not self._is_ready:
             return
         if memory_bytes(list_processes(self.pid)) > self._ready_bytes + most:
@@ -182,7 +182,7 @@ class Worker:
     def _start(self) -> None:
         if self._is_ready:
             return
-        self._send(self._describe_opening())
+        self._send(self._describe_options())
         found = self.read(_Deadline(self, self._runtime, _START_S, is_start=True))
         if "error" in found.facts:
             raise error_from_json(found.facts["error"]) or QueryEnded(
@@ -193,18 +193,18 @@ class Worker:
         logger.info("%s query process %d is ready after %.1f s", self.engine, self.pid, took_s)
         _log_isolation(self.engine, found.facts["isolation"])
 
-    def _describe_opening(self) -> dict[str, Any]:
-        opening = self._opening
+    def _describe_options(self) -> dict[str, Any]:
+        options = self._options
         return {
-            "engine": opening.engine,
-            "location": opening.address.location,
-            "meta": opening.address.meta,
-            "environment": _list_storage_environment() if opening.address.is_remote else {},
-            "is_remote": opening.address.is_remote,
+            "engine": options.engine,
+            "location": options.address.location,
+            "meta": options.address.meta,
+            "environment": _list_storage_environment() if options.address.is_remote else {},
+            "is_remote": options.address.is_remote,
             "settings": asdict(self._settings),
-            "results": dict(opening.results),
+            "results": dict(options.results),
             "scratch": str(self._scratch),
-            "master": opening.master,
+            "master": options.master,
             "lifeline": self._lifeline_there,
         }
 

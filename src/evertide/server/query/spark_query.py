@@ -25,7 +25,7 @@ from evertide.plan.query.query import configure, query, read_stored
 from evertide.server.query.bounds import heap_bytes
 from evertide.server.query.duck_query import Result, find_row_limit, pin_collections, time_of
 from evertide.settings import Settings
-from evertide.shard.read import Window, list_parts
+from evertide.shard.read import TimeWindow, list_parts
 
 if TYPE_CHECKING:
     from evertide.plan.catalyst.session import SparkSession
@@ -117,7 +117,7 @@ def _find_readable_time(collections: Collections, question: Question, names: Seq
         if at < 0:
             raise NotAllowedNow(where=f"collection {name!r}", why="the collection has no content yet")
         log = collections.members().open_collection(name).log
-        list_parts(log, log.read(), Window(0, at + 1, at))  # raises if the time is below since
+        list_parts(log, log.read(), TimeWindow(0, at + 1, at))  # raises if the time is below since
     return time
 
 

@@ -24,7 +24,7 @@ from evertide.json_values import error_from_json
 from evertide.pipeline.reading.query import Answer, Chosen, Question
 from evertide.runtime import Runtime
 from evertide.server.query.bounds import spark_bytes
-from evertide.server.query.process import Idle, Opening, Worker
+from evertide.server.query.process import EngineOptions, Idle, Worker
 from evertide.server.query.wire import Frame
 from evertide.settings import Settings
 from evertide.store.open import StorageAddress
@@ -115,7 +115,7 @@ class Workers:
                     self._free.remove(free)
                     self._busy.append(free)
                     return free
-        worker = Worker(self._make_opening(engine), self._settings, self._runtime)
+        worker = Worker(self._make_options(engine), self._settings, self._runtime)
         with self._lock:
             if not self._is_closed:
                 self._busy.append(worker)
@@ -135,16 +135,16 @@ class Workers:
                 return
         worker.end()
 
-    def _make_opening(self, engine: Chosen) -> Opening:
+    def _make_options(self, engine: Chosen) -> EngineOptions:
         if self._address is None:
             raise InvalidInput(
                 where="query",
                 why="query processes cannot read a storage in memory; use a directory",
             )
         if engine is Chosen.duckdb:
-            return Opening(engine, self._address, self._results())
+            return EngineOptions(engine, self._address, self._results())
         bound = spark_bytes(self._settings)
-        return Opening(engine, self._address, self._results(), memory_bytes=bound, master=self._master)
+        return EngineOptions(engine, self._address, self._results(), memory_bytes=bound, master=self._master)
 
     def _answer(self, engine: Chosen, frame: Frame, began_s: float) -> Answer:
         facts = frame.facts

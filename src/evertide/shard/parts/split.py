@@ -27,7 +27,7 @@ from typing import Any
 import pyarrow as pa
 
 from evertide.shard.parts.part import Part, Predicate, may_match
-from evertide.shard.read import Window
+from evertide.shard.read import TimeWindow
 
 __all__ = ["Group", "Span", "by_time", "is_ordered", "split"]
 
@@ -71,7 +71,7 @@ def split(parts: Sequence[Part], schema: pa.Schema, bytes_max: int) -> list[Grou
     return min(found, key=lambda way: max(_bytes(group.parts) for group in way))
 
 
-def by_time(parts: Sequence[Part], window: Window, bytes_max: int) -> list[Group]:
+def by_time(parts: Sequence[Part], window: TimeWindow, bytes_max: int) -> list[Group]:
     """Divide the parts of a window of changes: parts with a common time stay together."""
     together: list[list[Part]] = []
     last = -1

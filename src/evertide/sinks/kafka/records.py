@@ -17,7 +17,7 @@ from evertide.rows.changes import DIFF
 from evertide.sinks.contract import SinkDeclaration, explain_invalid_key
 from evertide.sinks.json_rows import json_rows
 
-__all__ = ["SINK_HEADER", "TIME_HEADER", "RecordMaker", "SinkRecord", "check_columns", "record_maker"]
+__all__ = ["SINK_HEADER", "TIME_HEADER", "KafkaRecord", "RecordMaker", "check_columns", "record_maker"]
 
 TIME_HEADER = "evertide-time"
 SINK_HEADER = "evertide-sink"
@@ -27,14 +27,14 @@ Unfit = Callable[[str], SinkFailed]
 
 
 @dataclass(frozen=True, slots=True)
-class SinkRecord:
+class KafkaRecord:
     key: bytes | None
     value: bytes | None
     partition_key: bytes = b""
     """Determines the partition of a record without a key."""
 
 
-RecordMaker = Callable[[pa.Table, int, Unfit], Iterator[SinkRecord]]
+RecordMaker = Callable[[pa.Table, int, Unfit], Iterator[KafkaRecord]]
 
 
 def record_maker(declaration: SinkDeclaration, envelope: EnvelopeKind) -> RecordMaker:
@@ -59,10 +59,10 @@ def _rows(changes: pa.Table) -> Iterator[tuple[Row, int]]:
     return zip(json_rows(changes.drop_columns([DIFF])), changes[DIFF].to_pylist(), strict=True)
 
 
-def _make_append(changes: pa.Table, _time: int, _unfit: Unfit) -> Iterator[SinkRecord]:
+def _make_append(changes: pa.Table, _time: int, _unfit: Unfit) -> Iterator[KafkaRecord]:
     for row, diff in _rows(changes):
         record = {"op": "insert" if diff > 0 else "delete", "diff": abs(diff), "row": row}
-        yield SinkRecord(None, msgspec.json.encode(record), msgspec.json.encode(row))
+        yield KafkaRecord(None, msgspec.json.encode(record), msgspec.json.encode(row))
 
 
 def _by_key(key: Sequence[str], changes: pa.Table, unfit: Unfit) -> dict[bytes, tuple[Row | None, Row | None]]:
@@ -81,12 +81,12 @@ def _by_key(key: Sequence[str], changes: pa.Table, unfit: Unfit) -> dict[bytes, 
     return found
 
 
-def _make_upsert(key: Sequence[str], changes: pa.Table, _time: int, unfit: Unfit) -> Iterator[SinkRecord]:
+def _make_upsert(key: Sequence[str], changes: pa.Table, _time: int, unfit: Unfit) -> Iterator[KafkaRecord]:
     for key_text, (_, after) in _by_key(key, changes, unfit).items():
-        yield SinkRecord(key_text, None if after is None else msgspec.json.encode(after))
+        yield KafkaRecord(key_text, None if after is None else msgspec.json.encode(after))
 
 
-def _make_debezium(declaration: SinkDeclaration, changes: pa.Table, time: int, unfit: Unfit) -> Iterator[SinkRecord]:
+def _make_debezium(declaration: SinkDeclaration, changes: pa.Table, time: int, unfit: Unfit) -> Iterator[KafkaRecord]:
     at_ms = int(declaration.runtime.wall_s() * 1000)
     source = {"connector": "evertide", "collection": declaration.collection, "sink": declaration.name, "time": time}
 
@@ -98,9 +98,9 @@ def _make_debezium(declaration: SinkDeclaration, changes: pa.Table, time: int, u
         for row, diff in _rows(changes):
             value = encode_change(None, row) if diff > 0 else encode_change(row, None)
             for _ in range(abs(diff)):
-                yield SinkRecord(None, value, msgspec.json.encode(row))
+                yield KafkaRecord(None, value, msgspec.json.encode(row))
         return
     for key_text, (before, after) in _by_key(declaration.key, changes, unfit).items():
-        yield SinkRecord(key_text, encode_change(before, after))
+        yield KafkaRecord(key_text, encode_change(before, after))
         if after is None:
-            yield SinkRecord(key_text, None)
+            yield KafkaRecord(key_text, None)

@@ -32,7 +32,7 @@ from evertide.errors import InvalidInput, SinkFailed
 from evertide.secrets import Secrets
 from evertide.sinks.contract import Changes, Prepared, SinkDeclaration
 from evertide.sinks.kafka.end import is_hidden, newest_number, topic_ends
-from evertide.sinks.kafka.records import SINK_HEADER, TIME_HEADER, RecordMaker, SinkRecord, check_columns, record_maker
+from evertide.sinks.kafka.records import SINK_HEADER, TIME_HEADER, KafkaRecord, RecordMaker, check_columns, record_maker
 
 __all__ = ["KafkaSink", "prepare_kafka"]
 
@@ -142,7 +142,7 @@ class KafkaSink:
             raise self._kafka_failure(error) from error
         self._last = time
 
-    def _send(self, record: SinkRecord, headers: Headers) -> None:
+    def _send(self, record: KafkaRecord, headers: Headers) -> None:
         to: dict[str, Any] = (
             {} if record.key is not None else {"partition": self._choose_partition(record.partition_key)}
         )

@@ -1,6 +1,6 @@
 """Read text files of records, CSV or JSON lines, block by block.
 
-`TextReader` splits files at records; a `Records` of the format interprets them. A record that cannot be read is a fault
+`TextReader` splits files at records; a `RecordFormat` interprets them. A record that cannot be read is a fault
 with the number of its first line, and does not affect other records. Text is UTF-8.
 """
 
@@ -18,10 +18,10 @@ from evertide.sources.files.pieces import Cut, FileTable, checksum
 from evertide.sources.files.records import Block, RecordLayout, read_blocks
 from evertide.sources.values.fit import FittedRows, Reason, split_faults
 
-__all__ = ["Records", "TextReader", "find_bad_records"]
+__all__ = ["RecordFormat", "TextReader", "find_bad_records"]
 
 
-class Records(Protocol):
+class RecordFormat(Protocol):
     """Interprets the records of a format."""
 
     @property
@@ -39,7 +39,7 @@ class Records(Protocol):
 @dataclass(frozen=True, slots=True)
 class TextReader:
     table: FileTable
-    records: Records
+    records: RecordFormat
     layout: RecordLayout
 
     def cut(self, path: Path, limit: Limit) -> Iterator[Cut]:

@@ -18,10 +18,10 @@ import msgspec
 from evertide.errors import Unexpected
 from evertide.sources.postgres.messages import format_lsn, parse_lsn
 
-__all__ = ["START", "Position", "Stage"]
+__all__ = ["START", "Position", "ReadStage"]
 
 
-class Stage(StrEnum):
+class ReadStage(StrEnum):
     """How far the source is: see the header."""
 
     START = "start"
@@ -31,7 +31,7 @@ class Stage(StrEnum):
 
 
 class Position(msgspec.Struct, frozen=True, omit_defaults=True):
-    at: Stage
+    at: ReadStage
     lsn: str = "0/0"
     done: int = 0
     """The number of snapshot fragments that were read, including those of interrupted snapshots."""
@@ -50,7 +50,7 @@ class Position(msgspec.Struct, frozen=True, omit_defaults=True):
     @property
     def confirmed(self) -> int:
         """The position up to which the server may discard its log; 0 if none."""
-        return self.number if self.at is Stage.STREAM else 0
+        return self.number if self.at is ReadStage.STREAM else 0
 
     @property
     def text(self) -> str:
@@ -66,7 +66,7 @@ class Position(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def advance_to(self, lsn: int, columns: dict[str, dict[str, str]] | None = None) -> Position:
         known = self.columns if columns is None else columns
-        return Position(Stage.STREAM, format_lsn(lsn), 0, known, self.partitions, self.attached, self.truncated)
+        return Position(ReadStage.STREAM, format_lsn(lsn), 0, known, self.partitions, self.attached, self.truncated)
 
 
-START = Position(Stage.START)
+START = Position(ReadStage.START)

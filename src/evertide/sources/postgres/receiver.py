@@ -22,7 +22,7 @@ from evertide.sources.postgres.catalog import UpstreamTable, check_server, check
 from evertide.sources.postgres.gauge import Gauge
 from evertide.sources.postgres.messages import format_lsn
 from evertide.sources.postgres.partitions import compare_partitions, find_attached, pack, unpack
-from evertide.sources.postgres.positions import Position, Stage
+from evertide.sources.postgres.positions import Position, ReadStage
 from evertide.sources.postgres.ready_queue import Entry, ReadyQueue
 from evertide.sources.postgres.server import READ_AGAIN, Server, check_slot, find_slot
 from evertide.sources.postgres.session import ReceiverOptions, ReplicationSession, SessionEnded
@@ -193,9 +193,9 @@ class Receiver:
             self._queue.wait(min(wait_s, 0.5))
 
     def _session(self) -> None:
-        if self._queue.last.at is Stage.START:
+        if self._queue.last.at is ReadStage.START:
             self._begin()
-        if self._queue.last.at in (Stage.MAKING, Stage.SNAPSHOT):
+        if self._queue.last.at in (ReadStage.MAKING, ReadStage.SNAPSHOT):
             self._make()
         self._follow()
 
@@ -225,14 +225,14 @@ class Receiver:
         self.clear_problem()
         if found is not None:
             check_slot(address, found, slot, found.confirmed)
-            self._put(Entry(Position(Stage.STREAM, format_lsn(found.confirmed))))
+            self._put(Entry(Position(ReadStage.STREAM, format_lsn(found.confirmed))))
         else:
-            self._put(Entry(Position(Stage.MAKING)))
+            self._put(Entry(Position(ReadStage.MAKING)))
 
     def _make(self) -> None:
         """Create slot and snapshot and read the snapshot, once the journal has the position that announces them."""
         wanted = self._queue.last
-        while self._queue.bound.at not in (Stage.MAKING, Stage.SNAPSHOT):
+        while self._queue.bound.at not in (ReadStage.MAKING, ReadStage.SNAPSHOT):
             self._check_epoch()
             self._queue.wait(0.5, lambda: self._queue.bound == wanted)
         options = self._options
@@ -254,7 +254,7 @@ class Receiver:
                 str(upstream.name): _pack_attachments(upstream) for upstream in upstreams if upstream.is_partitioned
             }
             known = (columns, self._partitions, self._attached)
-            at = Position(Stage.SNAPSHOT, format_lsn(snapshot.lsn), wanted.done, *known)
+            at = Position(ReadStage.SNAPSHOT, format_lsn(snapshot.lsn), wanted.done, *known)
             for upstream in upstreams if options.has_snapshot else ():
                 for rows in read_chunks(snapshot, upstream, options.room):
                     while not self._queue.has_room():
@@ -262,7 +262,7 @@ class Receiver:
                         self._queue.wait(0.5)
                     self._check_epoch()
                     staged = self._staging.stage(upstream.declaration.name, rows)
-                    at = Position(Stage.SNAPSHOT, at.lsn, at.done + 1, *known)
+                    at = Position(ReadStage.SNAPSHOT, at.lsn, at.done + 1, *known)
                     self._put(Entry(at, (staged,), staged.rows, staged.bytes))
         self._put(Entry(at.advance_to(snapshot.lsn), xids=snapshot.xids))
 

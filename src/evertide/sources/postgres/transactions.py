@@ -137,7 +137,7 @@ class _PendingRows:
         return self._buffers[name]
 
     def spill(self, without: Collection[int] = ()) -> None:
-        """Stage the rows that are in memory."""
+        """ReadStage the rows that are in memory."""
         buffers, self._buffers = self._buffers, {}
         for name, buffer in buffers.items():
             rows = buffer.table(without)
@@ -399,7 +399,7 @@ class TransactionAssembler:
             streamed.aborted.add(abort.subxid)
 
     def _make_room(self) -> None:
-        """Stage the largest streamed transactions while all together exceed `open_bytes`."""
+        """ReadStage the largest streamed transactions while all together exceed `open_bytes`."""
         several = sorted(self._streamed.values(), key=lambda one: -one.rows.bytes)
         total = sum(one.rows.bytes for one in several)
         for one in several:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -93,8 +93,24 @@ def test_a_transaction_is_a_request_with_its_number_as_key(receiver: Receiver, t
 
 def test_a_large_transaction_is_several_requests(receiver: Receiver, tmp_path: Path) -> None:
     open_sink(receiver, tmp_path, rows="2").write(7, changes(*((row(number), 1) for number in range(5))))
-    assert [key for key, _ in receiver.got] == ["lake-token-7-1", "lake-token-7-2", "lake-token-7-3"]
+    assert [key for key, _ in receiver.got] == ["lake-token-7-1-2", "lake-token-7-2-2", "lake-token-7-3-2"]
     assert [len(body["changes"]) for _, body in receiver.got] == [2, 2, 1]
+
+
+@pytest.mark.parametrize(("before", "after"), [("3", "2"), ("3", "9"), ("9", "3"), ("9", "4"), ("3", "4")])
+def test_a_request_of_another_size_has_another_key(
+    receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str, after: str
+) -> None:
+    """A receiver answers 413 to the second request, so that `rows` is changed.
+    With the keys of requests that it has, it would drop rows that it does not have."""
+    monkeypatch.setattr("evertide.sinks.webhook._ROWS", 4)
+    found = changes(*((row(number), 1) for number in range(8)))
+    receiver.answers = [200, 413]
+    with suppress(SinkFailed):
+        open_sink(receiver, tmp_path, rows=before).write(7, found)
+    first, receiver.got, receiver.answers = dict(receiver.got), [], []
+    open_sink(receiver, tmp_path, rows=after).write(7, found)
+    assert all(body["changes"] == first[key]["changes"] for key, body in receiver.got if key in first)
 
 
 def test_pieces_are_split_into_requests_by_rows_alone(receiver: Receiver, tmp_path: Path) -> None:

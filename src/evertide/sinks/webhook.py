@@ -9,7 +9,8 @@
 
 1. After a crash or a lost response the sink may repeat a request, with the same key and content: the receiver ignores
    a key that it has already processed.
-2. Requests are sent in order; a large transaction is sent in several requests.
+2. Requests are sent in order; a large transaction is sent in several requests. If the option `rows` changes after some
+   of them were sent, all are sent again, with other keys, as each has other changes: the key then ends with `-<rows>`.
 3. A status of 2xx acknowledges the request. After 408, 425, 429, 5xx or no response the sink retries, with growing
    waits. Any other status, including a redirect, stalls the sink until the cause is corrected.
 
@@ -39,6 +40,7 @@ from evertide.sinks.contract import Changes, Prepared, SinkDeclaration
 
 __all__ = ["WebhookSink", "prepare_webhook"]
 
+_ROWS = 10_000
 _TRIES = 4
 _WAIT_S = 0.2
 _TEMPORARY = {408, 425, 429}
@@ -54,7 +56,7 @@ def prepare_webhook(declaration: SinkDeclaration) -> Prepared:
     if url.username is not None:
         raise options.refusal("url", "contains a user name; use the option 'header.authorization' instead")
     timeout_s = options.number("timeout_s", 30.0)
-    rows = options.integer("rows", 10_000, least=1)
+    rows = options.integer("rows", _ROWS, least=1)
     headers = options.read_prefixed("header.")
     options.check_unknown()
     for name, value in headers.items():
@@ -88,7 +90,7 @@ class WebhookSink:
         return None
 
     def write(self, time: int, changes: Changes) -> None:
-        requests = -(-changes.rows // self._call.rows)
+        requests, suffix = -(-changes.rows // self._call.rows), self._key_suffix(changes)
         for request, some in enumerate(_rechunk(self._call.rows, changes), 1):
             body = {
                 "sink": self.name,
@@ -98,10 +100,15 @@ class WebhookSink:
                 "requests": requests,
                 "changes": [_change(row) for row in python_rows(some, has_text_maps=True)],
             }
-            self._post(f"{self.name}-{self._token}-{time}-{request}", msgspec.json.encode(body))
+            self._post(f"{self.name}-{self._token}-{time}-{request}{suffix}", msgspec.json.encode(body))
 
     def close(self) -> None:
         pass
+
+    def _key_suffix(self, changes: Changes) -> str:
+        """Distinguishes requests of another size. Empty if the default size gives the same requests."""
+        rows = self._call.rows
+        return "" if rows == _ROWS or changes.rows <= min(rows, _ROWS) else f"-{rows}"
 
     def _post(self, key: str, body: bytes) -> None:
         wait_s = _WAIT_S

@@ -5,7 +5,8 @@ The parts of `step`; each is durable before the next (rules of the record: `ever
 1. *Register*, once the collection has content: take a hold on its shard, then write the record with a new token.
 2. *Open* the sink, and compare the last transaction of the target with the record.
 3. *Move*, if the collection has a new shard (the view was changed, or was recomputed after a failure): record the new
-   shard, then write the difference, new minus old, as one transaction.
+   shard, then write the difference, new minus old, as one transaction. A target that takes numbered requests first gets
+   the rest of the old shard.
 4. *Deliver* the whole content as the first transaction, then the changes of each later one. Transactions without
    changes are skipped (J7). The record follows each write; the hold follows the record. Large transactions are written
    in pieces (`evertide.pipeline.sinks.sink_changes`).
@@ -158,7 +159,7 @@ class Delivery:
         sink = self._sink or self._open(record)
         current = self._open_current_shard()
         if record.moving_to == "" and current is not None and current.name != record.shard:
-            if self._position < 0 and self._has_sent_requests(record):
+            if self._must_complete_old_shard(record):
                 self._deliver_new(self._members().shard(record.shard), sink)
                 return True
             if self._position < 0:  # nothing of the old shard was written
@@ -250,9 +251,12 @@ class Delivery:
             self._write(cut=(time, count))
         return count
 
-    def _has_sent_requests(self, record: SinkRecord) -> bool:
-        """Whether the target may have some numbered requests of the first content: it must get the others as well."""
-        return self._prepared.request_rows > 0 and record.cut is not msgspec.UNSET
+    def _must_complete_old_shard(self, record: SinkRecord) -> bool:
+        """Whether to deliver the rest of the old shard before the difference. A target that takes numbered requests may
+        have some of the next transaction, which the difference neither repeats nor takes back."""
+        if not self._prepared.request_rows or (self._position < 0 and record.cut is msgspec.UNSET):
+            return False
+        return self._position + 1 < self._members().shard(record.shard).upper
 
     def _halve_pieces(self) -> None:
         """Cut the current transaction into twice as many pieces, unless the target numbers its requests."""

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from evertide.cli.commands.query import rows_table
 from evertide.json_values import to_json_value
-from evertide.rows.python_rows import python_rows
+from evertide.rows.python_rows import to_python_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -26,7 +26,7 @@ def test_days_are_written_as_spark_does(spark: SparkSession) -> None:
     listed = ", ".join(map(str, days))
     [row] = spark.sql(f"SELECT transform(array({listed}), n -> string(date_from_unix_date(n))) AS t").collect()
     table = pa.table({"d": pa.array(days, pa.int32()).cast(pa.date32())})
-    assert [to_json_value(one["d"]) for one in python_rows(table)] == row["t"]
+    assert [to_json_value(one["d"]) for one in to_python_rows(table)] == row["t"]
 
 
 def test_values_in_pythons_range_are_unchanged() -> None:
@@ -37,7 +37,7 @@ def test_values_in_pythons_range_are_unchanged() -> None:
         pa.map_(pa.string(), pa.date32())
     )
     table = pa.table({"far": far, "near": near, "maps": maps, "nanos": pa.array([1, None], pa.timestamp("ns"))})
-    first, second = python_rows(table, has_text_maps=True)
+    first, second = to_python_rows(table, has_text_maps=True)
     assert first == {
         "far": "+10000-01-01",
         "near": near[0].as_py(),
@@ -45,8 +45,8 @@ def test_values_in_pythons_range_are_unchanged() -> None:
         "nanos": "1970-01-01T00:00:00.000000001",
     }
     assert set(second.values()) == {None}
-    assert python_rows(table.select(["maps"]))[0] == {"maps": [("k", "+10000-01-01")]}
-    assert python_rows(table.select(["near"])) == table.select(["near"]).to_pylist()
+    assert to_python_rows(table.select(["maps"]))[0] == {"maps": [("k", "+10000-01-01")]}
+    assert to_python_rows(table.select(["near"])) == table.select(["near"]).to_pylist()
 
 
 def test_a_printed_table_shows_such_values() -> None:

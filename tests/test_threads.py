@@ -20,10 +20,10 @@ def test_a_thread_that_dies_is_logged_with_its_traceback_and_reports_why(caplog:
     def run(text: str) -> None:
         raise MemoryError(text)
 
-    thread = WatchedThread("evertide-one", run, "no room", died=told.append)
+    thread = WatchedThread("evertide-one", run, "no room", on_death=told.append)
     thread.start()
     thread.join()
-    [problem] = thread.troubles()
+    [problem] = thread.list_thread_problems()
     assert (problem.state, problem.error_code) == ("warning", "unexpected")
     assert problem.why == "the thread evertide-one died: MemoryError: no room"
     assert problem.since_s > 0
@@ -38,7 +38,7 @@ def test_a_thread_that_ends_has_no_problem() -> None:
     thread = WatchedThread("evertide-one", lambda: None)
     thread.start()
     thread.join()
-    assert not thread.troubles()
+    assert not thread.list_thread_problems()
 
 
 class Failing(Ticker):
@@ -63,11 +63,11 @@ def test_a_ticker_continues_after_an_unexpected_error(caplog: pytest.LogCaptureF
     """Otherwise the first unexpected error would end a heartbeat, for example, for good."""
     with caplog.at_level(logging.ERROR), Failing() as failing:
         assert failing.has_failed.wait(LIMIT_S)
-        assert [one.why for one in failing.troubles()] == [
-            "the thread evertide-failing failed, and tries again: KeyError: 'bug'"
+        assert [one.why for one in failing.list_thread_problems()] == [
+            "the thread evertide-failing failed, will retry: KeyError: 'bug'"
         ]
         failing.may_go_on.set()
         assert failing.is_well.wait(LIMIT_S)
         failing._thread.join()
-        assert not failing.troubles()
+        assert not failing.list_thread_problems()
     assert len(caplog.records) == 1, "the same error is logged once"

@@ -16,7 +16,7 @@ from bench.peers import nexmark
 from bench.peers.jobs import TWO_THREADS, Job
 from bench.views import bench_spark
 from evertide.pipeline.pipeline import Pipeline
-from evertide.rows.changes import DIFF, expand, net
+from evertide.rows.changes import DIFF, consolidate_delta, expand
 from evertide.settings import Settings
 from tests.kit.ledger import Transaction
 from tests.kit.nexmark import WORKLOAD
@@ -147,7 +147,7 @@ def _find_changed(opened: Pipeline, delta: Transaction) -> float:
 
 def _by_key(name: str, delta: pa.Table) -> tuple[pa.Table, pa.Table]:
     """The rows to upsert, and the keys to delete."""
-    netted = net(delta, name)
+    netted = consolidate_delta(delta, name)
     positive: Any = pc.greater(netted.column(DIFF), 0)
     added = expand(netted.filter(positive), name)
     gone = netted.filter(pc.invert(positive)).select(_KEYS[name])

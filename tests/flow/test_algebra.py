@@ -16,7 +16,7 @@ import pytest
 
 from evertide.errors import EvertideError
 from evertide.flow import Circuit
-from evertide.rows.changes import DIFF, net
+from evertide.rows.changes import DIFF, consolidate_delta
 from tests.flow.checked import TABLES, transactions_of
 from tests.kit.compare import compare
 from tests.kit.ledger import Transaction, delta_of
@@ -158,7 +158,7 @@ def test_split_transactions_end_in_the_same_content(
     halves: list[Transaction] = []
     for deltas in transactions:
         for name, delta in deltas.items():
-            consolidated = net(delta, name)
+            consolidated = consolidate_delta(delta, name)
             signs = np.asarray(consolidated.column(DIFF))
             halves += [{name: consolidated.filter(pa.array(side))} for side in (signs < 0, signs > 0)]
     assert_same(contents(Circuit(spark, SCRIPT), halves), baseline.contents)
@@ -172,7 +172,7 @@ def test_a_transaction_and_its_inverse_leave_no_trace(spark: SparkSession, trans
     whole = merge(transactions[2:])
     there, back = circuit.step(whole), circuit.step(inverse(whole))
     for name in VIEWS:
-        assert net(pa.concat_tables([there[name], back[name]]), name).num_rows == 0, name
+        assert consolidate_delta(pa.concat_tables([there[name], back[name]]), name).num_rows == 0, name
     assert state_rows(circuit) == before
 
 

@@ -215,7 +215,7 @@ def test_equal_hashes_do_not_make_rows_equal(monkeypatch: pytest.MonkeyPatch) ->
     def clash(table: pa.Table) -> RowHashes:
         return RowHashes(*(np.zeros(table.num_rows, np.uint64),) * 2)
 
-    monkeypatch.setattr(block_module, "row_hashes", clash)
+    monkeypatch.setattr(block_module, "hash_rows", clash)
     subject = World().arrangement()
     rows = [(1, name, price) for name in ("a", "b") for price in (0.0, -0.0, 1.0)]
     for _ in range(3):

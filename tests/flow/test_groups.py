@@ -66,6 +66,6 @@ def test_keys_with_equal_hashes_are_compared_by_value(monkeypatch: pytest.Monkey
         same = np.zeros(table.num_rows, np.uint64)
         return RowHashes(same, same)
 
-    monkeypatch.setattr(module, "row_hashes", one_hash)
+    monkeypatch.setattr(module, "hash_rows", one_hash)
     keys = pa.table({"k": pa.array([[1], [2], [1], None, [3], [2]], pa.list_(pa.int64()))})
     assert group(keys) == ([0, 1, 0, 2, 3, 1], [0, 1, 3, 4])

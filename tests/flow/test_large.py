@@ -12,7 +12,7 @@ from evertide.flow import Circuit
 from evertide.flow.state.runs import DeltaRun
 from evertide.plan.catalyst.catalyst import Catalyst
 from evertide.plan.fragment import fragment
-from evertide.rows.digest import row_hashes
+from evertide.rows.digest import hash_rows
 from tests.kit.oracle import Reference, drive
 from tests.kit.transactions import random_transactions
 
@@ -67,7 +67,7 @@ def test_the_large_way_has_the_result_of_the_small_one(
 
 def _are_same(one: pa.Table, other: pa.Table) -> bool:
     """Bitwise equal, where Arrow would distinguish one NaN from another."""
-    return one.schema == other.schema and all(map(np.array_equal, row_hashes(one), row_hashes(other)))
+    return one.schema == other.schema and all(map(np.array_equal, hash_rows(one), hash_rows(other)))
 
 
 def test_columns_that_only_move_stay_on_the_driver(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:

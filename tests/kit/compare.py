@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as kinds
 
-from evertide.rows.changes import DIFF, expand, net
+from evertide.rows.changes import DIFF, consolidate_delta, expand
 from tests.kit.ledger import delta_of
 
 __all__ = ["Differs", "compare", "compare_bits", "plain"]
@@ -137,7 +137,7 @@ def _cast(table: pa.Table, name: str, kind: pa.DataType) -> pa.Table:
 def _only_on_one_side(found: pa.Table, expected: pa.Table) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The missing and the surplus rows, each repeated by its count."""
     both = pa.concat_tables([delta_of(found, 1), delta_of(expected.cast(found.schema), -1)])
-    rest = net(both)
+    rest = consolidate_delta(both)
     diffs = np.asarray(rest.column(DIFF).combine_chunks())
     surplus = rest.filter(pa.array(diffs > 0))
     missing = rest.filter(pa.array(diffs < 0))

@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from evertide.errors import InvalidInput
-from evertide.rows.changes import DIFF, expand, net
+from evertide.rows.changes import DIFF, consolidate_delta, expand
 from evertide.rows.conform import conform_table
 from tests.kit.compare import Differs, compare, compare_bits
 from tests.kit.ledger import Transaction, delta_of, delta_schema
@@ -67,7 +67,7 @@ class Content:
             raise Differs(self._where, told)
         if delta.num_rows == 0:
             return
-        held = net(
+        held = consolidate_delta(
             pa.concat_tables([self._held, pa.Table.from_arrays(delta.columns, schema=self._schema)]), self._where
         )
         negative = held.filter(pc.less(held.column(DIFF), 0))

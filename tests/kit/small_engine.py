@@ -23,8 +23,8 @@ from evertide.flow.state.spine import ArrangementSettings
 from evertide.flow.state.state_part import PartEntry
 from evertide.pipeline.engine import DeclaredTable, DeclaredView, StateStore, drain
 from evertide.plan.program.properties import SinkProperties
-from evertide.rows.changes import DIFF, expand, net
-from evertide.rows.python_rows import python_rows
+from evertide.rows.changes import DIFF, consolidate_delta, expand
+from evertide.rows.python_rows import to_python_rows
 from evertide.threads.stopping import IsStopping, never_stopping
 
 __all__ = ["SmallCohort", "SmallEngine", "SmallView"]
@@ -92,19 +92,21 @@ class SmallCohort:
     def _compute(self, deltas: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
         before = {table: kept.scan() for table, kept in self._kept.items()}
         after = {
-            table: net(pa.concat_tables([rows, deltas[table]]), table) if table in deltas else rows
+            table: consolidate_delta(pa.concat_tables([rows, deltas[table]]), table) if table in deltas else rows
             for table, rows in before.items()
         }
         found = {}
         for view in self._views.values():
             old = [] if self.is_first else self._rows(view, before)
             new = self._rows(view, after)
-            found[view.name] = net(pa.concat_tables([_delta(view, old, -1), _delta(view, new, 1)]), view.name)
+            found[view.name] = consolidate_delta(
+                pa.concat_tables([_delta(view, old, -1), _delta(view, new, 1)]), view.name
+            )
         return found
 
     def _rows(self, view: SmallView, content: Mapping[str, pa.Table]) -> Sequence[Row]:
         try:
-            return view.function({table: python_rows(expand(content[table])) for table in view.reads})
+            return view.function({table: to_python_rows(expand(content[table])) for table in view.reads})
         except ArithmeticError as error:
             raise ViewFailed(views=(view.name,), time=-1, why=f"{type(error).__name__}: {error}") from error
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from evertide.errors import InvalidInput
-from evertide.rows.changes import net
+from evertide.rows.changes import consolidate_delta
 from tests.kit.compare import Differs, compare
 from tests.kit.ledger import Transaction, delta_of, delta_schema
 from tests.kit.oracle import Content, Reference, drive
@@ -51,7 +51,7 @@ class Recomputing:
 
     def _delta(self, name: str) -> pa.Table:
         old, self._held[name] = self._held[name], self._reference.by_spark(self._queries[name])
-        return net(pa.concat_tables([delta_of(old, -1), delta_of(self._held[name], 1)]))
+        return consolidate_delta(pa.concat_tables([delta_of(old, -1), delta_of(self._held[name], 1)]))
 
 
 def deltas(seed: int = 1, count: int = 5) -> list[Transaction]:

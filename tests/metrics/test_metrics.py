@@ -253,7 +253,7 @@ def test_a_bug_in_sampling_is_logged_and_does_not_end_metrics(caplog: pytest.Log
     assert cache._thread is not None
     cache._thread.join()
     assert "the thread evertide-metrics died" in caplog.text
-    assert [one.error_code for one in cache.troubles()] == ["unexpected"]
+    assert [one.error_code for one in cache.list_thread_problems()] == ["unexpected"]
 
 
 def test_observing_a_transaction_costs_little() -> None:

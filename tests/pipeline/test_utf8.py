@@ -12,7 +12,7 @@ import pytest
 import evertide as et
 from evertide.cli.recompute import recompute_views
 from evertide.plan.fragment import fragment
-from evertide.rows.utf8 import texts_as_bytes
+from evertide.rows.utf8 import convert_texts_to_bytes
 from tests.pipeline.kit import crash
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ RAW = [b"\xff\xfe\x80abc", b"abc", b"\xfe\xfe\x80abc", b"\xef\xbf\xbdabc", b"\xf
 
 
 def rows_of(rows: pa.Table) -> Counter[str]:
-    return Counter(map(repr, texts_as_bytes(rows).to_pylist()))
+    return Counter(map(repr, convert_texts_to_bytes(rows).to_pylist()))
 
 
 @pytest.mark.parametrize("rows_small_max", [fragment.ROWS_SMALL_MAX, 0], ids=["small runs", "large runs"])
@@ -49,7 +49,7 @@ def test_v7_views_keep_the_bytes(
     with et.Pipeline.open(SCRIPT, tmp_path / "s", spark=spark) as p:
         p.push("t", [{"id": at, "raw": raw} for at, raw in enumerate(RAW)])
         p.commit()
-        assert texts_as_bytes(p.view("texts").to_arrow()).column("s").to_pylist().count(RAW[0]) == 2
+        assert convert_texts_to_bytes(p.view("texts").to_arrow()).column("s").to_pylist().count(RAW[0]) == 2
         p.push("t", [{"id": 1, "raw": b"\x80"}, {"id": 9, "raw": b"\xfd"}], deletes=[{"id": 0}, {"id": 2}])
         time = p.commit()
         assert [one.why for one in p.status().collections if one.state == "failed"] == []

@@ -10,9 +10,9 @@ import pytest
 
 from evertide.errors import InvalidInput
 from evertide.pipeline.transaction.table_input import json_texts
-from evertide.rows.changes import DIFF, net
-from evertide.rows.python_rows import python_rows
-from evertide.rows.utf8 import is_valid_utf8, replace_invalid_utf8, texts_as_bytes
+from evertide.rows.changes import DIFF, consolidate_delta
+from evertide.rows.python_rows import to_python_rows
+from evertide.rows.utf8 import convert_texts_to_bytes, is_valid_utf8, replace_invalid_utf8
 from evertide.shard.parts.statistics import Range, column_range
 
 BAD = b"\xff\xfe\x80abc"
@@ -36,10 +36,12 @@ def test_each_invalid_sequence_is_replaced_at_any_depth() -> None:
     assert found.schema == rows.schema
     assert is_valid_utf8(found)
     assert not is_valid_utf8(rows)
-    assert found.to_pylist() == python_rows(rows)
-    assert python_rows(rows.slice(0, 1)) == [{"s": SHOWN, "l": [SHOWN, "x"], "p": {"x": "a"}, "m": [(SHOWN, "\ufffd")]}]
-    assert python_rows(rows.slice(1, 1)) == [{"s": None, "l": None, "p": {"x": SHOWN}, "m": []}]
-    assert texts_as_bytes(rows).column("s").to_pylist() == [BAD, None, b"ok"]
+    assert found.to_pylist() == to_python_rows(rows)
+    assert to_python_rows(rows.slice(0, 1)) == [
+        {"s": SHOWN, "l": [SHOWN, "x"], "p": {"x": "a"}, "m": [(SHOWN, "\ufffd")]}
+    ]
+    assert to_python_rows(rows.slice(1, 1)) == [{"s": None, "l": None, "p": {"x": SHOWN}, "m": []}]
+    assert convert_texts_to_bytes(rows).column("s").to_pylist() == [BAD, None, b"ok"]
 
 
 def test_valid_rows_are_not_copied() -> None:
@@ -50,19 +52,19 @@ def test_valid_rows_are_not_copied() -> None:
 def test_a_map_whose_keys_become_equal_is_a_list_of_pairs() -> None:
     """As a dict it would lose an entry."""
     maps = pa.MapArray.from_arrays([0, 2, 3], texts(b"\xff", b"\xfe", b"k"), pa.array([1, 2, 3]))
-    found = [row["m"] for row in python_rows(pa.table({"m": maps}), has_text_maps=True)]
+    found = [row["m"] for row in to_python_rows(pa.table({"m": maps}), has_text_maps=True)]
     assert found == [[("\ufffd", 1), ("\ufffd", 2)], {"k": 3}]
 
 
 def test_other_columns_stay_python_values() -> None:
     rows = pa.table({"s": texts(BAD), "day": pa.array([date(2024, 2, 29)])})
-    assert python_rows(rows) == [{"s": SHOWN, "day": date(2024, 2, 29)}]
+    assert to_python_rows(rows) == [{"s": SHOWN, "day": date(2024, 2, 29)}]
 
 
 def test_errors_and_dead_letters_quote_such_rows() -> None:
     rows = pa.table({"s": texts(BAD, BAD), DIFF: pa.array([2**62, 2**62])})
     with pytest.raises(InvalidInput, match=SHOWN):
-        net(rows)
+        consolidate_delta(rows)
     assert json_texts(rows.select(["s"])) == [f'{{"s": "{SHOWN}"}}'] * 2
 
 

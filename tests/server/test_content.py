@@ -14,7 +14,7 @@ import pytest
 from evertide.errors import Damaged
 from evertide.pgexpr.clause import parse_where
 from evertide.rows import changes as shard_changes
-from evertide.rows.changes import DIFF, TIME, changes_schema, expand_in_pieces
+from evertide.rows.changes import DIFF, TIME, expand_in_pieces, make_changes_schema
 from evertide.server.endpoints import content
 from evertide.server.endpoints.content import CollectionContent
 from evertide.settings import Settings
@@ -39,7 +39,7 @@ def shard_of(deltas: list[list[tuple[Row, int]]], schema: pa.Schema = SCHEMA, se
     for time, delta in enumerate(deltas):
         columns = [[row[at] for row, _ in delta] for at in range(len(schema))]
         given = [*columns, [time] * len(delta), [diff for _, diff in delta]]
-        fields = changes_schema(schema)
+        fields = make_changes_schema(schema)
         arrays = [pa.array(values, field.type) for values, field in zip(given, fields, strict=True)]
         shard.compare_and_append(pa.Table.from_arrays(arrays, schema=fields), time, time + 1, writer)
     return shard

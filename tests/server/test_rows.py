@@ -13,7 +13,7 @@ import pytest
 
 from evertide.media import ARROW, PARQUET
 from evertide.pipeline.engine import DeclaredTable
-from evertide.rows.python_rows import _integer_type
+from evertide.rows.python_rows import _find_integer_type
 from evertide.server.endpoints import content
 from evertide.server.endpoints.formats import encode_rows
 from evertide.settings import Settings
@@ -281,7 +281,7 @@ FAR_TOLD = [
 
 def far_rows() -> pa.Table:
     """Return days as numbers, as Python cannot represent them."""
-    columns = [pa.array([row[at] for row in FAR_ROWS], _integer_type(field.type)) for at, field in enumerate(FAR)]
+    columns = [pa.array([row[at] for row in FAR_ROWS], _find_integer_type(field.type)) for at, field in enumerate(FAR)]
     typed = [column.cast(field.type) for column, field in zip(columns, FAR, strict=True)]
     return pa.Table.from_arrays(typed, schema=FAR)
 

@@ -13,7 +13,7 @@ from evertide.client import Client as PythonClient
 from evertide.errors import InvalidInput
 from evertide.pgexpr.types.texts import texts as postgres_texts
 from evertide.pipeline.engine import DeclaredTable
-from evertide.rows.utf8 import texts_as_bytes
+from evertide.rows.utf8 import convert_texts_to_bytes
 from evertide.server.query.duck import Duck, NotUnderstood
 from evertide.settings import Settings
 from evertide.sources.values.columns import from_arrow
@@ -117,7 +117,7 @@ def test_v7_pushed_rows_keep_their_bytes_or_are_refused() -> None:
             p.push("t", pa.table({"id": texts(b"4\xff")}))
     found = from_arrow(pa.StructArray.from_arrays([texts(BAD, b"a"), pa.array([1, None])], ["a", "b"]), point)
     assert [*found.misfits] == [1]
-    assert texts_as_bytes(pa.table({"p": found.array})).to_pylist() == [{"p": {"a": BAD, "b": 1}}, {"p": None}]
+    assert convert_texts_to_bytes(pa.table({"p": found.array})).to_pylist() == [{"p": {"a": BAD, "b": 1}}, {"p": None}]
 
 
 def test_v7_a_map_whose_keys_become_equal_is_a_list_of_pairs() -> None:

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from evertide.rows.changes import DIFF
-from evertide.rows.digest import row_hashes
+from evertide.rows.digest import hash_rows
 from evertide.shapes.log import copies as module
 from evertide.shapes.log.copies import Copies, count_copies_before
 from evertide.sources.generated.seeded import RandomStream
@@ -22,7 +22,7 @@ def table(counts: dict[int, int]) -> pa.Table:
 
 
 def hashes(rows: list[int]) -> tuple[np.ndarray[tuple[int], np.dtype[np.uint64]], ...]:
-    found = row_hashes(pa.table({"a": rows}, SCHEMA.remove(1)))
+    found = hash_rows(pa.table({"a": rows}, SCHEMA.remove(1)))
     return found.high, found.low
 
 

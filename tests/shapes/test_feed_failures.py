@@ -43,7 +43,7 @@ def test_storage_that_does_not_answer_is_503_with_retry_after(monkeypatch: pytes
     ("error", "logged"),
     [
         (Unavailable(path="there", why="it does not answer"), "could not follow collections for shapes"),
-        (ZeroDivisionError(), "the thread evertide-shapes failed, and tries again"),
+        (ZeroDivisionError(), "the thread evertide-shapes failed, will retry"),
     ],
 )
 def test_the_follower_thread_continues_after_any_error(

@@ -104,10 +104,10 @@ def test_rows_that_are_not_in_the_shape_take_no_memory(monkeypatch: pytest.Monke
 
     def content(table: pa.Table, *rest: Any) -> Any:
         counts.append(table.num_rows)
-        return changes.content(table, *rest)
+        return changes.compute_content(table, *rest)
 
     with shop(options=LARGE, follow=False) as s:
         s.push(rows=[order(number, f"c{number}") for number in range(60)])
-        monkeypatch.setattr(read, "content", content)
+        monkeypatch.setattr(read, "compute_content", content)
         assert begin(s, 3) == [3]
         assert counts == [1]

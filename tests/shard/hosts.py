@@ -12,7 +12,7 @@ from evertide.errors import (
     StorageFull,
     Unavailable,
 )
-from evertide.rows.changes import changes_schema
+from evertide.rows.changes import make_changes_schema
 from evertide.runtime import Runtime
 from evertide.settings import Settings
 from evertide.shard.log import ShardLog
@@ -39,7 +39,7 @@ SETTINGS = Settings(inline_bytes_max=1, rollup_every_diffs=1000, compaction_fan_
 def changes(rows: Mapping[int, int], time: int) -> pa.Table:
     """Changes at one time: each row has its own diff."""
     columns = [list(rows), [time] * len(rows), list(rows.values())]
-    schema = changes_schema(SCHEMA)
+    schema = make_changes_schema(SCHEMA)
     return pa.Table.from_arrays([pa.array(c, f.type) for c, f in zip(columns, schema, strict=True)], schema=schema)
 
 

@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 import pyarrow as pa
 
-from evertide.rows.changes import DIFF, TIME, changes_schema
+from evertide.rows.changes import DIFF, TIME, make_changes_schema
 from evertide.runtime import Runtime, SystemRuntime
 from evertide.settings import Settings
 from evertide.shard.read import Listing, TimeWindow, fetch
@@ -51,12 +51,12 @@ def changes(rows: Iterable[Row], time: int, diff: int = 1) -> pa.Table:
     """Changes at one time, with the same diff for all rows."""
     rows = list(rows)
     columns = [[row[0] for row in rows], [row[1] for row in rows], [time] * len(rows), [diff] * len(rows)]
-    arrays = [pa.array(column, field.type) for column, field in zip(columns, changes_schema(SCHEMA), strict=True)]
-    return pa.Table.from_arrays(arrays, schema=changes_schema(SCHEMA))
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, make_changes_schema(SCHEMA), strict=True)]
+    return pa.Table.from_arrays(arrays, schema=make_changes_schema(SCHEMA))
 
 
 def concat_changes(*tables: pa.Table) -> pa.Table:
-    return pa.concat_tables([changes_schema(SCHEMA).empty_table(), *tables])
+    return pa.concat_tables([make_changes_schema(SCHEMA).empty_table(), *tables])
 
 
 def totals(*tables: pa.Table) -> Counter[Row]:

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 import pyarrow as pa
 
-from evertide.rows.changes import DIFF, TIME, changes_schema
+from evertide.rows.changes import DIFF, TIME, make_changes_schema
 
 Row: TypeAlias = tuple[int, str]
 Change: TypeAlias = tuple[Row, int, int]
@@ -48,7 +48,7 @@ def sum_diffs(pairs: Iterable[tuple[object, int]]) -> Counter:  # type: ignore[t
 
 
 def to_table(changes: Iterable[Change]) -> pa.Table:
-    schema = changes_schema(SCHEMA)
+    schema = make_changes_schema(SCHEMA)
     columns = list(zip(*((row[0], row[1], time, diff) for row, time, diff in changes), strict=True)) or [()] * 4
     arrays = [pa.array(column, kind.type) for column, kind in zip(columns, schema, strict=True)]
     return pa.Table.from_arrays(arrays, schema=schema)

@@ -17,16 +17,16 @@ from evertide.rows import changes as module
 from evertide.rows.changes import (
     DIFF,
     TIME,
-    advance,
-    changes_schema,
+    advance_times,
     check_changes,
+    compute_content,
     consolidate,
-    content,
-    empty,
     expand,
-    lowest,
+    find_negative_sums,
+    make_changes_schema,
+    make_empty_changes,
 )
-from evertide.rows.digest import RowHashes, row_hashes
+from evertide.rows.digest import RowHashes, hash_rows
 from tests.kit.arrow import canonical_rows, reencoded, tables
 
 EXAMPLES = settings(max_examples=50, deadline=None)
@@ -37,7 +37,7 @@ Model = dict[tuple[Hashable, ...], int]
 
 def changes(rows: list[tuple[Any, ...]], schema: Any = SCHEMA) -> Any:
     """Rows are (column values..., time, diff)."""
-    wanted = changes_schema(schema)
+    wanted = make_changes_schema(schema)
     arrays = [pa.array([row[i] for row in rows], field.type) for i, field in enumerate(wanted)]
     return pa.Table.from_arrays(arrays, schema=wanted)
 
@@ -49,7 +49,7 @@ def timed(draw: st.DrawFn, table: Any = None) -> Any:
     times = draw(st.lists(st.integers(0, 3), min_size=count, max_size=count))
     diffs = draw(st.lists(st.integers(-2, 2), min_size=count, max_size=count))
     arrays = [*table.columns, pa.array(times, pa.int64()), pa.array(diffs, pa.int64())]
-    return pa.Table.from_arrays(arrays, schema=changes_schema(table.schema))
+    return pa.Table.from_arrays(arrays, schema=make_changes_schema(table.schema))
 
 
 def model(table: Any) -> Model:
@@ -84,7 +84,7 @@ def test_the_same_multiset_is_the_same_table(data: st.DataObject) -> None:
 @EXAMPLES
 @given(timed(), st.integers(-1, 4))
 def test_content_agrees_with_the_model(table: Any, as_of: int) -> None:
-    found = content(table, as_of)
+    found = compute_content(table, as_of)
     kept = table.filter(pa.array(np.asarray(table.column(TIME)) <= as_of, pa.bool_()))
     assert found.schema.names == [*table.schema.names[:-2], DIFF]
     assert model(found) == model(kept.drop_columns([TIME]))
@@ -94,11 +94,11 @@ def test_content_agrees_with_the_model(table: Any, as_of: int) -> None:
 @EXAMPLES
 @given(timed(), st.integers(0, 4))
 def test_advance_changes_no_content_from_since_on(table: Any, since: int) -> None:
-    moved = advance(table, since)
+    moved = advance_times(table, since)
     assert moved.schema == table.schema
     assert all(time >= since for time in moved.column(TIME).to_pylist())
     for as_of in range(since, 5):
-        assert model(content(moved, as_of)) == model(content(table, as_of))
+        assert model(compute_content(moved, as_of)) == model(compute_content(table, as_of))
 
 
 @EXAMPLES
@@ -110,7 +110,7 @@ def test_check_changes_keeps_the_values_and_gives_the_declared_types(data: st.Da
     given_table = coded.append_column(TIME, exact.column(TIME)).append_column(DIFF, exact.column(DIFF))
     found = check_changes(given_table, table.schema, 0, 4, "shard x")
     found.validate(full=True)
-    assert found.schema.equals(changes_schema(table.schema), check_metadata=True)
+    assert found.schema.equals(make_changes_schema(table.schema), check_metadata=True)
     assert [column.type for column in found.columns] == [field.type for field in found.schema]
     assert canonical_rows(found) == [row for row in canonical_rows(exact) if row[-1] != 0]
 
@@ -148,14 +148,14 @@ def test_rows_with_equal_hashes_are_compared_by_value(key_bits: int, table: Any)
         return RowHashes(hashes.high & np.uint64(key_bits), zeros)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "row_hashes", poor)
+        patch.setattr(module, "hash_rows", poor)
         found = consolidate(table)
         assert model(found) == model(table)
         assert found.num_rows == len(model(table))
-        assert model(content(table, 3)) == model(table.drop_columns([TIME]))
+        assert model(compute_content(table, 3)) == model(table.drop_columns([TIME]))
 
 
-ROW_HASHES = row_hashes
+ROW_HASHES = hash_rows
 
 
 def test_times_with_the_same_sort_key_are_distinguished() -> None:
@@ -164,7 +164,7 @@ def test_times_with_the_same_sort_key_are_distinguished() -> None:
     with pytest.MonkeyPatch.context() as patch:
         spread = module._TIME_SPREAD
         high = np.array([spread, 0, spread, 0], np.uint64)
-        patch.setattr(module, "row_hashes", lambda _: RowHashes(high, np.array([7, 8, 7, 8], np.uint64)))
+        patch.setattr(module, "hash_rows", lambda _: RowHashes(high, np.array([7, 8, 7, 8], np.uint64)))
         assert consolidate(table).column(DIFF).to_pylist() == [2, 2]
 
 
@@ -175,14 +175,14 @@ def test_a_sum_that_does_not_fit_is_an_error(sign: int) -> None:
     with pytest.raises(InvalidInput, match=rf"'id': 1, 'name': 'a'.*add up to {most + sign},"):
         consolidate(changes([(2, "b", 0, 1), (1, "a", 0, most), (1, "a", 0, sign)]))
     with pytest.raises(InvalidInput, match="shard y"):
-        content(changes([(1, "a", 0, most), (1, "a", 1, most)]), 1, "shard y")
+        compute_content(changes([(1, "a", 0, most), (1, "a", 1, most)]), 1, "shard y")
 
 
 def test_expand_repeats_rows_and_refuses_negative_counts() -> None:
-    table = content(changes([(1, "a", 0, 2), (2, "b", 0, 1), (3, "c", 0, 1), (3, "c", 1, -1)]), 5)
+    table = compute_content(changes([(1, "a", 0, 2), (2, "b", 0, 1), (3, "c", 0, 1), (3, "c", 1, -1)]), 5)
     assert expand(table).to_pylist() == [{"id": 1, "name": "a"}] * 2 + [{"id": 2, "name": "b"}]
     with pytest.raises(Damaged, match=r"shard z.*'id': 3.*count -1"):
-        expand(content(changes([(3, "c", 1, -1)]), 5), "shard z")
+        expand(compute_content(changes([(3, "c", 1, -1)]), 5), "shard z")
 
 
 @EXAMPLES
@@ -196,19 +196,19 @@ def test_lowest_is_the_lowest_running_sum(table: Any) -> None:
         sums[row] += diff
         if sums[row] < expected.get(row, 0):
             expected[row] = sums[row]
-    found = lowest(plain)
+    found = find_negative_sums(plain)
     assert (
         dict(zip(canonical_rows(found.drop_columns([DIFF])), found.column(DIFF).to_pylist(), strict=True)) == expected
     )
 
 
 def test_empty() -> None:
-    table = empty(SCHEMA)
-    assert table.schema == changes_schema(SCHEMA)
+    table = make_empty_changes(SCHEMA)
+    assert table.schema == make_changes_schema(SCHEMA)
     assert consolidate(table) == table
-    assert advance(table, 9) == table
-    assert content(table, 1).num_rows == 0
-    assert expand(content(table, 1)).schema == SCHEMA
+    assert advance_times(table, 9) == table
+    assert compute_content(table, 1).num_rows == 0
+    assert expand(compute_content(table, 1)).schema == SCHEMA
     assert check_changes(table, SCHEMA, 0, 0, "x") == table
 
 
@@ -280,4 +280,4 @@ def test_error_has_the_row_number_of_a_null_across_chunks_and_in_nested_columns(
 )
 def test_schemas_that_a_shard_cannot_hold_are_refused(schema: Any, message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
-        changes_schema(schema)
+        make_changes_schema(schema)

@@ -11,8 +11,8 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from evertide.errors import Conflict, Unexpected
-from evertide.rows.changes import DIFF, TIME, advance
-from evertide.rows.digest import row_hashes
+from evertide.rows.changes import DIFF, TIME, advance_times
+from evertide.rows.digest import hash_rows
 from evertide.settings import Settings
 from evertide.shard import compaction
 from evertide.shard.compaction import choose
@@ -126,7 +126,7 @@ def test_a_large_merge_goes_slice_by_slice(rows_max: int) -> None:
     assert shard.inspect().rows == contents[-1].total() + FAN_IN, "deletions cancelled the rows that they delete"
     with shard.snapshot(len(contents) + FAN_IN - 1) as snapshot:
         for part in snapshot.parts:
-            hashes = row_hashes(snapshot.fetch(part).drop_columns([TIME, DIFF])).high
+            hashes = hash_rows(snapshot.fetch(part).drop_columns([TIME, DIFF])).high
             assert {int(each) * part.slice_count >> 64 for each in hashes} == {part.slice_index}
 
 
@@ -211,7 +211,7 @@ def test_a_merge_that_loses_the_race_deletes_only_its_own_parts(monkeypatch: pyt
 def test_a_merge_that_would_change_the_content_is_not_committed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails without the comparison of digests: then the state machine refuses the swap, as `RecordDamaged`."""
     shard, writer, contents = fill_shard()
-    monkeypatch.setattr(compaction, "advance", lambda table, since: advance(table.slice(1), since))
+    monkeypatch.setattr(compaction, "advance_times", lambda table, since: advance_times(table.slice(1), since))
     with pytest.raises(Unexpected, match="returned other rows than its parts have"):
         shard.compact(writer)
     monkeypatch.undo()

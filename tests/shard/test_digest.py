@@ -13,7 +13,16 @@ from hypothesis import strategies as st
 
 from evertide.errors import InvalidInput, Unexpected
 from evertide.rows import digest as module
-from evertide.rows.digest import ZERO, RowHashes, add, digest, from_hex, negate, row_hashes, to_hex
+from evertide.rows.digest import (
+    ZERO,
+    RowHashes,
+    add_digests,
+    compute_digest,
+    from_hex,
+    hash_rows,
+    negate_digest,
+    to_hex,
+)
 from tests.kit.arrow import canonical_rows, reencoded, tables
 
 EXAMPLES = settings(max_examples=50, deadline=None)
@@ -21,7 +30,7 @@ MODULO = 1 << 128
 
 
 def hashes(table: Any) -> list[int]:
-    found = row_hashes(table)
+    found = hash_rows(table)
     return [int(high) << 64 | int(low) for high, low in zip(found.high, found.low, strict=True)]
 
 
@@ -82,8 +91,8 @@ def test_the_digest_of_a_table_equals_the_stored_one() -> None:
         }
     )
     diffs = np.array([1, -(2**63), 2**63 - 1, -7], np.int64)
-    assert to_hex(digest(table, diffs)) == "844c1b71380996da3e0770fb661ec20b"
-    assert to_hex(digest(table.slice(0, 0), diffs[:0])) == ZERO
+    assert to_hex(compute_digest(table, diffs)) == "844c1b71380996da3e0770fb661ec20b"
+    assert to_hex(compute_digest(table.slice(0, 0), diffs[:0])) == ZERO
 
 
 @EXAMPLES
@@ -99,7 +108,7 @@ def test_the_order_of_rows_does_not_matter(data: st.DataObject) -> None:
     table = data.draw(tables())
     diffs = data.draw(diffs_of(table.num_rows))
     order = np.array(data.draw(st.permutations(range(table.num_rows))), np.int64)
-    assert digest(table.take(pa.array(order)), diffs[order]) == digest(table, diffs)
+    assert compute_digest(table.take(pa.array(order)), diffs[order]) == compute_digest(table, diffs)
 
 
 @EXAMPLES
@@ -107,16 +116,19 @@ def test_the_order_of_rows_does_not_matter(data: st.DataObject) -> None:
 def test_a_digest_is_linear_and_exact(data: st.DataObject) -> None:
     table = data.draw(tables())
     diffs = data.draw(diffs_of(table.num_rows))
-    whole = digest(table, diffs)
+    whole = compute_digest(table, diffs)
     assert whole == sum(number * int(diff) for number, diff in zip(hashes(table), diffs, strict=True)) % MODULO
     cut = data.draw(st.integers(0, table.num_rows))
-    parts = [to_hex(digest(table.slice(0, cut), diffs[:cut])), to_hex(digest(table.slice(cut), diffs[cut:]))]
-    assert add(*parts) == to_hex(whole)
+    parts = [
+        to_hex(compute_digest(table.slice(0, cut), diffs[:cut])),
+        to_hex(compute_digest(table.slice(cut), diffs[cut:])),
+    ]
+    assert add_digests(*parts) == to_hex(whole)
     with np.errstate(over="ignore"):
         fits = diffs != -(2**63)
         taken = table.filter(pa.array(fits))
-        negated = digest(taken, -diffs[fits])
-    assert to_hex(negated) == negate(to_hex(digest(taken, diffs[fits])))
+        negated = compute_digest(taken, -diffs[fits])
+    assert to_hex(negated) == negate_digest(to_hex(compute_digest(taken, diffs[fits])))
 
 
 @EXAMPLES
@@ -141,8 +153,8 @@ def test_large_tables_are_exact_too(count: int) -> None:
     diffs = (numbers - count // 2).astype(np.int64) * (2**40 + 1)
     single = [hashes(table.slice(i, 1))[0] for i in range(0, count, 997)]
     assert hashes(table)[::997] == single
-    assert digest(table, diffs) == sum(a * int(b) for a, b in zip(hashes(table), diffs, strict=True)) % MODULO
-    assert digest(table, np.full(count, -3)) == -3 * sum(hashes(table)) % MODULO
+    assert compute_digest(table, diffs) == sum(a * int(b) for a, b in zip(hashes(table), diffs, strict=True)) % MODULO
+    assert compute_digest(table, np.full(count, -3)) == -3 * sum(hashes(table)) % MODULO
 
 
 def differ(kind: Any, *values: Any) -> None:
@@ -205,18 +217,18 @@ def test_a_type_that_has_no_hash_is_named() -> None:
     inside = pa.StructArray.from_arrays([union], ["u"])
     for array in (union, inside):
         with pytest.raises(InvalidInput, match=r"column 'odd'.*sparse_union"):
-            row_hashes(pa.table({"odd": array}))
+            hash_rows(pa.table({"odd": array}))
 
 
 def test_rows_and_diffs_must_agree() -> None:
     with pytest.raises(Unexpected, match="2 rows have 1 diffs"):
-        digest(pa.table({"a": [1, 2]}), np.array([1], np.int64))
+        compute_digest(pa.table({"a": [1, 2]}), np.array([1], np.int64))
 
 
 def test_a_table_without_columns_has_rows() -> None:
     table = pa.table({"a": [1, 2]}).select([])
     assert len(set(hashes(table))) == 1
-    assert digest(table, np.array([1, -1], np.int64)) == 0
+    assert compute_digest(table, np.array([1, -1], np.int64)) == 0
 
 
 def test_a_column_too_large_for_small_offsets(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,8 +243,8 @@ def test_a_column_too_large_for_small_offsets(monkeypatch: pytest.MonkeyPatch) -
 def test_hexadecimal_form() -> None:
     assert to_hex(-1) == "f" * 32
     assert from_hex(to_hex(12345)) == 12345
-    assert add("f" * 32, to_hex(1)) == ZERO
-    assert negate(ZERO) == ZERO
-    assert add(negate(to_hex(99)), to_hex(99)) == ZERO
-    assert isinstance(row_hashes(pa.table({"a": [1]})), RowHashes)
+    assert add_digests("f" * 32, to_hex(1)) == ZERO
+    assert negate_digest(ZERO) == ZERO
+    assert add_digests(negate_digest(to_hex(99)), to_hex(99)) == ZERO
+    assert isinstance(hash_rows(pa.table({"a": [1]})), RowHashes)
     assert module.ZERO == "0" * 32

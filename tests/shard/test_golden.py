@@ -24,7 +24,7 @@ import pytest
 import xxhash
 
 from evertide.errors import UnsupportedFormat
-from evertide.rows.changes import changes_schema
+from evertide.rows.changes import make_changes_schema
 from evertide.shard.hold import HoldRecord
 from evertide.shard.lease import LeaseRecord
 from evertide.shard.log import Rollup
@@ -145,7 +145,7 @@ UPPER = 5
 def delta(time: int) -> pa.Table:
     rows = [(*row, time, diff) for row, diff in DELTAS[time].items()]
     columns = zip(*rows, strict=True)
-    schema = changes_schema(SCHEMA)
+    schema = make_changes_schema(SCHEMA)
     return pa.Table.from_arrays([pa.array(c, f.type) for c, f in zip(columns, schema, strict=True)], schema=schema)
 
 

@@ -23,8 +23,8 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from evertide.errors import BlobDamaged, InvalidInput, UnsupportedFormat
-from evertide.rows.changes import DIFF, TIME, changes_schema, check_changes
-from evertide.rows.digest import ZERO, digest, to_hex
+from evertide.rows.changes import DIFF, TIME, check_changes, make_changes_schema
+from evertide.rows.digest import ZERO, compute_digest, to_hex
 from evertide.settings import Settings
 from evertide.shard.parts.part import Part, Predicate, Range, decode_part, encode_parts, may_match, verify_rows
 from evertide.shard.parts.statistics import column_range
@@ -40,7 +40,7 @@ SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("name",
 def with_times(table: Any, times: list[int] | None = None, diffs: list[int] | None = None) -> Any:
     rows = table.num_rows
     extra = [pa.array(times or range(rows), pa.int64()), pa.array(diffs or [1] * rows, pa.int64())]
-    return pa.Table.from_arrays([*table.columns, *extra], schema=changes_schema(table.schema))
+    return pa.Table.from_arrays([*table.columns, *extra], schema=make_changes_schema(table.schema))
 
 
 def sample(rows: int = 100) -> Any:
@@ -85,7 +85,7 @@ def test_a_part_describes_its_rows() -> None:
     assert (part.rows, part.bytes, part.count, part.retractions) == (3, len(content), 2**63 - 1, 1)
     assert (part.time_min, part.time_max, part.key, part.inline) == (5, 7, "", b"")
     assert part.checksum == xxhash.xxh3_128_hexdigest(content)
-    assert part.digest == to_hex(digest(table.drop_columns([TIME, DIFF]), np.array([2**62, -1, 2**62])))
+    assert part.digest == to_hex(compute_digest(table.drop_columns([TIME, DIFF]), np.array([2**62, -1, 2**62])))
     assert part.ranges == {"id": Range(0, 2, 0), "name": Range("name 1", "name 2", 1)}
     assert (part.slice_index, part.slice_count) == (0, 1)
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pytest
 
 from evertide.errors import ScratchUnavailable
-from evertide.rows.changes import DIFF, changes_schema, net
+from evertide.rows.changes import DIFF, consolidate_delta, make_changes_schema
 from evertide.shard.parts.pieces import pieces
 from evertide.shard.shard import Shard
 from tests.shard.kit import BLOBS, make_shards, make_writer
@@ -47,7 +47,7 @@ def fill_shard(times: int, seed: int, *, is_added_only: bool = False) -> Shard:
     for time in range(times):
         rows = [(*row[:3], time, row[3]) for row in delta(chance, held, is_added_only=is_added_only)]
         columns = zip(*rows, strict=True) if rows else [[]] * 5
-        schema = changes_schema(SCHEMA)
+        schema = make_changes_schema(SCHEMA)
         arrays = [pa.array(list(column), field.type) for column, field in zip(columns, schema, strict=True)]
         shard.compare_and_append(pa.Table.from_arrays(arrays, schema=schema), time, time + 1, writer)
     return shard
@@ -66,7 +66,7 @@ def test_pieces_add_up_to_the_content(seed: int, is_added_only: bool) -> None:
             for rows_max, bytes_max in ((1, MANY), (5, MANY), (1_000, MANY), (1_000, 600)):
                 found = list(pieces(snapshot, rows_max, bytes_max))
                 assert all(min(piece.column(DIFF).to_pylist()) > 0 for piece in found)
-                assert net(pa.concat_tables([*found, taken_away])).num_rows == 0
+                assert consolidate_delta(pa.concat_tables([*found, taken_away])).num_rows == 0
                 assert len(found) == 1 if (rows_max, bytes_max) == (1_000, MANY) else len(found) > 1
 
 
@@ -74,7 +74,7 @@ def test_an_empty_shard_has_no_pieces() -> None:
     shards = make_shards()
     writer = make_writer(shards)
     shard = shards.create("t", SCHEMA, writer)
-    shard.compare_and_append(changes_schema(SCHEMA).empty_table(), 0, 1, writer)
+    shard.compare_and_append(make_changes_schema(SCHEMA).empty_table(), 0, 1, writer)
     with shard.snapshot(0) as snapshot:
         assert list(pieces(snapshot, 1, 1)) == []
 
@@ -103,7 +103,7 @@ def test_memory_is_bounded_by_the_size_of_a_piece(is_added_only: bool) -> None:
         added = [(time * 2_000 + at, lines[at * 1_000 : at * 1_000 + 1_000], time, 1) for at in range(2_000)]
         gone = [] if is_added_only or not time else [(0, lines[:1_000], time, 1), (0, lines[:1_000], time, -1)]
         arrays = [list(column) for column in zip(*added, *gone, strict=True)]
-        schema = changes_schema(shard.schema)
+        schema = make_changes_schema(shard.schema)
         table = pa.Table.from_arrays([pa.array(a, f.type) for a, f in zip(arrays, schema, strict=True)], schema=schema)
         shard.compare_and_append(table, time, time + 1, writer)
     with shard.snapshot(19) as snapshot, measure_peak() as pool:

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from evertide.rows.changes import changes_schema
+from evertide.rows.changes import make_changes_schema
 from evertide.settings import Settings
 from evertide.shard.parts.groups import is_inside
 from evertide.shard.parts.part import Part, encode_parts
@@ -30,7 +30,7 @@ KINDS: dict[str, tuple[Any, list[Any]]] = {
 
 def part(kind: Any, values: Sequence[Any], diff: int = 1, time: int = 0, size: int = 100) -> Part:
     rows = {"v": values, "__time": [time] * len(values), "__diff": [diff] * len(values)}
-    schema = changes_schema(pa.schema([("v", kind)]))
+    schema = make_changes_schema(pa.schema([("v", kind)]))
     [(found, _)] = encode_parts(pa.table(rows, schema=schema), settings=BLOBS)
     return type(found)(
         **{name: getattr(found, name) for name in found.__struct_fields__} | {"bytes": size, "key": f"parts/{values!r}"}

@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from evertide.rows.changes import DIFF, expand, net
-from evertide.rows.slices import Slices, by_columns
+from evertide.rows.changes import DIFF, consolidate_delta, expand
+from evertide.rows.slices import Slices, choose_by_columns
 from evertide.runtime import Runtime
 from evertide.sinks.contract import Changes, Prepared, Sink, SinkDeclaration
 from evertide.sinks.registry import prepare_sinks
@@ -116,16 +116,16 @@ class _TakingTables:
 
 def split_into_pieces(table: pa.Table, count: int, key: Sequence[str] = ()) -> Changes:
     """A table as the pieces in which a sink receives a large transaction."""
-    with Slices(table.schema, count, by_columns(key) if key else None) as slices:
+    with Slices(table.schema, count, choose_by_columns(key) if key else None) as slices:
         slices.add(table)
-        pieces = [net(slices.read(index)) for index in range(count)]
+        pieces = [consolidate_delta(slices.read(index)) for index in range(count)]
     return Changes(lambda: pieces, is_addition=bool(pc.all(pc.greater(table[DIFF], 0)).as_py()))
 
 
 def changes(*rows: tuple[Row, int], schema: pa.Schema = SCHEMA) -> pa.Table:
     """Changes as sinks receive them."""
     told = pa.schema([*schema, pa.field(DIFF, pa.int64(), nullable=False)])
-    return net(pa.Table.from_pylist([{**one, DIFF: diff} for one, diff in rows], told))
+    return consolidate_delta(pa.Table.from_pylist([{**one, DIFF: diff} for one, diff in rows], told))
 
 
 def text_changes(*rows: tuple[int, bytes, int]) -> pa.Table:
@@ -133,7 +133,7 @@ def text_changes(*rows: tuple[int, bytes, int]) -> pa.Table:
     numbers, values, diffs = zip(*rows, strict=True)
     texts = pa.array(values, pa.binary()).view(pa.string())
     told = pa.schema([*TEXTS, pa.field(DIFF, pa.int64(), nullable=False)])
-    return net(pa.Table.from_arrays([pa.array(numbers), texts, pa.array(diffs, pa.int64())], schema=told))
+    return consolidate_delta(pa.Table.from_arrays([pa.array(numbers), texts, pa.array(diffs, pa.int64())], schema=told))
 
 
 def next_changes(content: pa.Table, random: np.random.Generator, *, is_keyed: bool) -> pa.Table:
@@ -166,4 +166,7 @@ def has_content(found: pa.Table, content: pa.Table) -> bool:
     rows = found.select(content.schema.names[:-1]).cast(pa.schema([*content.schema][:-1]))
     counted = rows.append_column(content.schema.field(DIFF), pa.array(np.ones(rows.num_rows, np.int64)))
     gone = content.set_column(content.num_columns - 1, content.schema.field(DIFF), pa.array(-content[DIFF].to_numpy()))
-    return bool(net(pa.concat_tables([counted, gone])).num_rows == 0) and expand(content).num_rows == rows.num_rows
+    return (
+        bool(consolidate_delta(pa.concat_tables([counted, gone])).num_rows == 0)
+        and expand(content).num_rows == rows.num_rows
+    )

@@ -10,7 +10,7 @@ import pytest
 from deltalake import DeltaTable
 
 from evertide.errors import SinkFailed
-from evertide.rows.changes import net
+from evertide.rows.changes import consolidate_delta
 from tests.sinks.kit import changes, declare, prepare, row, split_into_pieces
 
 CONNECTORS = ["delta", "files"]
@@ -77,7 +77,7 @@ def test_files_hold_a_large_transaction_piece_by_piece_in_one_file(tmp_path: Pat
     [path] = (tmp_path / "target").glob("*.parquet")
     found = pq.read_table(path)
     assert found["__time"].unique().to_pylist() == [3]
-    assert net(found.drop_columns(["__time"]).cast(given.schema)) == given
+    assert consolidate_delta(found.drop_columns(["__time"]).cast(given.schema)) == given
 
 
 def test_files_are_a_log_of_changes(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from evertide.errors import InvalidInput, SinkFailed
-from evertide.rows.changes import net
+from evertide.rows.changes import consolidate_delta
 from tests.sinks.kit import (
     SCHEMA,
     TEXTS,
@@ -44,7 +44,7 @@ def test_the_table_has_the_content_of_the_collection(
         if delta.num_rows == 0:
             continue
         sink.write(time, delta if pieces == 1 else split_into_pieces(delta, pieces, key))
-        content = net(pa.concat_tables([content, delta]))
+        content = consolidate_delta(pa.concat_tables([content, delta]))
         assert has_content(table(tmp_path), content), time
         assert DeltaTable(tmp_path / "target").transaction_version("token") == time
         if random.random() < 0.3:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from evertide.rows.changes import TIME, consolidate, empty
+from evertide.rows.changes import TIME, consolidate, make_empty_changes
 from evertide.shard.source import Delivered, Frozen, Progressed, Restarted, ShardSource
 
 __all__ = ["complete_changes"]
@@ -28,7 +28,7 @@ def complete_changes(source: ShardSource, schema: pa.Schema) -> Iterator[tuple[i
             case Frozen(_, error):
                 raise error
             case Progressed(frontier):
-                together = pa.concat_tables([empty(schema), *waiting])
+                together = pa.concat_tables([make_empty_changes(schema), *waiting])
                 is_over = pc.less(together.column(TIME), frontier)
                 rest = together.filter(pc.invert(is_over))
                 waiting = [rest] if rest.num_rows else []

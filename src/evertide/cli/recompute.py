@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from evertide.rows.utf8 import is_valid_utf8, texts_as_bytes
+from evertide.rows.utf8 import convert_texts_to_bytes, is_valid_utf8
 
 if TYPE_CHECKING:
     from evertide.pipeline.pipeline import Pipeline
@@ -51,7 +51,7 @@ def recompute_views(pipeline: Pipeline, queries: dict[str, str], time: int) -> I
 def compare_view(name: str, held: pa.Table, expected: pa.Table) -> Comparison:
     """Compare columns by position, because the query may name them differently."""
     if not (is_valid_utf8(held) and is_valid_utf8(expected)):
-        held, expected = texts_as_bytes(held), texts_as_bytes(expected)
+        held, expected = convert_texts_to_bytes(held), convert_texts_to_bytes(expected)
     found, wanted = _count_rows(held), _count_rows(expected)
     surplus, missing = list((found - wanted).elements()), list((wanted - found).elements())
     surplus, missing = _drop_matches(surplus, missing)

@@ -23,7 +23,7 @@ from evertide.datasource.condition import Condition, may_hold, parse
 from evertide.datasource.request import Request, resolve_names
 from evertide.errors import InvalidInput
 from evertide.pipeline.reading.reader import Reader
-from evertide.rows.changes import DIFF, TIME, changes_schema
+from evertide.rows.changes import DIFF, TIME, make_changes_schema
 from evertide.shard.lease import end_lease, renew_lease
 from evertide.shard.parts.split import Group, by_time, split
 from evertide.shard.read import TimeWindow, list_parts
@@ -63,7 +63,7 @@ class ReadTask:
 
 def select_columns(request: Request, pinned: Pin) -> pa.Schema:
     """The columns of the DataFrame."""
-    schema = changes_schema(pinned.arrow)
+    schema = make_changes_schema(pinned.arrow)
     known = [name for name in schema.names if name not in (TIME, DIFF)]
     names = resolve_names(request.columns, known)
     return pa.schema(

@@ -28,7 +28,7 @@ from evertide.errors import EvertideError, SparkEnded, Unavailable, ViewFailed
 from evertide.flow.leaf_rows import get_diffs
 from evertide.plan.fragment.fragment import ROWS_SMALL_MAX
 from evertide.rows.columns import Longs
-from evertide.rows.python_rows import python_rows
+from evertide.rows.python_rows import to_python_rows
 
 __all__ = ["SuspectedFailure", "find_culprit", "retry_step"]
 
@@ -155,6 +155,6 @@ def _select(deltas: Deltas, rows: Longs) -> dict[str, pa.Table]:
 
 def _describe_rows(deltas: Deltas, rows: Longs) -> str:
     chosen = _select(deltas, rows[:_DESCRIBED_MAX])
-    said = [f"table {name!r}, row {row}" for name, delta in chosen.items() for row in python_rows(delta)]
+    said = [f"table {name!r}, row {row}" for name, delta in chosen.items() for row in to_python_rows(delta)]
     more = [f"{len(rows) - _DESCRIBED_MAX} more"] if len(rows) > _DESCRIBED_MAX else []
     return " and ".join([*said, *more])

@@ -48,7 +48,7 @@ from evertide.plan.fragment.fragment import Fragment
 from evertide.plan.program.program import Program
 from evertide.plan.program.project import Project
 from evertide.plan.program.view_function import ViewFunction
-from evertide.rows.changes import DIFF, DIFF_FIELD, check_column, net
+from evertide.rows.changes import DIFF, DIFF_FIELD, check_column, consolidate_delta
 from evertide.store.blob import Blob
 from evertide.store.memory import MemoryBlob
 from evertide.store.paths import Name
@@ -260,7 +260,7 @@ class Circuit:
 
     def _make_view_delta(self, name: str) -> pa.Table:
         """Each row once, in an order that depends only on the content, so equal deltas are bitwise equal tables."""
-        return net(self._collections[name].delta, name).rename_columns([*self.views[name].names, DIFF])
+        return consolidate_delta(self._collections[name].delta, name).rename_columns([*self.views[name].names, DIFF])
 
     def _make_collection(self, name: str, columns: tuple[Attribute, ...]) -> Collection:
         return Collection(name, make_arrow_schema(columns), self._arrange)

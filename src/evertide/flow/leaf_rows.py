@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from evertide.rows.changes import DIFF, DIFF_FIELD, expand, net
+from evertide.rows.changes import DIFF, DIFF_FIELD, consolidate_delta, expand
 
 __all__ = ["Moves", "add_diffs", "add_sign", "cancel_out", "get_diffs", "split_moves"]
 
@@ -30,7 +30,7 @@ def cancel_out(delta: pa.Table, where: str) -> pa.Table:
 
     A row may still occur twice. A delta that only adds rows is returned as it is.
     """
-    return net(delta, where, is_sorted=False) if _has_retractions(delta) else delta
+    return consolidate_delta(delta, where, is_sorted=False) if _has_retractions(delta) else delta
 
 
 def _has_retractions(delta: pa.Table) -> bool:
@@ -75,7 +75,7 @@ def split_moves(delta: pa.Table, fetched: list[pa.Table], where: str) -> Moves:
     goes = expand(add_diffs(taken.drop_columns([DIFF]), -get_diffs(taken)), where)
     stays = nothing
     if before.num_rows:
-        left = net(pa.concat_tables([before, taken]), where, is_sorted=False)
+        left = consolidate_delta(pa.concat_tables([before, taken]), where, is_sorted=False)
         stays = expand(left.filter(pa.array(get_diffs(left) > 0)), where)
     return Moves(stays, goes, comes, pa.concat_tables([stays, goes]), pa.concat_tables([stays, comes]))
 
@@ -86,6 +86,6 @@ def _deduplicate(fetched: list[pa.Table], where: str) -> pa.Table:
         return fetched[0]
     rows = pa.concat_tables(fetched)
     plain = rows.drop_columns([DIFF])
-    counts = get_diffs(net(rows, where))
-    found = net(add_sign(plain, 1), where)
+    counts = get_diffs(consolidate_delta(rows, where))
+    found = consolidate_delta(add_sign(plain, 1), where)
     return add_diffs(found.drop_columns([DIFF]), counts // get_diffs(found))

@@ -19,7 +19,7 @@ import msgspec
 
 from evertide.errors import Damaged, Diverged, Unexpected
 from evertide.journal.records import Bound, Committed, Content
-from evertide.rows.digest import add
+from evertide.rows.digest import add_digests
 from evertide.types import Time
 
 __all__ = ["ReplayGroup", "ReplayResult", "check_replay", "check_times", "find_divergences"]
@@ -86,7 +86,7 @@ def _add_contents(several: Sequence[Mapping[str, Content]]) -> dict[str, Content
     for contents in several[1:]:
         for name, content in contents.items():
             before = found[name]
-            found[name] = Content(before.rows + content.rows, add(before.digest, content.digest))
+            found[name] = Content(before.rows + content.rows, add_digests(before.digest, content.digest))
     return found
 
 

@@ -51,9 +51,9 @@ class SampleCache:
         self._started_s = -every_s
         self._thread: WatchedThread | None = None
 
-    def troubles(self) -> list[Problem]:
+    def list_thread_problems(self) -> list[Problem]:
         """The error that ended the last sampling thread, if any."""
-        return [] if self._thread is None else self._thread.troubles()
+        return [] if self._thread is None else self._thread.list_thread_problems()
 
     def latest(self) -> tuple[Sample | None, float, bool]:
         """The last sample, its age, and whether the storage answers now."""
@@ -120,8 +120,8 @@ class StatusCollector(Collector):
         self._liveness = liveness
         self._shapes = shapes
 
-    def troubles(self) -> list[Problem]:
-        return self._cache.troubles()
+    def list_thread_problems(self) -> list[Problem]:
+        return self._cache.list_thread_problems()
 
     def describe(self) -> Iterable[Metric]:
         return ()

@@ -26,7 +26,7 @@ def watch_pipeline(
         make_pipeline_sampler(pipeline), runtime or SystemRuntime(), liveness=pipeline.liveness.report, shapes=measure
     )
     metrics.watch(collector)
-    pipeline.watch(collector.troubles)
+    pipeline.watch(collector.list_thread_problems)
 
 
 def watch_reader(metrics: Metrics, reader: Reader, shapes: ShapeService) -> None:

@@ -72,7 +72,7 @@ from evertide.store.observed import observe
 from evertide.store.open import Storage, open_storage
 from evertide.threads.steps import watch_steps
 from evertide.threads.ticker import Ticker
-from evertide.threads.watched import unexpected_error
+from evertide.threads.watched import make_unexpected_error
 
 __all__ = ["Pipeline"]
 
@@ -105,7 +105,7 @@ class Pipeline:
         self._is_open = self._is_closed = False
         self._threads: list[Ticker | LeaderTasks] = []
         self._watched: list[Callable[[], Iterable[Problem]]] = [
-            lambda: (one for thread in [*self._threads] for one in thread.troubles())
+            lambda: (one for thread in [*self._threads] for one in thread.list_thread_problems())
         ]
         self._pushed: PushTransaction
         self._heartbeat: Heartbeat | None = None
@@ -127,7 +127,7 @@ class Pipeline:
             if isinstance(error, EvertideError):
                 found = self._fail(error)
             elif isinstance(error, Exception):
-                self._fail(unexpected_error("opening the pipeline", error))
+                self._fail(make_unexpected_error("opening the pipeline", error))
             self._shut_down()
             raise found from found.__cause__
         self._is_open = True
@@ -313,12 +313,12 @@ class Pipeline:
     def status(self, unread: EvertideError | None = None) -> Status:
         """If `unread` is given, no storage call is made for this reason: the status has the last known facts."""
         facts = self._stored.read() if unread is None else self._stored.recall(unread)
-        troubles = [one for troubles in [*self._watched] for one in troubles()]
-        return self._process_state.status(self._runner, self._input_reader, self._leader_tasks, facts, troubles)
+        thread_problems = [problem for list_problems in [*self._watched] for problem in list_problems()]
+        return self._process_state.status(self._runner, self._input_reader, self._leader_tasks, facts, thread_problems)
 
-    def watch(self, troubles: Callable[[], Iterable[Problem]]) -> None:
+    def watch(self, list_problems: Callable[[], Iterable[Problem]]) -> None:
         """Include the problems of other threads of this process, such as a server's, in the status."""
-        self._watched.append(troubles)
+        self._watched.append(list_problems)
 
     def txid_of(self, time: int) -> int:
         """The number by which clients of shapes can wait for a pushed transaction."""
@@ -424,7 +424,7 @@ class Pipeline:
             raise found from found.__cause__
         except Exception as error:  # the status must name an error of any class
             logger.exception("transaction %d failed", self.time + 1)
-            raise self._process_state.fail(unexpected_error(f"transaction {self.time + 1}", error)) from error
+            raise self._process_state.fail(make_unexpected_error(f"transaction {self.time + 1}", error)) from error
         finally:
             self._process_state.publish()
 

@@ -7,7 +7,7 @@ Equality of rows is bit-exact, as in `evertide.rows.digest`: NaN equals NaN, NUL
 
 A consolidated table has each (row, time) once, with a diff that is not 0, in an order that depends on its content only:
 by the sortable columns, in order, NULL first, then time, then the row's hash. So equal multisets are equal tables,
-whatever the order and chunks of the input, and neighbouring rows compress and prune well.
+whatever the order and chunks of the input, and rows that are adjacent compress and prune well.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from evertide.errors import Damaged, InvalidInput
-from evertide.rows.columns import Bools, Longs, Words, one_chunk, plain
-from evertide.rows.conform import are_alike, conform, explain_refusal, first_null, forbids_null
-from evertide.rows.digest import RowHashes, row_hashes
-from evertide.rows.equality import equal_rows
-from evertide.rows.python_rows import python_rows
+from evertide.rows.columns import Bools, Longs, Words, remove_encoding, to_array
+from evertide.rows.conform import are_alike, conform, explain_refusal, find_first_null, forbids_null
+from evertide.rows.digest import RowHashes, hash_rows
+from evertide.rows.equality import compare_rows
+from evertide.rows.python_rows import to_python_rows
 
 __all__ = [
     "DIFF",
     "DIFF_FIELD",
     "TIME",
-    "advance",
-    "changes_schema",
+    "advance_times",
     "check_changes",
     "check_column",
+    "compute_content",
     "consolidate",
-    "content",
-    "empty",
+    "consolidate_delta",
     "expand",
     "expand_in_pieces",
-    "lowest",
-    "net",
+    "find_negative_sums",
+    "make_changes_schema",
+    "make_empty_changes",
 ]
 
 TIME = "__time"
@@ -66,7 +66,7 @@ _SORTABLE = frozenset(
 
 
 @lru_cache(maxsize=1024)
-def changes_schema(schema: pa.Schema) -> pa.Schema:
+def make_changes_schema(schema: pa.Schema) -> pa.Schema:
     """The columns of a shard, then time and diff. Raise `InvalidInput` for columns that a shard cannot store."""
     names = schema.names
     for field in schema:
@@ -79,8 +79,8 @@ def changes_schema(schema: pa.Schema) -> pa.Schema:
     return pa.schema([*schema, _TIME_FIELD, DIFF_FIELD])
 
 
-def empty(schema: pa.Schema) -> pa.Table:
-    return changes_schema(schema).empty_table()
+def make_empty_changes(schema: pa.Schema) -> pa.Table:
+    return make_changes_schema(schema).empty_table()
 
 
 def check_changes(table: pa.Table, schema: pa.Schema, lower: int, upper: int, where: str) -> pa.Table:
@@ -89,18 +89,18 @@ def check_changes(table: pa.Table, schema: pa.Schema, lower: int, upper: int, wh
     Times must be in [lower, upper), and the columns those of `schema` in order, of like types, with no NULL where the
     schema allows none. Messages name the first invalid row, counted from 0.
     """
-    wanted = changes_schema(schema)
+    wanted = make_changes_schema(schema)
     _check_names(table, wanted, where)
     arrays = [check_column(table.column(i), wanted.field(i), where) for i in range(len(wanted))]
-    _check_times(_longs(arrays[-2]), lower, upper, where)
+    _check_times(_to_longs(arrays[-2]), lower, upper, where)
     checked = pa.Table.from_arrays(arrays, schema=wanted)
-    kept = _longs(arrays[-1]) != 0
+    kept = _to_longs(arrays[-1]) != 0
     return checked if kept.all() else checked.take(pa.array(np.flatnonzero(kept)))
 
 
-def advance(table: pa.Table, since: int) -> pa.Table:
+def advance_times(table: pa.Table, since: int) -> pa.Table:
     """Move times below `since` up to `since`: no reader can tell them apart."""
-    times = _longs(table.column(TIME))
+    times = _to_longs(table.column(TIME))
     if len(times) == 0 or times.min() >= since:
         return table
     return table.set_column(table.num_columns - 2, _TIME_FIELD, pa.array(np.maximum(times, since)))
@@ -109,35 +109,35 @@ def advance(table: pa.Table, since: int) -> pa.Table:
 def consolidate(table: pa.Table, where: str = "changes") -> pa.Table:
     """Return each (row, time) once, with the sum of its diffs if that is not 0, in the order of the header."""
     columns = table.drop_columns([TIME, DIFF])
-    rows, diffs = _sum_diffs(columns, _longs(table.column(TIME)), _longs(table.column(DIFF)), where)
+    rows, diffs = sum_diffs(columns, _to_longs(table.column(TIME)), _to_longs(table.column(DIFF)), where)
     taken = table.drop_columns([DIFF]).take(pa.array(rows))
     return taken.append_column(DIFF_FIELD, pa.array(diffs))
 
 
-def content(table: pa.Table, as_of: int, where: str = "changes") -> pa.Table:
+def compute_content(table: pa.Table, as_of: int, where: str = "changes") -> pa.Table:
     """The multiset at a time: the sum of the changes up to it, consolidated. Columns, then `__diff`."""
-    times = _longs(table.column(TIME))
+    times = _to_longs(table.column(TIME))
     if len(times) and times.max() > as_of:
         table = table.take(pa.array(np.flatnonzero(times <= as_of)))
-    return net(table.drop_columns([TIME]), where)
+    return consolidate_delta(table.drop_columns([TIME]), where)
 
 
-def net(table: pa.Table, where: str = "changes", *, is_sorted: bool = True) -> pa.Table:
+def consolidate_delta(table: pa.Table, where: str = "changes", *, is_sorted: bool = True) -> pa.Table:
     """Add up changes without times (columns, then `__diff`): each row once, with the sum of its diffs if not 0.
 
     The content decides the order, unless `is_sorted` is false: sorting costs more than adding up.
     """
     columns = table.drop_columns([DIFF])
-    rows, diffs = _sum_diffs(columns, None, _longs(table.column(DIFF)), where, is_sorted=is_sorted)
+    rows, diffs = sum_diffs(columns, None, _to_longs(table.column(DIFF)), where, is_sorted=is_sorted)
     return columns.take(pa.array(rows)).append_column(DIFF_FIELD, pa.array(diffs))
 
 
-def lowest(table: pa.Table) -> pa.Table:
+def find_negative_sums(table: pa.Table) -> pa.Table:
     """Of changes without times, in order: each row whose running sum of diffs falls below 0, with the lowest sum."""
-    columns, diffs = table.drop_columns([DIFF]), _longs(table.column(DIFF))
+    columns, diffs = table.drop_columns([DIFF]), _to_longs(table.column(DIFF))
     if len(diffs) == 0:
         return table
-    order, again = _verify_groups(columns, *_group_rows(row_hashes(columns).high, None))
+    order, again = _verify_groups(columns, *_group_rows(hash_rows(columns).high, None))
     is_first = np.concatenate(([True], ~again))
     starts = np.flatnonzero(is_first)
     order = order[np.lexsort((order, np.cumsum(is_first)))]  # equal rows stay neighbours, now in input order
@@ -148,7 +148,7 @@ def lowest(table: pa.Table) -> pa.Table:
 
 
 def expand(table: pa.Table, where: str = "collection") -> pa.Table:
-    """Repeat each row of a multiset, as `content` returns it, as often as its count."""
+    """Repeat each row of a multiset, which `compute_content` returns, as often as its count."""
     columns, counts = _split_counts(table, where)
     return _repeat(columns, counts)
 
@@ -156,10 +156,10 @@ def expand(table: pa.Table, where: str = "collection") -> pa.Table:
 def expand_in_pieces(table: pa.Table, where: str = "collection") -> Iterator[pa.Table]:
     """Like `expand`, in pieces: one small row may occur a billion times, more than fits in memory."""
     columns, counts = _split_counts(table, where)
-    yield from _pieces(columns, counts)
+    yield from _iterate_pieces(columns, counts)
 
 
-def _pieces(columns: pa.Table, counts: Longs) -> Iterator[pa.Table]:
+def _iterate_pieces(columns: pa.Table, counts: Longs) -> Iterator[pa.Table]:
     """Halve the rows until a piece is small enough, or has one row."""
     most = int(counts.max(initial=0))
     if most <= 1 or (columns.nbytes <= _PIECE_BYTES // most and counts.sum(dtype=np.float64) <= _PIECE_ROWS):
@@ -170,18 +170,18 @@ def _pieces(columns: pa.Table, counts: Longs) -> Iterator[pa.Table]:
             yield _repeat(columns, np.array([min(at_once, most - done)]))
     else:
         half = len(counts) // 2
-        yield from _pieces(columns.slice(0, half), counts[:half])
-        yield from _pieces(columns.slice(half), counts[half:])
+        yield from _iterate_pieces(columns.slice(0, half), counts[:half])
+        yield from _iterate_pieces(columns.slice(half), counts[half:])
 
 
 def _split_counts(table: pa.Table, where: str) -> tuple[pa.Table, Longs]:
     """The rows, and the count of each. A negative count is damage."""
-    counts = _longs(table.column(DIFF))
+    counts = _to_longs(table.column(DIFF))
     columns = table.drop_columns([name for name in (TIME, DIFF) if name in table.schema.names])
     negative = np.flatnonzero(counts < 0)
     if len(negative):
         at = int(negative[0])
-        [row] = python_rows(columns.slice(at, 1))
+        [row] = to_python_rows(columns.slice(at, 1))
         raise Damaged(
             path=where,
             why=f"row {row!r} has the count {int(counts[at])}, but no row of a collection has a negative count",
@@ -195,8 +195,8 @@ def _repeat(columns: pa.Table, counts: Longs) -> pa.Table:
     return columns.take(pa.array(np.repeat(np.arange(len(counts)), counts)))
 
 
-def _longs(column: Any) -> Longs:
-    return np.asarray(one_chunk(column))
+def _to_longs(column: Any) -> Longs:
+    return np.asarray(to_array(column))
 
 
 def _check_names(table: pa.Table, wanted: pa.Schema, where: str) -> None:
@@ -220,9 +220,9 @@ def check_column(column: Any, field: Any, where: str) -> Any:
     checked, before = [], 0
     for chunk in column.chunks:
         array = conform(chunk, field.type)
-        row = first_null(array, field)
+        row = find_first_null(array, field)
         if row is not None:
-            [found] = python_rows(pa.table({"value": array.slice(row, 1)}))
+            [found] = to_python_rows(pa.table({"value": array.slice(row, 1)}))
             why = f"row {before + row} holds {found['value']!r}, but {field} allows no NULL there"
             raise InvalidInput(where=place, why=why)
         checked.append(array)
@@ -238,23 +238,24 @@ def _check_times(times: Longs, lower: int, upper: int, where: str) -> None:
     raise InvalidInput(where=f"{where}, column {TIME!r}", why=why)
 
 
-def _sum_diffs(
+def sum_diffs(
     columns: pa.Table, times: Longs | None, diffs: Longs, where: str, *, is_sorted: bool = True
 ) -> tuple[Longs, Longs]:
-    """For each distinct (row, time) whose diffs do not sum to 0: one of its rows and that sum, in order.
+    """For each distinct (row, time) whose diffs do not sum to 0: the position of one of its rows, and that sum.
 
-    1. Sort the rows by hash and time, so that equal ones are neighbours, and verify them.
-    2. Sum the diffs of each group; the sum stays with one row of it.
-    3. Sort the remaining rows: sorting all rows by value would cost more, because equal rows tie in every column.
+    1. Sort the rows by hash and time, so that equal rows are adjacent, and compare them.
+    2. Sum the diffs of each group of equal rows.
+    3. If `is_sorted`, sort the remaining rows; otherwise their positions ascend. Sorting all rows by value before
+       would cost more, because equal rows tie in every column.
     """
     if len(diffs) == 0:
         return np.empty(0, np.int64), diffs
-    hashes = row_hashes(columns)
+    hashes = hash_rows(columns)
     order, again = _verify_groups(columns, *_group_rows(hashes.high, times))
     if again.any():
         starts = np.flatnonzero(np.concatenate(([True], ~again)))
         totals = np.zeros(len(diffs), np.int64)
-        totals[order[starts]] = _sums(columns, diffs[order], order, starts, where)
+        totals[order[starts]] = _sum_groups(columns, diffs[order], order, starts, where)
     else:
         totals = diffs
     rows = np.flatnonzero(totals)
@@ -264,9 +265,10 @@ def _sum_diffs(
 
 
 def _group_rows(high: Words, times: Longs | None) -> tuple[Longs, Bools]:
-    """An order in which equal rows of one time are neighbours, and which row may equal the one before it.
+    """An order in which equal rows of one time are adjacent, and which rows may equal the row before them.
 
-    Half of the hash suffices, because all is verified. The factor is odd: equal rows share a key only at the same time.
+    Half of the hash suffices, because `_verify_groups` compares the rows. The factor is odd, so equal rows share a key
+    only at the same time.
     """
     key = high if times is None else high + times.view(np.uint64) * _TIME_SPREAD
     order = np.argsort(key)
@@ -279,7 +281,7 @@ def _sort_rows(columns: pa.Table, times: Longs | None, hashes: RowHashes, rows: 
     everything = len(rows) == columns.num_rows
     keys: list[Any] = []
     for column in columns.columns:
-        array = plain(one_chunk(column))
+        array = remove_encoding(to_array(column))
         if array.type.id in _SORTABLE:
             array = array if everything else array.take(pa.array(rows))
             keys += [array.is_valid(), array] if array.null_count else [array]
@@ -290,14 +292,14 @@ def _sort_rows(columns: pa.Table, times: Longs | None, hashes: RowHashes, rows: 
 
 
 def _verify_groups(columns: pa.Table, order: Longs, again: Bools) -> tuple[Longs, Bools]:
-    """Verify which rows equal the one before, where the keys are equal: a hash is never trusted.
+    """Find which rows equal the row before, among those with equal keys: a hash is never trusted.
 
-    A run of equal keys with different rows is reordered, so that equal rows are neighbours.
+    A run of equal keys with different rows is reordered, so that equal rows are adjacent.
     """
     pairs = np.flatnonzero(again)
     if len(pairs) == 0:
         return order, again
-    equal = equal_rows(columns, order[pairs], order[pairs + 1])
+    equal = compare_rows(columns, order[pairs], order[pairs + 1])
     if equal.all():
         return order, again
     order, verified = order.copy(), again.copy()
@@ -306,7 +308,7 @@ def _verify_groups(columns: pa.Table, order: Longs, again: Bools) -> tuple[Longs
     for run in np.unique(np.searchsorted(run_starts, pairs[~equal], "right") - 1):
         at, rest = run_starts[run], order[run_starts[run] : ends[run]].copy()
         while len(rest):
-            same = equal_rows(columns, np.full(len(rest), rest[0]), rest)
+            same = compare_rows(columns, np.full(len(rest), rest[0]), rest)
             same[0] = True
             order[at : at + same.sum()] = rest[same]
             verified[at : at + same.sum() - 1] = True
@@ -316,14 +318,14 @@ def _verify_groups(columns: pa.Table, order: Longs, again: Bools) -> tuple[Longs
     return order, verified
 
 
-def _sums(columns: pa.Table, diffs: Longs, order: Longs, starts: Longs, where: str) -> Longs:
-    """Sum in halves of 32 bits, because a sum that wraps around would be a wrong count, unnoticed."""
+def _sum_groups(columns: pa.Table, diffs: Longs, order: Longs, starts: Longs, where: str) -> Longs:
+    """Sum the diffs per group, in halves of 32 bits, so that an overflow is an error and not a wrong count."""
     upper = np.add.reduceat(diffs >> 32, starts)
     lower = np.add.reduceat(diffs & 0xFFFF_FFFF, starts)
     upper += lower >> 32
     over = np.flatnonzero((upper < -(1 << 31)) | (upper >= 1 << 31))
     if len(over):
-        [row] = python_rows(columns.slice(int(order[starts[over[0]]]), 1))
+        [row] = to_python_rows(columns.slice(int(order[starts[over[0]]]), 1))
         total = (int(upper[over[0]]) << 32) + int(lower[over[0]] & 0xFFFF_FFFF)
         raise InvalidInput(where=where, why=f"the diffs of row {row!r} add up to {total}, which does not fit 64 bits")
     return (upper << 32) + (lower & 0xFFFF_FFFF)

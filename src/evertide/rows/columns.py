@@ -1,7 +1,7 @@
 """Arrow columns as plain numpy arrays: the only module that depends on Arrow's memory layout.
 
-1. Functions return the logical content of an array, whatever its physical form: `plain` removes mere encodings
-   (dictionary, view, extension), and the readers respect the offsets of slices.
+1. Functions return the logical content of an array, whatever its physical form: `remove_encoding` removes encodings
+   (dictionary, view, extension), and the other functions respect the offsets of slices.
 2. The bytes under a NULL are never used as a value.
 3. Arrow's buffers are little endian, on every platform that pyarrow supports and by its IPC format.
 """
@@ -24,14 +24,14 @@ __all__ = [
     "Bools",
     "Longs",
     "Words",
-    "as_bytes",
-    "bits",
-    "bools",
-    "list_values",
-    "one_chunk",
-    "plain",
-    "validity",
-    "wide_words",
+    "read_bits",
+    "read_bytes",
+    "read_lists",
+    "read_validity",
+    "read_wide_words",
+    "remove_encoding",
+    "to_array",
+    "unpack_bools",
 ]
 
 Words = npt.NDArray[np.uint64]
@@ -41,14 +41,14 @@ Bools = npt.NDArray[np.bool_]
 _T = pa.lib
 
 
-def _by_id(names: dict[str, Any]) -> dict[int, Any]:
+def _select_known_types(names: dict[str, Any]) -> dict[int, Any]:
     """Skip types that the installed version of pyarrow lacks."""
     return {getattr(_T, f"Type_{name}"): value for name, value in names.items() if hasattr(_T, f"Type_{name}")}
 
 
-FLOATS: dict[int, npt.DTypeLike] = _by_id({"HALF_FLOAT": "<f2", "FLOAT": "<f4", "DOUBLE": "<f8"})
+FLOATS: dict[int, npt.DTypeLike] = _select_known_types({"HALF_FLOAT": "<f2", "FLOAT": "<f4", "DOUBLE": "<f8"})
 
-NAN: dict[int, tuple[int, int, int]] = _by_id(
+NAN: dict[int, tuple[int, int, int]] = _select_known_types(
     {
         "HALF_FLOAT": (0x7FFF, 0x7C00, 0x7E00),
         "FLOAT": (0x7FFF_FFFF, 0x7F80_0000, 0x7FC0_0000),
@@ -57,7 +57,7 @@ NAN: dict[int, tuple[int, int, int]] = _by_id(
 )
 """By type: all bits but the sign, the bits of infinity (a NaN has more), and the bits of the canonical NaN."""
 
-FIXED: dict[int, npt.DTypeLike] = _by_id(
+FIXED: dict[int, npt.DTypeLike] = _select_known_types(
     {"HALF_FLOAT": "<u2", "FLOAT": "<u4", "DOUBLE": "<u8"}
     | {"INT8": "<i1", "INT16": "<i2", "INT32": "<i4", "INT64": "<i8"}
     | {"UINT8": "<u1", "UINT16": "<u2", "UINT32": "<u4", "UINT64": "<u8"}
@@ -66,7 +66,7 @@ FIXED: dict[int, npt.DTypeLike] = _by_id(
 )
 """Types whose value fits in one word, and the type to read it as; floats by their bits."""
 
-WIDE: dict[int, int] = _by_id({"DECIMAL128": 2, "DECIMAL256": 4, "INTERVAL_MONTH_DAY_NANO": 2})
+WIDE: dict[int, int] = _select_known_types({"DECIMAL128": 2, "DECIMAL256": 4, "INTERVAL_MONTH_DAY_NANO": 2})
 """By type, the number of 64-bit words of a value, lowest first."""
 
 BINARY = frozenset(
@@ -80,7 +80,7 @@ _SMALL_OFFSETS_BYTES_MAX = 1 << 30
 _VIEWS = frozenset((_T.Type_STRING_VIEW, _T.Type_BINARY_VIEW, _T.Type_LIST_VIEW, _T.Type_LARGE_LIST_VIEW))
 
 
-def _large(kind: Any) -> Any:
+def _widen_offsets(kind: Any) -> Any:
     """The type with 64-bit offsets and the same values."""
     if pa.types.is_string(kind) or pa.types.is_string_view(kind):
         return pa.large_string()
@@ -89,7 +89,7 @@ def _large(kind: Any) -> Any:
     return pa.large_list(kind.value_field)
 
 
-def plain(array: Any) -> Any:
+def remove_encoding(array: Any) -> Any:
     """Return the values without dictionary, view or extension at the top level."""
     while True:
         kind = array.type
@@ -98,39 +98,40 @@ def plain(array: Any) -> Any:
         elif kind.id == _T.Type_DICTIONARY:
             array = array.dictionary_decode()
         elif kind.id in _VIEWS:
-            array = array.cast(_large(kind))
+            array = array.cast(_widen_offsets(kind))
         else:
             return array
 
 
-def one_chunk(column: Any) -> Any:
+def to_array(column: Any) -> Any:
     """Return a column of a table or batch as one array, with 64-bit offsets if it is too large for 32-bit ones."""
     if not isinstance(column, pa.ChunkedArray):
         return column
     if column.num_chunks == 1:
         return column.chunk(0)
     if column.nbytes > _SMALL_OFFSETS_BYTES_MAX and column.type.id in _SMALL:
-        column = column.cast(_large(column.type))
+        column = column.cast(_widen_offsets(column.type))
     return column.combine_chunks()
 
 
-def bools(buffer: Any, offset: int, length: int) -> Bools:
+def unpack_bools(buffer: Any, offset: int, length: int) -> Bools:
+    """The bits [offset, offset + length) of a buffer as booleans."""
     first = offset // 8
     packed = np.frombuffer(buffer, np.uint8, (offset + length + 7) // 8 - first, first)
     unpacked = np.unpackbits(packed, bitorder="little")[offset - first * 8 :][:length]
     return unpacked.view(np.bool_)
 
 
-def validity(array: Any) -> Bools | None:
+def read_validity(array: Any) -> Bools | None:
     """By row, whether it is not NULL; None if no row is NULL."""
     if array.null_count == 0:
         return None
     if array.type.id == _T.Type_NA:
         return np.zeros(len(array), np.bool_)
-    return bools(array.buffers()[0], array.offset, len(array))
+    return unpack_bools(array.buffers()[0], array.offset, len(array))
 
 
-def bits(array: Any) -> Any:
+def read_bits(array: Any) -> Any:
     """The values of a type in `FIXED`: integers by value, floats by their bits with one canonical NaN."""
     kind = array.type.id
     dtype = np.dtype(FIXED[kind])
@@ -143,17 +144,17 @@ def bits(array: Any) -> Any:
     return found
 
 
-def wide_words(array: Any) -> Words:
+def read_wide_words(array: Any) -> Words:
     """The values of a type in `WIDE`, one row of words each."""
     width = WIDE[array.type.id]
     found = np.frombuffer(array.buffers()[1], "<u8", len(array) * width, array.offset * width * 8)
     return found.reshape(len(array), width)
 
 
-def list_values(array: Any) -> tuple[Longs, Any]:
+def read_lists(array: Any) -> tuple[Longs, Any]:
     """For a type in `LISTS`: n + 1 offsets that start at 0, and the elements that they cover.
 
-    A NULL may cover elements, too: they are garbage, but keep neighbours contiguous.
+    A NULL list may cover elements, too. They have no meaning, but lists that are adjacent have adjacent elements.
     """
     if array.type.id == _T.Type_FIXED_SIZE_LIST:
         size = array.type.list_size
@@ -164,7 +165,7 @@ def list_values(array: Any) -> tuple[Longs, Any]:
     return offsets - first, array.values.slice(first, last - first)
 
 
-def as_bytes(array: Any) -> list[bytes]:
+def read_bytes(array: Any) -> list[bytes]:
     """The values of a type in `BINARY`, NULL as empty bytes."""
     if array.type.id == _T.Type_STRING:
         array = array.view(pa.binary())

@@ -19,8 +19,8 @@ The hash of a row is two lanes of 64 bits. A lane starts with its seed and mixes
     string, binary, fixed size binary                      per lane: one half of XXH3-128 of its bytes (UTF-8)
     list, map (a list of entries, in stored order)         per lane: the sum of mix(element ^ position), with the length
     struct                                                 per lane: its fields mixed in turn, as those of a row
-    dictionary, views, extension types                     the word of the value that they stand for
-    NULL                                                   a constant that differs between lanes, as no plain word does
+    dictionary, views, extension types                     the word of the value that they represent
+    NULL                                                   a constant that differs between lanes, as no other word does
 
 Types and names are not part of the hash, as they are fixed per shard: int32 5 and int64 5 hash alike, so do a string
 and the binary of its bytes; float32 0.5 and float64 0.5 differ, so do decimals of up to 64, 128 and 256 bits.
@@ -42,17 +42,17 @@ from evertide.rows.columns import (
     WIDE,
     Longs,
     Words,
-    as_bytes,
-    bits,
-    bools,
-    list_values,
-    one_chunk,
-    plain,
-    validity,
-    wide_words,
+    read_bits,
+    read_bytes,
+    read_lists,
+    read_validity,
+    read_wide_words,
+    remove_encoding,
+    to_array,
+    unpack_bools,
 )
 
-__all__ = ["ZERO", "RowHashes", "add", "digest", "from_hex", "negate", "row_hashes", "to_hex"]
+__all__ = ["ZERO", "RowHashes", "add_digests", "compute_digest", "from_hex", "hash_rows", "negate_digest", "to_hex"]
 
 ZERO = "0" * 32
 """The digest of nothing."""
@@ -62,20 +62,20 @@ _BITS_32 = np.uint64(0xFFFF_FFFF)
 _32 = np.uint64(32)
 
 
-def _lanes(high: int, low: int) -> Words:
+def _make_lanes(high: int, low: int) -> Words:
     return np.array([[high], [low]], np.uint64)
 
 
-_SEED = _lanes(0x9E37_79B9_7F4A_7C15, 0xC2B2_AE3D_27D4_EB4F)
-_NULL = _lanes(0x6A09_E667_F3BC_C908, 0xBB67_AE85_84CA_A73B)
-_WIDE = _lanes(0x3C6E_F372_FE94_F82B, 0xA54F_F53A_5F1D_36F1)
-_STRUCT = _lanes(0x510E_527F_ADE6_82D1, 0x9B05_688C_2B3E_6C1F)
-_LIST = _lanes(0x1F83_D9AB_FB41_BD6B, 0x5BE0_CD19_137E_2179)
-_ELEMENT = _lanes(0xCBBB_9D5D_C105_9ED8, 0x629A_292A_367C_D507)
-_POSITION = _lanes(0xD6E8_FEB8_6659_FD93, 0xA076_1D64_78BD_642F)
+_SEED = _make_lanes(0x9E37_79B9_7F4A_7C15, 0xC2B2_AE3D_27D4_EB4F)
+_NULL = _make_lanes(0x6A09_E667_F3BC_C908, 0xBB67_AE85_84CA_A73B)
+_WIDE = _make_lanes(0x3C6E_F372_FE94_F82B, 0xA54F_F53A_5F1D_36F1)
+_STRUCT = _make_lanes(0x510E_527F_ADE6_82D1, 0x9B05_688C_2B3E_6C1F)
+_LIST = _make_lanes(0x1F83_D9AB_FB41_BD6B, 0x5BE0_CD19_137E_2179)
+_ELEMENT = _make_lanes(0xCBBB_9D5D_C105_9ED8, 0x629A_292A_367C_D507)
+_POSITION = _make_lanes(0xD6E8_FEB8_6659_FD93, 0xA076_1D64_78BD_642F)
 
-_MULTIPLY_1 = _lanes(0xBF58_476D_1CE4_E5B9, 0x7FB5_D329_728E_A185)
-_MULTIPLY_2 = _lanes(0x94D0_49BB_1331_11EB, 0x81DA_DEF4_BC2D_D44D)
+_MULTIPLY_1 = _make_lanes(0xBF58_476D_1CE4_E5B9, 0x7FB5_D329_728E_A185)
+_MULTIPLY_2 = _make_lanes(0x94D0_49BB_1331_11EB, 0x81DA_DEF4_BC2D_D44D)
 _SHIFT_1, _SHIFT_2, _SHIFT_3 = np.uint64(30), np.uint64(27), np.uint64(31)
 
 _BLOCK_ROWS = 8192
@@ -91,11 +91,11 @@ class RowHashes(NamedTuple):
     low: Words
 
 
-def row_hashes(columns: pa.Table | pa.RecordBatch) -> RowHashes:
+def hash_rows(columns: pa.Table | pa.RecordBatch) -> RowHashes:
     """One hash per row over all columns in order: drop `__time` and `__diff` first."""
     rows = columns.num_rows
     words = [
-        _words(name, one_chunk(column)) for name, column in zip(columns.schema.names, columns.columns, strict=True)
+        _hash_values(name, to_array(column)) for name, column in zip(columns.schema.names, columns.columns, strict=True)
     ]
     lanes = np.empty((2, rows), np.uint64)
     lanes[:] = _SEED
@@ -103,20 +103,20 @@ def row_hashes(columns: pa.Table | pa.RecordBatch) -> RowHashes:
     return RowHashes(lanes[0], lanes[1])
 
 
-def digest(columns: pa.Table | pa.RecordBatch, diffs: Longs) -> int:
+def compute_digest(columns: pa.Table | pa.RecordBatch, diffs: Longs) -> int:
     """The sum of hash(row) x diff over all rows, modulo 2^128, exact for any diffs."""
     if columns.num_rows != len(diffs):
         raise Unexpected(where="digest", why=f"{columns.num_rows} rows have {len(diffs)} diffs")
     if len(diffs) == 0:
         return 0
-    high, low = row_hashes(columns)
+    high, low = hash_rows(columns)
     first = int(diffs[0])
     if (diffs == first).all():
-        return (_total(high, low) * first) & _BITS_128
+        return (_sum_hashes(high, low) * first) & _BITS_128
     total = 0
     for start in range(0, len(diffs), _BLOCK_ROWS):
         block = slice(start, start + _BLOCK_ROWS)
-        total += _weighted_total(high[block], low[block], diffs[block])
+        total += _sum_weighted_hashes(high[block], low[block], diffs[block])
     return total & _BITS_128
 
 
@@ -128,37 +128,37 @@ def from_hex(value: str) -> int:
     return int(value, 16)
 
 
-def add(a: str, b: str) -> str:
+def add_digests(a: str, b: str) -> str:
     """The digest of two sets together, of digests as hexadecimal digits."""
     return to_hex(from_hex(a) + from_hex(b))
 
 
-def negate(a: str) -> str:
+def negate_digest(a: str) -> str:
     """The digest of the changes that undo those of `a`."""
     return to_hex(-from_hex(a))
 
 
-def _total(high: Words, low: Words) -> int:
+def _sum_hashes(high: Words, low: Words) -> int:
     """Sum `low` in halves of 32 bits, as 2^32 of them fit in 64 bits. `high` may wrap: the sum is modulo 2^128."""
-    return (_wrapping_sum(high) << 64) + _split_total(low)
+    return (_sum_wrapping(high) << 64) + _sum_in_halves(low)
 
 
-def _weighted_total(high: Words, low: Words, diffs: Longs) -> int:
-    """Schoolbook multiplication. A negative diff is 2^64 - |diff| here, so 2^64 x hash is subtracted at the end."""
+def _sum_weighted_hashes(high: Words, low: Words, diffs: Longs) -> int:
+    """Multiply in halves of 32 bits. A negative diff is 2^64 - |diff| here, so 2^64 x hash is subtracted at the end."""
     weights = diffs.view(np.uint64)
     low_0, low_1 = low & _BITS_32, low >> _32
     weight_0, weight_1 = weights & _BITS_32, weights >> _32
-    total = _split_total(low_0 * weight_0)
-    total += (_split_total(low_0 * weight_1) + _split_total(low_1 * weight_0)) << 32
-    total += (_wrapping_sum(low_1 * weight_1) + _wrapping_sum(high * weights)) << 64
-    return total - (_wrapping_sum(low[diffs < 0]) << 64)
+    total = _sum_in_halves(low_0 * weight_0)
+    total += (_sum_in_halves(low_0 * weight_1) + _sum_in_halves(low_1 * weight_0)) << 32
+    total += (_sum_wrapping(low_1 * weight_1) + _sum_wrapping(high * weights)) << 64
+    return total - (_sum_wrapping(low[diffs < 0]) << 64)
 
 
-def _split_total(numbers: Words) -> int:
+def _sum_in_halves(numbers: Words) -> int:
     return int((numbers & _BITS_32).sum()) + (int((numbers >> _32).sum()) << 32)
 
 
-def _wrapping_sum(numbers: Words) -> int:
+def _sum_wrapping(numbers: Words) -> int:
     return int(numbers.sum())
 
 
@@ -186,44 +186,46 @@ def _fold(lanes: Words, words: list[Words]) -> None:
             _mix(block, room)
 
 
-def _words(name: str, array: Any) -> Words:  # noqa: PLR0911 - one per kind of type
+def _hash_values(name: str, array: Any) -> Words:  # noqa: PLR0911 - one per kind of type
     """One word per row (n), or one per lane and row (2, n), NULL included."""
     if len(array) == 0:
         return np.empty(0, np.uint64)
     kind = array.type.id
     if kind in FIXED:
-        return _with_nulls(array, _to_unsigned(bits(array)))
+        return _replace_nulls(array, _to_unsigned(read_bits(array)))
     if kind in BINARY:
-        return _binary_words(name, array)
+        return _hash_binaries(name, array)
     if kind == pa.lib.Type_DICTIONARY:
-        return _dictionary_words(name, array)
+        return _hash_dictionary(name, array)
     if pa.types.is_nested(array.type) or kind in WIDE:
-        return _with_nulls(array, _nested_words(name, array))
+        return _replace_nulls(array, _hash_nested(name, array))
     if kind == pa.lib.Type_BOOL:
-        return _with_nulls(array, bools(array.buffers()[1], array.offset, len(array)).astype(np.uint64))
-    return _other_words(name, array)
+        return _replace_nulls(array, unpack_bools(array.buffers()[1], array.offset, len(array)).astype(np.uint64))
+    return _hash_other(name, array)
 
 
-def _nested_words(name: str, array: Any) -> Words:
+def _hash_nested(name: str, array: Any) -> Words:
     kind = array.type.id
     if kind in WIDE:
-        return _chain(_WIDE, len(array), list(wide_words(array).T))
+        return _mix_columns(_WIDE, len(array), list(read_wide_words(array).T))
     if kind == pa.lib.Type_STRUCT:
-        return _chain(_STRUCT, len(array), [_words(name, array.field(i)) for i in range(array.type.num_fields)])
-    return _list_words(name, array) if kind in LISTS else _other_words(name, array)
+        return _mix_columns(
+            _STRUCT, len(array), [_hash_values(name, array.field(i)) for i in range(array.type.num_fields)]
+        )
+    return _hash_lists(name, array) if kind in LISTS else _hash_other(name, array)
 
 
-def _other_words(name: str, array: Any) -> Words:
+def _hash_other(name: str, array: Any) -> Words:
     if array.type.id == pa.lib.Type_NA:
         return np.broadcast_to(_NULL, (2, len(array)))
-    peeled = plain(array)
-    if peeled is array:
+    decoded = remove_encoding(array)
+    if decoded is array:
         raise InvalidInput(where=f"column {name!r}", why=f"values of type {array.type} cannot be hashed")
-    return _words(name, peeled)
+    return _hash_values(name, decoded)
 
 
-def _with_nulls(array: Any, words: Words) -> Words:
-    valid = validity(array)
+def _replace_nulls(array: Any, words: Words) -> Words:
+    valid = read_validity(array)
     return words if valid is None else np.where(valid, words, _NULL)
 
 
@@ -233,42 +235,42 @@ def _to_unsigned(numbers: Any) -> Words:
     return numbers.astype(np.uint64)  # type: ignore[no-any-return]
 
 
-def _chain(seed: Words, rows: int, words: list[Words]) -> Words:
+def _mix_columns(seed: Words, rows: int, words: list[Words]) -> Words:
     lanes = np.empty((2, rows), np.uint64)
     lanes[:] = seed
     _fold(lanes, words)
     return lanes
 
 
-def _binary_words(name: str, array: Any) -> Words:
-    """If values repeat, hash each once. A sample decides, because encoding distinct values costs more than it saves."""
+def _hash_binaries(name: str, array: Any) -> Words:
+    """If values repeat in a sample, hash each distinct value once; otherwise that would cost more than it saves."""
     if len(array) > 2 * _SAMPLE_ROWS and len(array.slice(0, _SAMPLE_ROWS).unique()) * 2 < _SAMPLE_ROWS:
-        return _dictionary_words(name, array.dictionary_encode())
-    found = np.frombuffer(b"".join(map(xxhash.xxh3_128_digest, as_bytes(array))), ">u8")
-    return _with_nulls(array, found.reshape(-1, 2).T.astype(np.uint64))
+        return _hash_dictionary(name, array.dictionary_encode())
+    found = np.frombuffer(b"".join(map(xxhash.xxh3_128_digest, read_bytes(array))), ">u8")
+    return _replace_nulls(array, found.reshape(-1, 2).T.astype(np.uint64))
 
 
-def _dictionary_words(name: str, array: Any) -> Words:
+def _hash_dictionary(name: str, array: Any) -> Words:
     """A value of the dictionary may itself be NULL; an index under a NULL may be anything."""
     values = array.dictionary
     if len(values) == 0:
         return np.broadcast_to(_NULL, (2, len(array)))
-    indices = bits(array.indices)
-    valid = validity(array)
+    indices = read_bits(array.indices)
+    valid = read_validity(array)
     if valid is not None:
         indices = np.where(valid, indices, 0)
-    words = np.take(_words(name, values), indices, axis=-1)
+    words = np.take(_hash_values(name, values), indices, axis=-1)
     return words if valid is None else np.where(valid, words, _NULL)
 
 
-def _list_words(name: str, array: Any) -> Words:
-    """Neighbouring lists cover the elements without gaps, so summing from start to start skips empty lists."""
-    offsets, values = list_values(array)
+def _hash_lists(name: str, array: Any) -> Words:
+    """Adjacent lists cover the elements without gaps, so summing from start to start skips empty lists."""
+    offsets, values = read_lists(array)
     lengths = np.diff(offsets)
-    lanes = _chain(_LIST, len(array), [lengths.view(np.uint64)])
+    lanes = _mix_columns(_LIST, len(array), [lengths.view(np.uint64)])
     filled = lengths > 0
     if filled.any():
-        elements = _chain(_ELEMENT, len(values), [_words(name, values)])
+        elements = _mix_columns(_ELEMENT, len(values), [_hash_values(name, values)])
         positions = np.arange(len(values)) - np.repeat(offsets[:-1], lengths)
         elements ^= (positions + 1).view(np.uint64) * _POSITION
         _mix(elements, np.empty_like(elements))

@@ -17,44 +17,44 @@ import pyarrow.types as kinds
 from evertide.rows.conform import reinterpret
 from evertide.rows.utf8 import replace_invalid_utf8
 
-__all__ = ["python_rows"]
+__all__ = ["to_python_rows"]
 
 _YEAR_MAX = 9999
 
 
-def python_rows(table: pa.Table, *, has_text_maps: bool = False) -> list[dict[str, Any]]:
+def to_python_rows(table: pa.Table, *, has_text_maps: bool = False) -> list[dict[str, Any]]:
     """Like `to_pylist`, for any year and any text. With `has_text_maps`, maps are dicts."""
     maps = "strict" if has_text_maps else None
     try:
         rows: list[dict[str, Any]] = table.to_pylist(maps_as_pydicts=maps)
     except (KeyError, OverflowError, ValueError):
-        columns = [_python_values(column, maps) for column in replace_invalid_utf8(table).columns]
+        columns = [_to_python_values(column, maps) for column in replace_invalid_utf8(table).columns]
         names = table.schema.names
         return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
     return rows
 
 
-def _python_values(column: Any, maps: str | None) -> list[Any]:
+def _to_python_values(column: Any, maps: str | None) -> list[Any]:
     try:
         values: list[Any] = column.to_pylist(maps_as_pydicts=maps)
     except (KeyError, OverflowError, ValueError):
-        kind = _integer_type(column.type)
+        kind = _find_integer_type(column.type)
         numbers = [value for chunk in column.chunks for value in reinterpret(chunk, kind).to_pylist()]
         return [_format_value(value, column.type, is_dict=maps is not None) for value in numbers]
     return values
 
 
-def _integer_type(kind: Any) -> Any:
+def _find_integer_type(kind: Any) -> Any:
     """The type with integers in place of dates and timestamps."""
     if kinds.is_date32(kind):
         return pa.int32()
     if kinds.is_date64(kind) or kinds.is_timestamp(kind) or kinds.is_time64(kind):
         return pa.int64()
     if kinds.is_map(kind):
-        return pa.map_(_integer_type(kind.key_type), _integer_type(kind.item_type))
+        return pa.map_(_find_integer_type(kind.key_type), _find_integer_type(kind.item_type))
     if kinds.is_struct(kind):
-        return pa.struct([field.with_type(_integer_type(field.type)) for field in kind])
-    return pa.list_(_integer_type(kind.value_type)) if kinds.is_list(kind) else kind
+        return pa.struct([field.with_type(_find_integer_type(field.type)) for field in kind])
+    return pa.list_(_find_integer_type(kind.value_type)) if kinds.is_list(kind) else kind
 
 
 def _format_value(value: Any, kind: Any, *, is_dict: bool) -> Any:
@@ -62,9 +62,9 @@ def _format_value(value: Any, kind: Any, *, is_dict: bool) -> Any:
     if value is None:
         return None
     if kinds.is_date(kind) or kinds.is_timestamp(kind):
-        return _day_text(value, kind)
+        return _format_day(value, kind)
     if kinds.is_time64(kind):
-        return _clock_text(value, kind)
+        return _format_clock(value, kind)
 
     def inside(each: Any, inner: Any) -> Any:
         return _format_value(each, inner, is_dict=is_dict)
@@ -77,7 +77,7 @@ def _format_value(value: Any, kind: Any, *, is_dict: bool) -> Any:
     return [inside(each, kind.value_type) for each in value] if kinds.is_list(kind) else value
 
 
-def _day_text(number: int, kind: Any) -> str:
+def _format_day(number: int, kind: Any) -> str:
     """As `isoformat` would write it; a year has four digits, or a sign."""
     unit: Any = "D" if kinds.is_date32(kind) else "ms" if kinds.is_date64(kind) else kind.unit
     moment, _, fraction = str(np.datetime64(number, unit)).partition(".")
@@ -91,7 +91,7 @@ def _day_text(number: int, kind: Any) -> str:
     return f"{sign}{abs(year):04}{rest}{'.' + fraction.ljust(6, '0') if fraction.strip('0') else ''}{zone}"
 
 
-def _clock_text(number: int, kind: Any) -> str:
+def _format_clock(number: int, kind: Any) -> str:
     """As `isoformat` would write it, with nine digits if six are too few."""
     seconds, nanos = divmod(number * (1 if kind.unit == "ns" else 1000), 1_000_000_000)
     digits = "" if nanos == 0 else f".{nanos:09}" if nanos % 1000 else f".{nanos // 1000:06}"

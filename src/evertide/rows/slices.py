@@ -1,8 +1,8 @@
 """`Slices`: distribute more rows than fit in memory over files, and read them back slice by slice.
 
 1. All changes of a row are in one slice, so each slice can be added up separately.
-2. A slice is one of 2^n equal ranges of the hash of all columns (`by_row`) or of a key's columns (`by_columns`), or a
-   range of times (`by_time`).
+2. A slice is one of 2^n equal ranges of the hash of all columns (`choose_by_row`) or of a key's columns
+   (`choose_by_columns`), or a range of times (`choose_by_time`).
 3. A slice is a temporary file without a name, which disappears with the process, even after a crash.
 """
 
@@ -20,19 +20,27 @@ from pyarrow import ipc
 
 from evertide.rows.changes import DIFF, TIME
 from evertide.rows.columns import Longs
-from evertide.rows.digest import row_hashes
+from evertide.rows.digest import hash_rows
 from evertide.scratch import using_scratch
 
-__all__ = ["SLICES_MAX", "Placing", "Slices", "by_columns", "by_row", "by_time", "slice_count"]
+__all__ = [
+    "SLICES_MAX",
+    "ChooseSlices",
+    "Slices",
+    "choose_by_columns",
+    "choose_by_row",
+    "choose_by_time",
+    "count_slices",
+]
 
 SLICES_MAX = 128
-"""Each slice is an open file, of about 1,000 that a process may have, and two `Slices` may exist at once."""
-Placing: TypeAlias = Callable[[pa.Table, int], Longs]
+"""Each slice is an open file. A process may have about 1,000 open files, and two `Slices` at once."""
+ChooseSlices: TypeAlias = Callable[[pa.Table, int], Longs]
 """Returns the slice of each row, given the number of slices."""
 _OPTIONS = ipc.IpcWriteOptions(compression="lz4")
 
 
-def slice_count(pieces: float) -> int:
+def count_slices(pieces: float) -> int:
     """The smallest power of 2 that is at least `pieces`."""
     count = 1
     while count < pieces:
@@ -43,27 +51,27 @@ def slice_count(pieces: float) -> int:
 class Slices:
     """Slices of rows with `__diff`, with or without `__time`; at least two. Use it as a context manager."""
 
-    def __init__(self, schema: pa.Schema, count: int, placing: Placing | None = None) -> None:
+    def __init__(self, schema: pa.Schema, count: int, choose_slices: ChooseSlices | None = None) -> None:
         self._schema = schema
         self.rows = [0] * count
         self.bytes = [0] * count
-        """About the size in memory."""
-        self._placing = placing or by_row
+        """The approximate size in memory."""
+        self._choose_slices = choose_slices or choose_by_row
         with using_scratch():
-            self._opened = [tempfile.TemporaryFile() for _ in range(count)]  # noqa: SIM115 - closed with all of it
-            self._writers = [ipc.new_stream(file, schema, options=_OPTIONS) for file in self._opened]
+            self._files = [tempfile.TemporaryFile() for _ in range(count)]  # noqa: SIM115 - closed in __exit__
+            self._writers = [ipc.new_stream(file, schema, options=_OPTIONS) for file in self._files]
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        for file in self._opened:
+        for file in self._files:
             with suppress(OSError):  # buffered bytes that cannot be written are not needed
                 file.close()
 
     def add(self, rows: pa.Table) -> None:
         count = len(self._writers)
-        places = self._placing(rows, count)
+        places = self._choose_slices(rows, count)
         ordered = rows.take(pa.array(np.argsort(places, kind="stable")))
         end = 0
         row_bytes = rows.nbytes / max(1, rows.num_rows)
@@ -77,7 +85,7 @@ class Slices:
 
     def scan(self, index: int) -> Iterator[pa.Table]:
         """Yield the rows of a slice as they were added. Afterwards nothing can be added to it."""
-        file = self._opened[index]
+        file = self._files[index]
         with using_scratch():
             self._writers[index].close()
             file.seek(0)
@@ -88,21 +96,21 @@ class Slices:
 
     def take(self, index: int) -> pa.Table:
         """Read a slice for the last time, and delete its file."""
-        found = self.read(index)
-        self._opened[index].close()
-        return found
+        rows = self.read(index)
+        self._files[index].close()
+        return rows
 
 
-def by_row(rows: pa.Table, count: int) -> Longs:
-    return _by_hash(rows.drop_columns([name for name in (TIME, DIFF) if name in rows.schema.names]), count)
+def choose_by_row(rows: pa.Table, count: int) -> Longs:
+    return _choose_by_hash(rows.drop_columns([name for name in (TIME, DIFF) if name in rows.schema.names]), count)
 
 
-def by_columns(names: Sequence[str]) -> Placing:
+def choose_by_columns(names: Sequence[str]) -> ChooseSlices:
     """Rows with equal values in these columns share a slice."""
-    return lambda rows, count: _by_hash(rows.select([*names]), count)
+    return lambda rows, count: _choose_by_hash(rows.select([*names]), count)
 
 
-def by_time(lower: int, upper: int) -> Placing:
+def choose_by_time(lower: int, upper: int) -> ChooseSlices:
     """Equal ranges of [lower, upper), in order."""
 
     def place(rows: pa.Table, count: int) -> Longs:
@@ -112,6 +120,6 @@ def by_time(lower: int, upper: int) -> Placing:
     return place
 
 
-def _by_hash(columns: pa.Table, count: int) -> Longs:
-    found: Longs = (row_hashes(columns).high >> np.uint64(64 - (count.bit_length() - 1))).astype(np.int64)
+def _choose_by_hash(columns: pa.Table, count: int) -> Longs:
+    found: Longs = (hash_rows(columns).high >> np.uint64(64 - (count.bit_length() - 1))).astype(np.int64)
     return found

@@ -15,17 +15,17 @@ import pyarrow as pa
 import pyarrow.types as kinds
 
 from evertide.rows.columns import Longs
-from evertide.rows.conform import nested_type, rebuild, reinterpret, type_fields
-from evertide.rows.digest import row_hashes
+from evertide.rows.conform import list_fields, make_nested_type, rebuild, reinterpret
+from evertide.rows.digest import hash_rows
 
-__all__ = ["invalid_rows", "is_valid_utf8", "replace_invalid_utf8", "texts_as_bytes"]
+__all__ = ["convert_texts_to_bytes", "find_invalid_rows", "is_valid_utf8", "replace_invalid_utf8"]
 
 
 def is_valid_utf8(rows: Any) -> bool:
     """Whether all texts in an array, a column or a table are valid, those inside nested values included."""
     if isinstance(rows, pa.Table | pa.RecordBatch):
         return all(map(is_valid_utf8, rows.columns))
-    if _bytes_type(rows.type) == rows.type:  # other values may be invalid for other reasons
+    if _find_bytes_type(rows.type) == rows.type:  # other values may be invalid for other reasons
         return True
     try:
         rows.validate(full=True)
@@ -45,21 +45,21 @@ def replace_invalid_utf8(rows: Any) -> Any:
         return rows
     if isinstance(rows, pa.ChunkedArray):
         return pa.chunked_array([replace_invalid_utf8(chunk) for chunk in rows.chunks], rows.type)
-    return rebuild(reinterpret(rows, _bytes_type(rows.type)), rows.type, _decode)
+    return rebuild(reinterpret(rows, _find_bytes_type(rows.type)), rows.type, _decode)
 
 
-def invalid_rows(rows: pa.Table) -> Longs:
+def find_invalid_rows(rows: pa.Table) -> Longs:
     """The rows that have a text that is not valid."""
     valid = replace_invalid_utf8(rows)
     if valid is rows:
         return np.empty(0, np.int64)
-    stored, replaced = row_hashes(rows), row_hashes(valid)
+    stored, replaced = hash_rows(rows), hash_rows(valid)
     return np.flatnonzero((stored.high != replaced.high) | (stored.low != replaced.low))
 
 
-def texts_as_bytes(rows: pa.Table) -> pa.Table:
+def convert_texts_to_bytes(rows: pa.Table) -> pa.Table:
     """The rows with binaries in place of strings, for a comparison that is exact."""
-    schema = pa.schema([field.with_type(_bytes_type(field.type)) for field in rows.schema])
+    schema = pa.schema([field.with_type(_find_bytes_type(field.type)) for field in rows.schema])
     columns = [
         pa.chunked_array([reinterpret(chunk, field.type) for chunk in column.chunks], field.type)
         for column, field in zip(rows.columns, schema, strict=True)
@@ -73,11 +73,11 @@ def _decode(array: Any, kind: Any) -> Any:
 
 
 @lru_cache(maxsize=4096)
-def _bytes_type(kind: Any) -> Any:
+def _find_bytes_type(kind: Any) -> Any:
     """The type with binaries in place of strings."""
     if kinds.is_string(kind):
         return pa.binary()
     if kinds.is_large_string(kind):
         return pa.large_binary()
-    fields = [field.with_type(_bytes_type(field.type)) for field in type_fields(kind)]
-    return nested_type(kind, fields) if fields else kind
+    fields = [field.with_type(_find_bytes_type(field.type)) for field in list_fields(kind)]
+    return make_nested_type(kind, fields) if fields else kind

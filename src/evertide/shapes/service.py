@@ -38,8 +38,8 @@ class ShapeService:
         self._follower.start()
         return self
 
-    def troubles(self) -> list[Problem]:
-        return self._follower.troubles()
+    def list_thread_problems(self) -> list[Problem]:
+        return self._follower.list_thread_problems()
 
     def drain(self) -> None:
         """Answer all waiting clients, so that the server can stop without waiting for them."""

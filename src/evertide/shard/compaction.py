@@ -28,9 +28,9 @@ import msgspec
 import pyarrow as pa
 
 from evertide.errors import BlobDamaged, BlobMissing, Conflict, Unexpected
-from evertide.rows.changes import advance, changes_schema, consolidate
-from evertide.rows.digest import add
-from evertide.rows.slices import SLICES_MAX, Slices, slice_count
+from evertide.rows.changes import advance_times, consolidate, make_changes_schema
+from evertide.rows.digest import add_digests
+from evertide.rows.slices import SLICES_MAX, Slices, count_slices
 from evertide.settings import Settings
 from evertide.shard.append import store_parts, withdraw
 from evertide.shard.log import Proposal, ShardLog, commit
@@ -124,11 +124,11 @@ def _merge(log: ShardLog, state: ShardState, run: Sequence[Batch], storing: _Tar
     parts = [part for part in every if is_growing and _is_large(part, log.settings)]
     kept = {part.key for part in parts}
     inputs = [part for part in every if part.key not in kept]
-    count = slice_count(min(SLICES_MAX, sum(part.rows for part in inputs) / log.settings.compaction_rows_max))
+    count = count_slices(min(SLICES_MAX, sum(part.rows for part in inputs) / log.settings.compaction_rows_max))
     try:
         for index, table in enumerate(_merge_in_slices(log, inputs, count, storing) if inputs else ()):
             stored = store_parts(
-                consolidate(advance(table, state.since)),
+                consolidate(advance_times(table, state.since)),
                 shard=log.shard,
                 blob=log.blob,
                 writer=storing.writer,
@@ -142,7 +142,7 @@ def _merge(log: ShardLog, state: ShardState, run: Sequence[Batch], storing: _Tar
         withdraw(log.blob, [part for part in parts if part.key not in kept])
         raise
     merged = Batch(run[0].lower, run[-1].upper, tuple(parts), state.since)
-    if merged.digest != reduce(add, (batch.digest for batch in run)):
+    if merged.digest != reduce(add_digests, (batch.digest for batch in run)):
         withdraw(log.blob, _new_parts(merged, run))
         raise _find_damaged(log, inputs, merged)
     return merged
@@ -163,7 +163,7 @@ def _merge_in_slices(log: ShardLog, inputs: Sequence[Part], count: int, storing:
         check_not_stopping(storing.is_stopping)
         yield pa.concat_tables([_read(log, part) for part in inputs])
         return
-    with Slices(changes_schema(log.schema()), count) as slices:
+    with Slices(make_changes_schema(log.schema()), count) as slices:
         for part in inputs:
             if part.slice_count < count:
                 check_not_stopping(storing.is_stopping)

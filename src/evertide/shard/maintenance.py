@@ -49,7 +49,7 @@ class Maintenance(Ticker):
             work = _task_name(name)
             if self.failing.is_waiting(work):
                 continue
-            has_failed = self.failing.has(work)
+            has_failed = self.failing.is_failing(work)
             if self._seen.get(name) != head.seqno or has_failed or collect:
                 self._maintain(name, collect=collect or has_failed)
             self._seen[name] = head.seqno

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from evertide.errors import BlobMissing, Conflict, EvertideError, TimeCompacted, Unavailable
-from evertide.rows.changes import TIME, changes_schema, content
+from evertide.rows.changes import TIME, compute_content, make_changes_schema
 from evertide.shard.lease import Lease, Leases
 from evertide.shard.log import ShardLog, Version
 from evertide.shard.parts.part import Part, Predicate, decode_part, may_match
@@ -164,11 +164,11 @@ class Snapshot:
 
         `choose` may drop rows, part by part, so that they need no memory.
         """
-        schema = changes_schema(self._listed.schema)
+        schema = make_changes_schema(self._listed.schema)
         if self._columns is not None:
             schema = pa.schema([field for field in schema if field.name in {*self._columns, TIME, "__diff"}])
         tables = list(self.scan() if choose is None else map(choose, self.scan()))
-        return content(pa.concat_tables([schema.empty_table(), *tables]), self.as_of)
+        return compute_content(pa.concat_tables([schema.empty_table(), *tables]), self.as_of)
 
     def close(self) -> None:
         self._lease.release()

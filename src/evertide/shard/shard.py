@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from evertide.errors import Conflict, InvalidInput
-from evertide.rows.changes import DIFF, TIME, consolidate, empty
+from evertide.rows.changes import DIFF, TIME, consolidate, make_empty_changes
 from evertide.runtime import Runtime
 from evertide.settings import Settings
 from evertide.shard.append import Append, Changes, Outcome, append_missing, append_together
@@ -85,7 +85,7 @@ class Shard:
         if tables is None:
             with take_changes(self.log, self._leases, lower, upper, timeout_s=timeout_s) as found:
                 tables = [*found.scan()]
-        return consolidate(pa.concat_tables([empty(self.schema), *tables]), self.name)
+        return consolidate(pa.concat_tables([make_empty_changes(self.schema), *tables]), self.name)
 
     def lease_changes(self, lower: int, upper: int) -> Snapshot:
         """Take a lease on the changes of [lower, upper), so that they can be read in several steps."""

@@ -120,9 +120,9 @@ class ShardSource:
         workers = log.settings.fetchers
         self._tasks: queue.Queue[_Task] = queue.Queue(workers)
         self._events: queue.Queue[Event] = queue.Queue(workers * 2)
-        self._threads = [WatchedThread("evertide-list", self._list, died=self._on_thread_death)]
+        self._threads = [WatchedThread("evertide-list", self._list, on_death=self._on_thread_death)]
         self._threads += [
-            WatchedThread(f"evertide-fetch-{number}", self._work, died=self._on_thread_death)
+            WatchedThread(f"evertide-fetch-{number}", self._work, on_death=self._on_thread_death)
             for number in range(workers)
         ]
 

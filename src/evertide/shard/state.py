@@ -29,7 +29,7 @@ from typing import TypeAlias
 import msgspec
 
 from evertide.errors import RecordDamaged
-from evertide.rows.digest import add
+from evertide.rows.digest import add_digests
 from evertide.shard.parts.part import Part
 from evertide.types import Time
 
@@ -65,7 +65,7 @@ class Batch(msgspec.Struct, frozen=True):
 
     @property
     def digest(self) -> str:
-        return reduce(add, (part.digest for part in self.parts), "0" * 32)
+        return reduce(add_digests, (part.digest for part in self.parts), "0" * 32)
 
     @property
     def retractions(self) -> int:
@@ -201,7 +201,7 @@ def _replace_batches(state: ShardState, diff: Compacted, path: str) -> tuple[Bat
     gone = {part.key for batch in inputs for part in batch.parts if part.key} - {part.key for part in added.parts}
     _demand(whole and gone == set(diff.removed), path, "it replaces batches that the state does not have")
     _demand(
-        reduce(add, (batch.digest for batch in inputs), "0" * 32) == added.digest,
+        reduce(add_digests, (batch.digest for batch in inputs), "0" * 32) == added.digest,
         path,
         f"compaction of [{added.lower}, {added.upper}) changes the digest",
     )

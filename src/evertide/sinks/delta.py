@@ -35,7 +35,7 @@ from deltalake.exceptions import TableNotFoundError
 from pyarrow import ipc
 
 from evertide.errors import InvalidInput, SinkFailed
-from evertide.rows.changes import DIFF, expand_in_pieces, net
+from evertide.rows.changes import DIFF, consolidate_delta, expand_in_pieces
 from evertide.rows.conform import conform_table
 from evertide.rows.utf8 import replace_invalid_utf8
 from evertide.scratch import using_scratch
@@ -225,7 +225,7 @@ class DeltaSink:
         if is_split:
             why = "a large transaction has a text that is not valid UTF-8; convert the texts with make_valid_utf8()"
             raise self._target.failure(why)
-        return net(valid, self.name)
+        return consolidate_delta(valid, self.name)
 
     def _added_rows(self, piece: pa.Table) -> Iterator[pa.Table]:
         """The added rows, each as often as it occurs."""
@@ -276,8 +276,8 @@ class DeltaSink:
         for batch in dataset.to_batches(columns=removed.schema.names[:-1], filter=_candidates(removed)):
             rows = conform_table(pa.Table.from_batches([batch]), pa.schema([*removed.schema][:-1]))
             counted = rows.append_column(removed.schema.field(DIFF), pa.array(np.ones(rows.num_rows, np.int64)))
-            rest.append(_intersect(net(counted, self.name), removed, self.name))
-        left = net(pa.concat_tables(rest), self.name)
+            rest.append(_intersect(consolidate_delta(counted, self.name), removed, self.name))
+        left = consolidate_delta(pa.concat_tables(rest), self.name)
         lacking = pc.sum(pc.less(left[DIFF], 0)).as_py()
         if lacking:
             why = f"{lacking} rows to be removed are not in the table: another writer changed it"
@@ -317,7 +317,7 @@ def _intersect(rows: pa.Table, wanted: pa.Table, where: str) -> pa.Table:
     """The rows that are also in `wanted`. Subtracting a huge count of each wanted row marks those that occur."""
     flood = np.full(wanted.num_rows, -(1 << 40), np.int64)
     against = wanted.set_column(wanted.num_columns - 1, wanted.schema.field(DIFF), pa.array(flood))
-    mixed = net(pa.concat_tables([rows, against]), where)
+    mixed = consolidate_delta(pa.concat_tables([rows, against]), where)
     diffs = mixed[DIFF].to_numpy()
     at = np.flatnonzero((diffs < 0) & (diffs > -(1 << 40)))
     found = mixed.take(pa.array(at))

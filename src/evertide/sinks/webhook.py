@@ -33,7 +33,7 @@ import pyarrow as pa
 from evertide.errors import SinkFailed
 from evertide.json_values import to_json_value
 from evertide.rows.changes import DIFF
-from evertide.rows.python_rows import python_rows
+from evertide.rows.python_rows import to_python_rows
 from evertide.runtime import Runtime
 from evertide.secrets import Secrets
 from evertide.sinks.contract import Changes, Prepared, SinkDeclaration
@@ -98,7 +98,7 @@ class WebhookSink:
                 "transaction": time,
                 "request": request,
                 "requests": requests,
-                "changes": [_change(row) for row in python_rows(some, has_text_maps=True)],
+                "changes": [_change(row) for row in to_python_rows(some, has_text_maps=True)],
             }
             self._post(f"{self.name}-{self._token}-{time}-{request}{suffix}", msgspec.json.encode(body))
 

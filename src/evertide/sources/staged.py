@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from evertide.json_values import to_json_value
-from evertide.rows.python_rows import python_rows
+from evertide.rows.python_rows import to_python_rows
 from evertide.sources.contract import OP, SAME, Fault, Rows
 from evertide.sources.values.fit import extract_key
 
@@ -35,7 +35,7 @@ class _Fault(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def encode_fault(place: str, line: int, reason: str, raw: str, key: pa.Table | None) -> str:
-    fault = _Fault(place, line, reason, raw, None if key is None else to_json_value(python_rows(key)[0]))
+    fault = _Fault(place, line, reason, raw, None if key is None else to_json_value(to_python_rows(key)[0]))
     return msgspec.json.encode(fault).decode()
 
 

@@ -1,4 +1,4 @@
-"""`Failures`: by name, background work that fails: since when, why, and when it is retried.
+"""`Failures`: which background work fails, since when, why, and when it is retried.
 
 The wait before a retry starts at the interval of the thread that does the work and doubles up to one minute. An error
 is logged when it first appears and when its text changes, not on every retry.
@@ -26,12 +26,12 @@ class _Failure:
     error: EvertideError
     since_s: float
     wait_s: float
-    next_s: float
+    retry_at_s: float
     """On the monotonic clock."""
 
 
 class Failures:
-    """Safe to share between threads."""
+    """Failures by the name of the work. Threads may share it."""
 
     def __init__(self, runtime: Runtime, interval_s: float) -> None:
         self._runtime = runtime
@@ -56,13 +56,13 @@ class Failures:
         if known is not None:
             logger.info("%s succeeded again", work)
 
-    def has(self, work: str) -> bool:
+    def is_failing(self, work: str) -> bool:
         return work in self._failures
 
     def is_waiting(self, work: str) -> bool:
         """Whether the work failed and its retry is not due yet."""
         known = self._failures.get(work)
-        return known is not None and self._runtime.monotonic_s() < known.next_s
+        return known is not None and self._runtime.monotonic_s() < known.retry_at_s
 
     @property
     def errors(self) -> dict[str, EvertideError]:
@@ -70,7 +70,7 @@ class Failures:
             return {work: failure.error for work, failure in self._failures.items()}
 
     def problems(self) -> list[Problem]:
-        """Warnings: they stop no transactions."""
+        """One warning per failing work; the work stops no transactions."""
         with self._lock:
             return [
                 Problem.from_error(

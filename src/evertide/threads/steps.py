@@ -16,13 +16,13 @@ __all__ = ["note_each_step", "note_step", "watch_steps"]
 
 _Item = TypeVar("_Item")
 
-_WATCHED = threading.local()
+_watched = threading.local()
 
 
 def note_step() -> None:
-    mark = getattr(_WATCHED, "mark", None)
-    if mark is not None:
-        mark()
+    on_step = getattr(_watched, "on_step", None)
+    if on_step is not None:
+        on_step()
 
 
 def note_each_step(items: Iterable[_Item]) -> Iterator[_Item]:
@@ -33,11 +33,11 @@ def note_each_step(items: Iterable[_Item]) -> Iterator[_Item]:
 
 
 @contextmanager
-def watch_steps(mark: Callable[[], None]) -> Iterator[None]:
-    """Within the block, call `mark` at each step of this thread."""
-    before = getattr(_WATCHED, "mark", None)
-    _WATCHED.mark = mark
+def watch_steps(on_step: Callable[[], None]) -> Iterator[None]:
+    """Within the block, call `on_step` at each step of this thread."""
+    before = getattr(_watched, "on_step", None)
+    _watched.on_step = on_step
     try:
         yield
     finally:
-        _WATCHED.mark = before
+        _watched.on_step = before

@@ -39,17 +39,17 @@ class Ticker(ABC):
 
     def list_ended(self) -> list[str]:
         """The thread's name, if the thread ended without `stop`."""
-        is_over = self._thread.ident is not None and not self._thread.is_alive() and not self._stopping.is_set()
-        return [self._thread.name] if is_over else []
+        has_ended = self._thread.ident is not None and not self._thread.is_alive() and not self._stopping.is_set()
+        return [self._thread.name] if has_ended else []
 
-    def troubles(self) -> list[Problem]:
-        return self._thread.troubles()
+    def list_thread_problems(self) -> list[Problem]:
+        return self._thread.list_thread_problems()
 
     def _run(self) -> None:
-        is_going = True
-        while is_going and not self._stopping.wait(self._interval_s):
+        has_more = True
+        while has_more and not self._stopping.wait(self._interval_s):
             with self._thread.report_and_retry():
-                is_going = self.tick()
+                has_more = self.tick()
 
     def __enter__(self) -> Self:
         return self.start()

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from evertide.errors import SinkFailed
-from evertide.rows.changes import net
+from evertide.rows.changes import consolidate_delta
 from tests.servers.postgres import BINARIES
 from tests.sinks.kit import SCHEMA, TEXTS, changes, has_content, next_changes, split_into_pieces, text_changes
 from tests.sinks.postgres.kit import ITEMS, Place, content, items
@@ -36,7 +36,7 @@ def test_the_table_has_the_content_of_the_collection(  # noqa: PLR0917
         if delta.num_rows == 0:
             continue
         sink.write(time, delta if pieces == 1 else split_into_pieces(delta, pieces, key))
-        held = net(pa.concat_tables([held, delta]))
+        held = consolidate_delta(pa.concat_tables([held, delta]))
         assert has_content(content(place), held), time
         assert place.mark()[0] == time
         if random.random() < 0.3:

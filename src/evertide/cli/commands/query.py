@@ -15,7 +15,7 @@ from evertide.cli.output.output import Output, make_table, report_errors, value_
 from evertide.cli.target.target import StorageOptions, open_target
 from evertide.pipeline.reading.query import Chosen, Question
 from evertide.rows.changes import DIFF, TIME
-from evertide.rows.python_rows import python_rows
+from evertide.rows.python_rows import to_python_rows
 from evertide.server.endpoints.formats import make_names_unique, write_csv
 from evertide.sinks.json_rows import json_rows
 
@@ -105,7 +105,7 @@ def rows_table(title: str, rows: pa.Table) -> Any:
     kinds = {field.name: field.type for field in rows.schema}
     right = [name for name, kind in kinds.items() if pa.types.is_integer(kind) or pa.types.is_decimal(kind)]
     right += [name for name, kind in kinds.items() if pa.types.is_floating(kind)]
-    cells = [[value_text(value) for value in row.values()] for row in python_rows(rows)]
+    cells = [[value_text(value) for value in row.values()] for row in to_python_rows(rows)]
     return make_table(title, rows.schema.names, cells, right=right)
 
 
@@ -140,7 +140,7 @@ def subscribe(
 
 
 def _print_changes(output: Output, frontier: int, changes: pa.Table) -> None:
-    rows = python_rows(changes.drop_columns([TIME, DIFF]))
+    rows = to_python_rows(changes.drop_columns([TIME, DIFF]))
     changed = zip(changes.column(TIME).to_pylist(), changes.column(DIFF).to_pylist(), rows, strict=True)
     before = None
     for time, diff, row in changed:

@@ -149,7 +149,7 @@ def _enforce_shape_limits(pipeline: Pipeline) -> Iterator[None]:
     from evertide.shapes.log.registry import Shapes  # noqa: PLC0415
 
     with LimitEnforcer(Shapes(pipeline.collections)) as keeper:
-        pipeline.watch(keeper.troubles)
+        pipeline.watch(keeper.list_thread_problems)
         yield
 
 

@@ -48,7 +48,7 @@ def serve_pipeline(
     with ShapeService(pipeline.collections, ShapeOptions(deletion=deletion)) as shapes:
         watched.watch(pipeline, shapes)
         for one in (server, shapes):
-            pipeline.watch(one.troubles)
+            pipeline.watch(one.list_thread_problems)
         app = make_app(
             pipeline,
             shapes=shapes,

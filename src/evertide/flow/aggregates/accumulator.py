@@ -20,7 +20,7 @@ from evertide.errors import Damaged, InvalidInput
 from evertide.flow.aggregates import exact
 from evertide.flow.aggregates.exact import Doubles
 from evertide.flow.aggregates.limbs import GroupedRows
-from evertide.rows.columns import FIXED, Bools, Longs, one_chunk, plain, validity, wide_words
+from evertide.rows.columns import FIXED, Bools, Longs, read_validity, read_wide_words, remove_encoding, to_array
 
 __all__ = [
     "Accumulator",
@@ -78,7 +78,7 @@ def make_exact_field(name: str) -> Any:
 
 def to_state_column(found: Any) -> Any:
     """A state column as one array of the type that was written, even if Parquet or Spark changed the type."""
-    found = plain(one_chunk(found))
+    found = remove_encoding(to_array(found))
     return found if found.type == pa.binary() else found.cast(pa.binary())
 
 
@@ -86,8 +86,8 @@ def select_contributing(
     args: Sequence[Any], rows: GroupedRows, mask: Bools | None
 ) -> tuple[list[Any], GroupedRows, Any]:
     """The arguments as plain arrays, the contributing rows, and the index of these rows in the arguments."""
-    arrays = [plain(one_chunk(arg)) for arg in args]
-    masks = [valid for array in arrays if (valid := validity(array)) is not None]
+    arrays = [remove_encoding(to_array(arg)) for arg in args]
+    masks = [valid for array in arrays if (valid := read_validity(array)) is not None]
     if mask is not None:
         masks.append(mask)
     if not masks:
@@ -112,7 +112,7 @@ def to_longs(array: Any) -> Longs:
 
 def to_words(array: Any) -> Any:
     """Unscaled decimals as two words each, the lower first."""
-    return wide_words(array)
+    return read_wide_words(array)
 
 
 def to_doubles(array: Any) -> Doubles:

@@ -21,8 +21,8 @@ import pyarrow.compute as pc
 from evertide.flow.aggregates.groups import group_rows
 from evertide.flow.leaf_rows import add_diffs, cancel_out, get_diffs
 from evertide.flow.state.arrangement import Arrangement
-from evertide.rows.changes import DIFF, DIFF_FIELD, net
-from evertide.rows.columns import FIXED, FLOATS, Bools, Longs, bits, one_chunk
+from evertide.rows.changes import DIFF, DIFF_FIELD, consolidate_delta
+from evertide.rows.columns import FIXED, FLOATS, Bools, Longs, read_bits, to_array
 
 __all__ = ["VALUE", "Extremes", "make_values_delta"]
 
@@ -52,7 +52,7 @@ class Extremes:
         columns = [changed.column(name) for name in (*self.values.schema.names, DIFF)]
         delta = pa.Table.from_arrays(columns, schema=self._schema)
         self._change = delta
-        value, diffs = one_chunk(delta.column(VALUE)), get_diffs(delta)
+        value, diffs = to_array(delta.column(VALUE)), get_diffs(delta)
         codes = _encode_order([*befores, value])
         found = []
         for is_max, before, code in zip(self._are_max, befores, codes, strict=False):
@@ -79,13 +79,15 @@ class Extremes:
         of = groups.take(pa.array(wanted)) if self._keys else groups
         known = self.values.lookup(of) if self._keys else self.values.scan()
         own = delta.take(pa.array(np.flatnonzero(stale[numbers])))
-        left = net(pa.concat_tables([known.select(own.column_names), own]), self.values.name, is_sorted=False)
+        left = consolidate_delta(
+            pa.concat_tables([known.select(own.column_names), own]), self.values.name, is_sorted=False
+        )
         if self._keys:
             both = pa.concat_tables([of, left.select(list(self._keys))])
             places = group_rows(both)[0][len(wanted) :]
         else:
             places = np.zeros(left.num_rows, np.int64)
-        nothing, value = pa.nulls(len(wanted), best.type), one_chunk(left.column(VALUE))
+        nothing, value = pa.nulls(len(wanted), best.type), to_array(left.column(VALUE))
         had, codes = _encode_order([nothing, value])
         found = _Best(nothing, had, value, codes, is_max=is_max).choose(places)
         at = np.arange(len(best))
@@ -129,7 +131,7 @@ class _Best:
 def _encode_order(arrays: Sequence[Any]) -> list[Longs]:
     """Integers in the order of the values; equal values have equal integers, NULL any."""
     if arrays[0].type.id in _INTEGERS:
-        return [bits(array).astype(np.int64) if len(array) else np.empty(0, np.int64) for array in arrays]
+        return [read_bits(array).astype(np.int64) if len(array) else np.empty(0, np.int64) for array in arrays]
     ranks = np.asarray(pc.rank(pa.concat_arrays(arrays), sort_keys="ascending", tiebreaker="dense")).astype(np.int64)
     ends = np.cumsum([len(array) for array in arrays])
     return np.split(ranks, ends[:-1])
@@ -137,7 +139,7 @@ def _encode_order(arrays: Sequence[Any]) -> list[Longs]:
 
 def make_values_delta(keys: pa.Table, value: Any, diffs: Longs, mask: Bools | None, numbers: Longs) -> pa.Table:
     """The rows that count, as a delta of keys, `VALUE` and the number of the group."""
-    value = one_chunk(value)
+    value = to_array(value)
     names = [*keys.column_names, VALUE, _GROUP]
     if mask is None and not value.null_count:
         table = pa.Table.from_arrays([*keys.columns, value, pa.array(numbers)], names=names)

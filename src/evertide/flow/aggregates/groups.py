@@ -1,7 +1,7 @@
 """Groups the rows of a delta by key, as Spark does.
 
 NULL equals NULL, any NaN any NaN, -0.0 equals 0.0, also inside structs and lists; otherwise keys are equal bit by
-bit. Values with equal hashes are always compared: by Arrow's hash table, or for nested values by `equal_rows`.
+bit. Values with equal hashes are always compared: by Arrow's hash table, or for nested values by `compare_rows`.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import numpy as np
 import pyarrow as pa
 
 from evertide.flow.state.keys import canonicalize
-from evertide.rows.columns import FIXED, WIDE, Longs, bits, one_chunk, plain, validity
-from evertide.rows.digest import row_hashes
-from evertide.rows.equality import equal_rows
+from evertide.rows.columns import FIXED, WIDE, Longs, read_bits, read_validity, remove_encoding, to_array
+from evertide.rows.digest import hash_rows
+from evertide.rows.equality import compare_rows
 
 __all__ = ["group_rows"]
 
@@ -23,7 +23,7 @@ def group_rows(keys: pa.Table) -> tuple[Longs, Longs]:
     """The number of each row's group, from 0 in order of appearance, and the first row of each group."""
     found = np.zeros(keys.num_rows, np.int64)
     for at, column in enumerate(keys.columns):
-        numbers = _number_values(plain(canonicalize(one_chunk(column))))
+        numbers = _number_values(remove_encoding(canonicalize(to_array(column))))
         found = _combine(found, numbers) if at else numbers
     return found, _find_first_rows(found)
 
@@ -42,8 +42,8 @@ def _number_values(array: Any) -> Longs:
     if len(array) == 0:
         return np.empty(0, np.int64)
     if kind in FIXED:
-        valid = validity(array)
-        return _number(pa.array(bits(array), mask=None if valid is None else ~valid))
+        valid = read_validity(array)
+        return _number(pa.array(read_bits(array), mask=None if valid is None else ~valid))
     return _number(array.view(pa.binary(8 * WIDE[kind])) if kind in WIDE else array)
 
 
@@ -63,13 +63,13 @@ def _find_first_rows(numbers: Longs) -> Longs:
 def _number_nested(array: Any) -> Longs:
     """Compare rows with the first row of the same hash; rows that differ are compared in another round."""
     table = pa.Table.from_arrays([array], names=["key"])
-    hashes = row_hashes(table).high
+    hashes = hash_rows(table).high
     alike = np.empty(len(array), np.int64)
     rest = np.arange(len(array))
     while len(rest):
         numbers = _number(pa.array(hashes[rest]))
         first = rest[_find_first_rows(numbers)][numbers]
-        equal = equal_rows(table, first, rest)
+        equal = compare_rows(table, first, rest)
         alike[rest[equal]] = first[equal]
         rest = rest[~equal]
     return _number(pa.array(alike))

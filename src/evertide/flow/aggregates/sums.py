@@ -29,7 +29,7 @@ from evertide.flow.aggregates.accumulator import (
     to_words,
 )
 from evertide.flow.aggregates.limbs import GroupedRows, sum_longs, sum_products, sum_wide
-from evertide.rows.columns import Bools, Words, one_chunk, plain
+from evertide.rows.columns import Bools, Words, remove_encoding, to_array
 
 __all__ = ["Count", "ExactSum", "Layout", "Overflow", "RealSum", "RowCount", "Xor"]
 
@@ -195,7 +195,7 @@ class Xor(Accumulator):
         return [rows.tally, self._make_array(found)]
 
     def merge(self, left: Sequence[Any], right: Sequence[Any]) -> list[Any]:
-        one, other = (to_longs(plain(one_chunk(state[1]))) for state in (left, right))
+        one, other = (to_longs(remove_encoding(to_array(state[1]))) for state in (left, right))
         return [*super().merge(left[:1], right[:1]), self._make_array(one ^ other)]
 
     def make_zero(self, count: int) -> list[Any]:
@@ -203,7 +203,7 @@ class Xor(Accumulator):
 
     def finish(self, state: Sequence[Any], where: Where) -> list[Any]:
         held = decode_counts(state[0], where)
-        return [pa.array(to_longs(plain(one_chunk(state[1]))), mask=held == 0).cast(self.kind)]
+        return [pa.array(to_longs(remove_encoding(to_array(state[1]))), mask=held == 0).cast(self.kind)]
 
     def _make_array(self, found: Any) -> Any:
         return pa.array(found).cast(self.kind)

@@ -21,7 +21,7 @@ from evertide.flow.state.arrangement import Arrangement
 from evertide.plan.algebra.nodes import TopK
 from evertide.plan.catalyst.columns import make_arrow_schema
 from evertide.plan.fragment.fragment import Fragment
-from evertide.rows.changes import DIFF, expand, net
+from evertide.rows.changes import DIFF, consolidate_delta, expand
 
 __all__ = ["Top"]
 
@@ -59,7 +59,7 @@ class Top(Collection):
             return
         self._after = after
         shown = [add_sign(rows[self._shown], sign) for rows, sign in ((before, -1), (after, 1))]
-        self.delta = net(pa.concat_tables(shown), self.name)
+        self.delta = consolidate_delta(pa.concat_tables(shown), self.name)
 
     def list_arrangements(self) -> Iterator[Arrangement]:
         yield from super().list_arrangements()
@@ -93,7 +93,7 @@ class Top(Collection):
         """The rows to keep after the delta; None if nothing changes."""
         is_new = get_diffs(delta) > 0
         came, gone = delta.filter(pa.array(is_new)), delta.filter(pa.array(~is_new))
-        left = net(pa.concat_tables([add_sign(before, 1), gone]), self.name, is_sorted=False)
+        left = consolidate_delta(pa.concat_tables([add_sign(before, 1), gone]), self.name, is_sorted=False)
         stays = expand(left.filter(pa.array(get_diffs(left) > 0)), self.name)
         if stays.num_rows == before.num_rows and not came.num_rows:
             return None
@@ -110,7 +110,9 @@ class Top(Collection):
         return self._rows
 
     def _refill(self, delta: pa.Table) -> pa.Table:
-        whole = net(pa.concat_tables([self.inputs.scan(self._columns), delta]), self.name, is_sorted=False)
+        whole = consolidate_delta(
+            pa.concat_tables([self.inputs.scan(self._columns), delta]), self.name, is_sorted=False
+        )
         return self._take_first(expand(whole, self.name))
 
     def _take_first(self, rows: pa.Table) -> pa.Table:

@@ -26,10 +26,10 @@ from evertide.flow.leaf_rows import add_sign, cancel_out, get_diffs
 from evertide.flow.state.arrangement import Arrangement
 from evertide.plan.algebra.nodes import Aggregate, Function
 from evertide.plan.catalyst.columns import find_arrow_type, make_arrow_schema, name_column
-from evertide.rows.changes import net
-from evertide.rows.columns import Bools, one_chunk
+from evertide.rows.changes import consolidate_delta
+from evertide.rows.columns import Bools, to_array
 from evertide.rows.conform import conform_table
-from evertide.rows.python_rows import python_rows
+from evertide.rows.python_rows import to_python_rows
 
 __all__ = ["Totals"]
 
@@ -125,7 +125,7 @@ class Totals(Collection):
         """Stored groups as rows of the collection."""
         state = found.select(self._state_schema.names)
         rows = self._finish(found.select(list(self.keys)), state, np.ones(found.num_rows, np.bool_))
-        return net(add_sign(rows.select(list(columns)), 1), self.name, is_sorted=False)
+        return consolidate_delta(add_sign(rows.select(list(columns)), 1), self.name, is_sorted=False)
 
     def _group_delta(self, delta: pa.Table) -> tuple[pa.Table, GroupedRows]:
         """The keys of the groups that the delta touches, and the group of each row."""
@@ -147,7 +147,7 @@ class Totals(Collection):
         best: dict[int, Any] = {}
         for places, extremes in zip(self._alike, self.extremes, strict=True):
             values = self._make_values(delta, self._extreme_functions[places[0]], rows)
-            befores = [one_chunk(before.column(f"x{at}")) for at in places]
+            befores = [to_array(before.column(f"x{at}")) for at in places]
             best.update(zip(places, extremes.update(keys, values, befores), strict=True))
         found = [best[at] for at in range(len(self._extreme_functions))]
         return pa.Table.from_arrays([*sums.columns, *found], schema=self._state_schema)
@@ -196,7 +196,7 @@ class Totals(Collection):
         chosen = pa.array(np.flatnonzero(of))
         keys, state = keys.take(chosen) if self.keys else keys, state.take(chosen)
         sums = self._sums.finish(
-            state.select(self._sums.state.names), lambda at: f"{self.name}, group {python_rows(keys.slice(at, 1))}"
+            state.select(self._sums.state.names), lambda at: f"{self.name}, group {to_python_rows(keys.slice(at, 1))}"
         )
         made, best = iter(sums.columns), iter(state.columns[len(self._sums.state) :])
         buffers = [

@@ -38,7 +38,7 @@ from evertide.flow.state.spine import ArrangementSettings, Spine
 from evertide.flow.state.state_part import PartEntry, check_schema, verify_part
 from evertide.flow.state.table_blocks import check_columns, check_key, make_block, make_table
 from evertide.rows.changes import DIFF_FIELD
-from evertide.rows.columns import one_chunk
+from evertide.rows.columns import to_array
 from evertide.store.blob import Blob
 from evertide.store.paths import Name, state_part_key
 from evertide.threads.stopping import IsStopping, never_stopping
@@ -185,8 +185,8 @@ class Arrangement:
             return self._check_counts(list(blocks), schema)
         table = make_table([block for run in runs for block in run.read(names, self._shelf)], schema)
         *arrays, diffs = table.columns
-        rows, totals = sum_diffs(arrays, np.asarray(one_chunk(diffs)), self._where)
-        taken = {name: one_chunk(array.take(pa.array(rows))) for name, array in zip(names, arrays, strict=True)}
+        rows, totals = sum_diffs(arrays, np.asarray(to_array(diffs)), self._where)
+        taken = {name: to_array(array.take(pa.array(rows))) for name, array in zip(names, arrays, strict=True)}
         return self._check_counts([RowBlock(totals, totals, taken)], schema)
 
     def maintain(self, is_stopping: IsStopping = never_stopping) -> bool:

@@ -21,8 +21,8 @@ import pyarrow as pa
 
 from evertide.errors import InvalidInput
 from evertide.rows.columns import Bools, Longs
-from evertide.rows.digest import row_hashes
-from evertide.rows.equality import equal_rows
+from evertide.rows.digest import hash_rows
+from evertide.rows.equality import compare_rows
 
 __all__ = ["RowBlock", "concatenate_blocks", "merge_blocks", "sum_diffs"]
 
@@ -134,7 +134,7 @@ def _group_equal(columns: Sequence[Any], rows: int) -> tuple[Longs, Longs]:
     if not columns:
         return np.arange(rows), np.zeros(1, np.int64)
     table = pa.Table.from_arrays(list(columns), names=[str(i) for i in range(len(columns))])
-    hashes = row_hashes(table).high
+    hashes = hash_rows(table).high
     order = np.argsort(hashes)
     in_order = hashes[order]
     again: Bools = in_order[1:] == in_order[:-1]
@@ -142,7 +142,7 @@ def _group_equal(columns: Sequence[Any], rows: int) -> tuple[Longs, Longs]:
     if len(pairs) == 0:
         return order, np.arange(rows)
     starts = np.flatnonzero(np.concatenate(([True], ~again)))
-    if equal_rows(table, order[pairs], order[pairs + 1]).all():
+    if compare_rows(table, order[pairs], order[pairs + 1]).all():
         return order, starts
     return _separate(table, np.split(order, starts[1:]))
 
@@ -153,7 +153,7 @@ def _separate(table: pa.Table, likes: list[Longs]) -> tuple[Longs, Longs]:
     for like in likes:
         rest = like
         while len(rest):
-            same = equal_rows(table, np.full(len(rest), rest[0]), rest)
+            same = compare_rows(table, np.full(len(rest), rest[0]), rest)
             groups.append(rest[same])
             rest = rest[~same]
     lengths = np.array([len(group) for group in groups])

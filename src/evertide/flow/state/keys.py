@@ -30,16 +30,16 @@ from evertide.rows.columns import (
     FLOATS,
     Bools,
     Longs,
-    bits,
-    list_values,
-    one_chunk,
-    plain,
-    validity,
-    wide_words,
+    read_bits,
+    read_lists,
+    read_validity,
+    read_wide_words,
+    remove_encoding,
+    to_array,
 )
-from evertide.rows.conform import type_fields
-from evertide.rows.digest import row_hashes
-from evertide.rows.equality import equal_values
+from evertide.rows.conform import list_fields
+from evertide.rows.digest import hash_rows
+from evertide.rows.equality import compare_values
 
 __all__ = ["SHARED_WORD", "canonicalize", "compare_keys", "hash_keys", "is_exact"]
 
@@ -54,7 +54,7 @@ _INTEGERS = frozenset(FIXED) - frozenset(FLOATS) - _INTERVALS
 
 def hash_keys(columns: pa.Table | pa.RecordBatch) -> Longs:
     """The word of each row, from the key's columns in order."""
-    arrays = [plain(one_chunk(column)) for column in columns.columns]
+    arrays = [remove_encoding(to_array(column)) for column in columns.columns]
     if columns.num_rows == 0 or not arrays:
         return np.zeros(columns.num_rows, np.int64)
     at = next((i for i, array in enumerate(arrays) if _is_integer(array.type)), None)
@@ -78,7 +78,7 @@ def compare_keys(left: Sequence[Any], right: Sequence[Any]) -> Bools:
     """Compare keys row by row, given as columns."""
     equal = np.ones(len(left[0]), np.bool_)
     for one, other in zip(left, right, strict=True):
-        equal &= equal_values(canonicalize(one), canonicalize(other))
+        equal &= compare_values(canonicalize(one), canonicalize(other))
     return equal
 
 
@@ -86,7 +86,7 @@ def canonicalize(array: Any) -> Any:
     """Replace -0.0 by 0.0, after which keys are equal if and only if they are bitwise equal."""
     if len(array) == 0 or not _has_floats(array.type):
         return array
-    array = plain(array)
+    array = remove_encoding(array)
     kind = array.type
     if kind.id in FLOATS:
         return _remove_negative_zero(array)
@@ -94,7 +94,7 @@ def canonicalize(array: Any) -> Any:
     if pa.types.is_struct(kind):
         children = [canonicalize(array.field(i)) for i in range(kind.num_fields)]
     else:
-        offsets, values = list_values(array)
+        offsets, values = read_lists(array)
         children = [canonicalize(values)]
         if kind.id != pa.lib.Type_FIXED_SIZE_LIST:
             buffers.append(pa.py_buffer(offsets.astype(np.int64 if pa.types.is_large_list(kind) else np.int32)))
@@ -105,7 +105,7 @@ def canonicalize(array: Any) -> Any:
 def _has_floats(kind: Any) -> bool:
     if isinstance(kind, pa.BaseExtensionType):
         return _has_floats(kind.storage_type)
-    return kind.id in FLOATS or any(_has_floats(field.type) for field in type_fields(kind))
+    return kind.id in FLOATS or any(_has_floats(field.type) for field in list_fields(kind))
 
 
 def _remove_negative_zero(array: Any) -> Any:
@@ -119,7 +119,7 @@ def _remove_negative_zero(array: Any) -> Any:
 
 
 def _make_validity_buffer(array: Any) -> Any:
-    valid = validity(array)
+    valid = read_validity(array)
     return None if valid is None else pa.py_buffer(np.packbits(valid, bitorder="little"))
 
 
@@ -135,14 +135,14 @@ def _read_integers(array: Any) -> Longs:
     """The values; NULLs, whose memory is undefined, get `SHARED_WORD`."""
     found: Longs
     if pa.types.is_decimal128(array.type):
-        found = wide_words(array)[:, 0].view(np.int64)  # with at most 18 digits, the upper word is only the sign
+        found = read_wide_words(array)[:, 0].view(np.int64)  # with at most 18 digits, the upper word is only the sign
     else:
-        found = bits(array)
+        found = read_bits(array)
         found = found.view(np.int64) if found.dtype.itemsize == 8 else found.astype(np.int64)
-    valid = validity(array)
+    valid = read_validity(array)
     return found if valid is None else np.where(valid, found, SHARED_WORD)
 
 
 def _hash_values(arrays: Sequence[Any]) -> Longs:
     table = pa.Table.from_arrays([canonicalize(array) for array in arrays], names=[str(i) for i in range(len(arrays))])
-    return row_hashes(table).high.view(np.int64)
+    return hash_rows(table).high.view(np.int64)

@@ -25,8 +25,8 @@ from evertide.flow.state.block import RowBlock
 from evertide.flow.state.row_groups import RowGroupCache
 from evertide.flow.state.state_part import FORMAT_VERSION, KEY, PartEntry, make_state_schema
 from evertide.rows.changes import DIFF
-from evertide.rows.columns import one_chunk
-from evertide.rows.conform import reinterpret, type_fields
+from evertide.rows.columns import to_array
+from evertide.rows.conform import list_fields, reinterpret
 from evertide.store.blob import Blob
 
 __all__ = ["PartReader", "PartShelf"]
@@ -145,7 +145,7 @@ class PartReader:
         return BlobDamaged(path=self._path, why=why, expected=str(expected), found=str(found))
 
     def _to_declared_types(self, table: pa.Table, names: Sequence[str]) -> dict[str, Any]:
-        columns = {name: one_chunk(table.column(i)) for i, name in enumerate(names)}
+        columns = {name: to_array(table.column(i)) for i, name in enumerate(names)}
         for name in self._retyped.intersection(names):
             columns[name] = reinterpret(columns[name], self._schema.field(name).type)
         return columns
@@ -201,5 +201,5 @@ def _find_leaf_ranges(schema: pa.Schema) -> dict[str, tuple[int, int]]:
 
 
 def _count_leaves(kind: Any) -> int:
-    inner = type_fields(kind)
+    inner = list_fields(kind)
     return sum(_count_leaves(field.type) for field in inner) if inner else 1

@@ -34,7 +34,7 @@ from evertide.errors import BlobDamaged, InvalidInput, Unexpected
 from evertide.flow.state.block import RowBlock
 from evertide.rows.changes import DIFF
 from evertide.rows.columns import Longs
-from evertide.rows.conform import explain_refusal, reinterpret, stored_type
+from evertide.rows.conform import explain_refusal, find_stored_type, reinterpret
 from evertide.store.blob import Blob
 
 __all__ = [
@@ -91,7 +91,7 @@ class PartEntry(msgspec.Struct, frozen=True):
 @lru_cache(maxsize=1024)
 def make_state_schema(schema: pa.Schema) -> pa.Schema:
     """The schema of the files of an arrangement with these columns."""
-    fields = [pa.field(field.name, stored_type(field.type), field.nullable) for field in schema]
+    fields = [pa.field(field.name, find_stored_type(field.type), field.nullable) for field in schema]
     fields += [pa.field(DIFF, _LONG, nullable=False), pa.field(KEY, _LONG, nullable=False)]
     return pa.schema(fields, metadata=_METADATA)
 

@@ -16,7 +16,7 @@ from evertide.errors import Unexpected
 from evertide.flow.state.block import RowBlock, merge_blocks
 from evertide.flow.state.keys import hash_keys
 from evertide.rows.changes import DIFF_FIELD
-from evertide.rows.columns import one_chunk
+from evertide.rows.columns import to_array
 from evertide.rows.conform import are_alike, conform
 
 __all__ = ["check_columns", "check_key", "make_block", "make_table"]
@@ -44,7 +44,7 @@ def check_columns(table: pa.Table, schema: pa.Schema, where: str) -> list[Any]:
 
 def _check_column(column: Any, field: Any, where: str) -> Any:
     place = f"{where}, column {field.name!r}"
-    array = one_chunk(column)
+    array = to_array(column)
     if not array.type.equals(field.type, check_metadata=True):
         if not are_alike(array.type, field.type):
             raise Unexpected(where=place, why=f"the column has the type {array.type}, but must have {field.type}")

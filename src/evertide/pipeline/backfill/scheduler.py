@@ -156,9 +156,9 @@ class BackfillScheduler:
             if away is not None:
                 raise ViewFailed(views=(name,), time=away.time, why=away.why)
 
-    def troubles(self) -> list[Problem]:
+    def list_thread_problems(self) -> list[Problem]:
         """The error that ended the last backfill's thread."""
-        return [] if self._thread is None else self._thread.troubles()
+        return [] if self._thread is None else self._thread.list_thread_problems()
 
     def wait(self, timeout_s: float | None = None) -> None:
         if self._thread is not None:

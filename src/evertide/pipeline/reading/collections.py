@@ -16,7 +16,7 @@ from evertide.pipeline.definition import Definition, ViewRecord
 from evertide.pipeline.names import ERRORS
 from evertide.pipeline.transaction.members import Members
 from evertide.rows.changes import DIFF, TIME, expand
-from evertide.rows.python_rows import python_rows
+from evertide.rows.python_rows import to_python_rows
 
 __all__ = ["Collections", "View"]
 
@@ -53,7 +53,7 @@ class View:
 
     def to_pylist(self) -> list[dict[str, Any]]:
         """The rows as Python values; texts for values that Python lacks (`evertide.rows.python_rows`)."""
-        return python_rows(self.to_arrow())
+        return to_python_rows(self.to_arrow())
 
     def changes(self, since: int = -1) -> pa.Table:
         """The changes after `since`: rows with `__time` and `__diff`, in order of time."""

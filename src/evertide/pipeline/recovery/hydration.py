@@ -25,7 +25,7 @@ from evertide.pipeline.transaction.members import Members
 from evertide.pipeline.transaction.portions import content_of
 from evertide.pipeline.transaction.table_deltas import Tables
 from evertide.rows.changes import TIME
-from evertide.rows.digest import ZERO, add
+from evertide.rows.digest import ZERO, add_digests
 
 __all__ = [
     "ContentDigests",
@@ -56,7 +56,7 @@ class ContentDigests:
 
     def take(self, found: Mapping[str, pa.Table]) -> None:
         for name, delta in found.items():
-            self.all[name] = add(self.all.get(name, ZERO), content_of(delta).digest)
+            self.all[name] = add_digests(self.all.get(name, ZERO), content_of(delta).digest)
 
     def drop(self) -> None:
         self.all.clear()
@@ -172,7 +172,7 @@ def find_differing_views(
     for name in views:
         with members.open_collection(name).snapshot(time - 1) as stored:
             parts = (content_of(rows.drop_columns([TIME])).digest for rows in stored.scan())
-            expected = reduce(add, parts, ZERO)
+            expected = reduce(add_digests, parts, ZERO)
         found = digests.get(name, ZERO)
         if found != expected:
             told = {"expected": f"rows with digest {expected}", "found": f"rows with digest {found}"}

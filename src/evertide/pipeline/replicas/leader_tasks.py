@@ -76,7 +76,7 @@ class LeaderTasks:
             self.checkpointer.refresh()
         self.delivery_threads = delivery_threads
         self._reporter.watch_sinks(lambda: delivery_threads.list_healths(self._runner.time - 1))
-        self._reporter.watch_warnings(lambda: [*self._failures(), *self.troubles()])
+        self._reporter.watch_warnings(lambda: [*self._failures(), *self.list_thread_problems()])
         self._reporter.begin(threads=self._has_threads)
         if self._has_threads:
             self._maintenance = Maintenance(context.shards, context.writer, context.checkpoints.find_pins).start()
@@ -151,10 +151,10 @@ class LeaderTasks:
         found += [*self._context.checkpoints.damage.problems(), *checkpointer.failing.problems()]
         return found if self._maintenance is None else [*found, *self._maintenance.failing.problems()]
 
-    def troubles(self) -> list[Problem]:
+    def list_thread_problems(self) -> list[Problem]:
         """Errors that ended a thread, or that a thread retries."""
         running = (self._maintenance, self.backfills, self.delivery_threads, self._reporter)
-        return [one for thread in running if thread is not None for one in thread.troubles()]
+        return [one for thread in running if thread is not None for one in thread.list_thread_problems()]
 
     def list_ended(self) -> list[str]:
         """The names of threads that have ended unexpectedly."""

@@ -121,8 +121,13 @@ class DeliveryThreads:
             if lane.problem is None or lane.problem.state != ComponentState.FAILED
         ]
 
-    def troubles(self) -> list[Problem]:
-        return [one for lane in self._lanes.values() if lane.thread is not None for one in lane.thread.troubles()]
+    def list_thread_problems(self) -> list[Problem]:
+        return [
+            one
+            for lane in self._lanes.values()
+            if lane.thread is not None
+            for one in lane.thread.list_thread_problems()
+        ]
 
     def deliver_all(self) -> None:
         """Deliver all outstanding transactions, for a pipeline without threads."""

@@ -20,8 +20,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from evertide.rows.changes import DIFF, TIME, consolidate, net
-from evertide.rows.slices import SLICES_MAX, Slices, by_columns, by_row, by_time, slice_count
+from evertide.rows.changes import DIFF, TIME, consolidate, consolidate_delta
+from evertide.rows.slices import SLICES_MAX, Slices, choose_by_columns, choose_by_row, choose_by_time, count_slices
 from evertide.settings import Settings
 from evertide.shard.read import Snapshot
 from evertide.shard.shard import Shard
@@ -91,7 +91,7 @@ class SinkReader:
         with ExitStack() as stack:
             slices: Slices | None = None
             for table in tables:
-                slices = slices or stack.enter_context(Slices(table.schema, count, by_time(lower, upper)))
+                slices = slices or stack.enter_context(Slices(table.schema, count, choose_by_time(lower, upper)))
                 slices.add(table)
             if slices is None:
                 return
@@ -103,11 +103,15 @@ class SinkReader:
     @contextmanager
     def _cut(self, time: int, tables: Iterable[pa.Table], size: _Size, *, is_addition: bool) -> Iterator[Changes]:
         """`tables` have the columns of the sink, and `__diff`."""
-        suggested = 1 if self._fits(size) else slice_count(self._estimate_pieces(size))
+        suggested = 1 if self._fits(size) else count_slices(self._estimate_pieces(size))
         count = self.count_pieces(time, suggested, size.rows)
         if count == 1:
             found = [*tables]
-            yield Changes.of(net(pa.concat_tables(found), "sink")) if found else Changes(list, is_addition=True)
+            yield (
+                Changes.of(consolidate_delta(pa.concat_tables(found), "sink"))
+                if found
+                else Changes(list, is_addition=True)
+            )
             return
         with self._slice(tables, count, is_addition=is_addition) as changes:
             yield changes
@@ -118,12 +122,14 @@ class SinkReader:
             slices: Slices | None = None
             for table in tables:
                 if slices is None:
-                    placing = by_columns(self.key) if self.key else by_row
+                    placing = choose_by_columns(self.key) if self.key else choose_by_row
                     slices = stack.enter_context(Slices(table.schema, count, placing))
                 slices.add(table)
             made = slices
             yield Changes(
-                lambda: (net(made.read(index), "sink") for index in range(count)) if made is not None else (),
+                lambda: (
+                    (consolidate_delta(made.read(index), "sink") for index in range(count)) if made is not None else ()
+                ),
                 is_addition=is_addition,
             )
 

@@ -120,16 +120,16 @@ class ProcessState:
         input_reader: InputReader,
         leader_tasks: LeaderTasks,
         facts: Facts,
-        troubles: Iterable[Problem],
+        thread_problems: Iterable[Problem],
     ) -> Status:
-        """`facts` come from storage, `troubles` from threads."""
+        """`facts` come from storage, `thread_problems` from threads."""
         found = self.problems() if facts.stalled is None else [*self._list_known(), facts.stalled]
         if facts.problem is not None and all(one.error_code != facts.problem.error_code for one in found):
             is_warning = facts.problem.state == ComponentState.WARNING
             found = [*found, facts.problem] if is_warning or self._failed else [facts.problem, *found]
         first = next((one for one in found if one.state != ComponentState.WARNING), self.pause.problem(self._opened_s))
         sources = [input_reader.make_status(source, facts.positions[name]) for name, source in runner.sources.items()]
-        problems = (*found, *self._warnings, *leader_tasks.warnings(), *troubles)
+        problems = (*found, *self._warnings, *leader_tasks.warnings(), *thread_problems)
         generation, writer = runner.definition.generation, self._writer.id
         return assemble_status(
             first, problems, facts, sources, time=runner.time - 1, generation=generation, writer=writer

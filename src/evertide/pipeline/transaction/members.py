@@ -12,7 +12,7 @@ import pyarrow as pa
 from evertide.errors import InvalidInput, NotAllowedNow
 from evertide.pipeline.definition import Definition, TableRecord, ViewRecord
 from evertide.pipeline.names import ERRORS
-from evertide.rows.changes import DIFF, TIME, net
+from evertide.rows.changes import DIFF, TIME, consolidate_delta
 from evertide.shard.parts.pieces import pieces
 from evertide.shard.shard import Shard, Shards
 from evertide.shard.state import ShardState
@@ -151,4 +151,4 @@ class Members:
 def _read_changes(shard: Shard, lower: int, upper: int) -> pa.Table:
     """The changes without times, consolidated; those of a single transaction already are."""
     found = shard.changes(lower, upper).drop_columns([TIME])
-    return found if upper == lower + 1 else net(found, shard.name)
+    return found if upper == lower + 1 else consolidate_delta(found, shard.name)

@@ -22,8 +22,8 @@ from evertide.errors import EvertideError, ViewFailed
 from evertide.journal.records import Bound, Content
 from evertide.pipeline.transaction.members import Members, at_time
 from evertide.pipeline.transaction.table_deltas import TableDeltas
-from evertide.rows.changes import DIFF, TIME, check_changes, net
-from evertide.rows.digest import ZERO, add, digest, to_hex
+from evertide.rows.changes import DIFF, TIME, check_changes, consolidate_delta
+from evertide.rows.digest import ZERO, add_digests, compute_digest, to_hex
 from evertide.settings import Settings
 from evertide.shard.append import Append, Changes, append_together, store_parts, withdraw
 from evertide.shard.parts.part import Part, decode_part
@@ -99,7 +99,7 @@ class ContentSums:
     def take(self, found: Mapping[str, Content]) -> None:
         for name, content in found.items():
             before = self.all.get(name, _EMPTY)
-            self.all[name] = Content(before.rows + content.rows, add(before.digest, content.digest))
+            self.all[name] = Content(before.rows + content.rows, add_digests(before.digest, content.digest))
 
 
 class PendingChanges:
@@ -283,7 +283,7 @@ class TransactionOutcome:
             if shard in self.pending.deltas:
                 deltas.append(self.pending.deltas[shard])
             if deltas:
-                found[name] = net(pa.concat_tables(deltas), name) if len(deltas) > 1 else deltas[0]
+                found[name] = consolidate_delta(pa.concat_tables(deltas), name) if len(deltas) > 1 else deltas[0]
         return found
 
     def add(self, deltas: Mapping[str, pa.Table], failures: Iterable[ViewFailed]) -> None:
@@ -296,12 +296,12 @@ class TransactionOutcome:
         before = members.read_table(table, self.time)
         shard = members.open_collection(table)
         stored = [_load_part(part, shard.name, members) for part in self.pending.parts.get(shard.name, ())]
-        return net(pa.concat_tables([before, *stored]), table) if stored else before
+        return consolidate_delta(pa.concat_tables([before, *stored]), table) if stored else before
 
 
 def content_of(delta: pa.Table) -> Content:
     diffs = delta.column(DIFF).to_numpy()
-    return Content(delta.num_rows, to_hex(digest(delta.drop_columns([DIFF]), diffs)))
+    return Content(delta.num_rows, to_hex(compute_digest(delta.drop_columns([DIFF]), diffs)))
 
 
 def _load_part(part: Part, shard: str, members: Members) -> pa.Table:

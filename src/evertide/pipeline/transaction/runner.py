@@ -64,7 +64,7 @@ from evertide.pipeline.transaction.machine import Machine
 from evertide.pipeline.transaction.members import Members
 from evertide.pipeline.transaction.phases import Phase, PhaseTracker
 from evertide.pipeline.transaction.portions import ContentSums, Portions, TransactionOutcome, content_of
-from evertide.rows.digest import ZERO, add
+from evertide.rows.digest import ZERO, add_digests
 from evertide.scratch import using_system
 from evertide.shard.append import Append, append_together
 from evertide.shard.parts.part import Part
@@ -464,7 +464,9 @@ class Runner:
     ) -> Callable[[Sequence[tuple[Part, ...]]], Sequence[Write]]:
         def made(stored: Sequence[tuple[Part, ...]]) -> Sequence[Write]:
             contents = {
-                name: Content(sum(part.rows for part in parts), reduce(add, (part.digest for part in parts), ZERO))
+                name: Content(
+                    sum(part.rows for part in parts), reduce(add_digests, (part.digest for part in parts), ZERO)
+                )
                 for name, parts in zip(names, stored, strict=True)
             }
             self._stored = {

@@ -30,9 +30,9 @@ from evertide.journal.records import Content
 from evertide.pipeline.engine import DeclaredTable, StateStore
 from evertide.pipeline.names import ERRORS, path_name
 from evertide.pipeline.transaction.table_input import DeadLetter, TableInput, fill_unchanged, gather_input, json_texts
-from evertide.rows.changes import DIFF, lowest, net
-from evertide.rows.columns import Longs, one_chunk
-from evertide.rows.digest import digest, to_hex
+from evertide.rows.changes import DIFF, consolidate_delta, find_negative_sums
+from evertide.rows.columns import Longs, to_array
+from evertide.rows.digest import compute_digest, to_hex
 from evertide.sources.contract import DELETE, UPSERT, Rows
 from evertide.threads.stopping import IsStopping
 
@@ -121,7 +121,7 @@ class Tables:
             errors.append(self._compute_errors_delta(made))
         empty = pa.schema([*ERRORS_SCHEMA, _DIFF_FIELD]).empty_table()
         contents = {source: Content(rows, to_hex(total % (1 << 128))) for source, (rows, total) in given.items()}
-        return TableDeltas(found, net(pa.concat_tables([empty, *errors]), ERRORS), contents)
+        return TableDeltas(found, consolidate_delta(pa.concat_tables([empty, *errors]), ERRORS), contents)
 
     def _gather(self, name: str, several: Sequence[tuple[str, Rows]]) -> TableInput:
         made = gather_input(self._table(name), several)
@@ -165,7 +165,7 @@ class Tables:
         kept = self._by_key[table.name]
         old = kept.scan() if made.is_truncated else kept.lookup(made.keys_once)
         new = made.upserts
-        return net(
+        return consolidate_delta(
             pa.concat_tables([_add_diffs(old, -_read_diffs(old)), _add_diffs(new, np.ones(new.num_rows, np.int64))]),
             table.name,
         )
@@ -191,8 +191,8 @@ def _compute_unkeyed_delta(made: TableInput, content: Callable[[str], pa.Table])
     table, ops = made.table, made.ops
     rows = pa.Table.from_arrays(made.rows.columns, schema=table.schema)
     changes = _add_diffs(rows, np.where(ops == UPSERT, 1, -1))
-    taken = lowest(changes) if (ops == DELETE).any() else changes.slice(0, 0)
-    delta = net(changes, table.name)
+    taken = find_negative_sums(changes) if (ops == DELETE).any() else changes.slice(0, 0)
+    delta = consolidate_delta(changes, table.name)
     if not made.is_truncated and taken.num_rows == 0:
         return delta
     if not table.is_kept:
@@ -202,12 +202,12 @@ def _compute_unkeyed_delta(made: TableInput, content: Callable[[str], pa.Table])
     if made.is_truncated:
         gone, before = _add_diffs(before, -_read_diffs(before)), before.slice(0, 0)
         delta = pa.concat_tables([delta, gone])
-    return net(pa.concat_tables([delta, _find_excess(taken, before, table.name)]), table.name)
+    return consolidate_delta(pa.concat_tables([delta, _find_excess(taken, before, table.name)]), table.name)
 
 
 def _find_excess(taken: pa.Table, before: pa.Table, where: str) -> pa.Table:
     """Additions that cancel the deletes of rows that do not exist."""
-    left = net(pa.concat_tables([taken, before]), where)
+    left = consolidate_delta(pa.concat_tables([taken, before]), where)
     below = left.filter(pc.less(left.column(DIFF), 0))
     return _add_diffs(below, -_read_diffs(below))
 
@@ -232,16 +232,16 @@ def _make_letter_rows(table: DeclaredTable, letters: Sequence[DeadLetter]) -> pa
 
 def _write_keys(keys: pa.Table) -> list[str]:
     """Equal keys have equal texts, independent of other keys, so that a valid row finds the letters of its key."""
-    columns = [canonicalize(one_chunk(column)) for column in keys.columns]
+    columns = [canonicalize(to_array(column)) for column in keys.columns]
     return json_texts(pa.Table.from_arrays(columns, names=keys.schema.names))
 
 
 def _digest_batch(batch: Rows) -> int:
     ones = np.ones(batch.rows.num_rows, np.int64)
     if not batch.faults:
-        return digest(batch.rows, ones)
+        return compute_digest(batch.rows, ones)
     raw = pa.table({"raw": [fault.raw for fault in batch.faults], "line": [fault.line for fault in batch.faults]})
-    return digest(batch.rows, ones) + digest(raw, np.ones(raw.num_rows, np.int64))
+    return compute_digest(batch.rows, ones) + compute_digest(raw, np.ones(raw.num_rows, np.int64))
 
 
 def _add_diffs(rows: pa.Table, diffs: Longs) -> pa.Table:

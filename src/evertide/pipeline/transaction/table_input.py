@@ -20,8 +20,8 @@ import pyarrow as pa
 
 from evertide.flow.aggregates.groups import group_rows
 from evertide.pipeline.engine import DeclaredTable
-from evertide.rows.columns import Longs, one_chunk
-from evertide.rows.python_rows import python_rows
+from evertide.rows.columns import Longs, to_array
+from evertide.rows.python_rows import to_python_rows
 from evertide.sources.contract import DELETE, OP, SAME, TRUNCATE, UPSERT, Fault, Rows
 from evertide.sources.values.fit import extract_key
 
@@ -208,7 +208,7 @@ def json_texts(rows: pa.Table) -> list[str]:
     try:
         found: list[Mapping[str, Any]] = rows.to_pylist()
     except (OverflowError, ValueError):  # values that Python lacks: the year 10000, texts that are not UTF-8
-        found = [row for at in range(rows.num_rows) for row in python_rows(rows.slice(at, 1))]
+        found = [row for at in range(rows.num_rows) for row in to_python_rows(rows.slice(at, 1))]
     return [json.dumps(row, default=str, ensure_ascii=False) for row in found]
 
 
@@ -231,7 +231,7 @@ def fill_unchanged(made: TableInput, lookup: Callable[[pa.Table], pa.Table]) -> 
     for at, field in enumerate(made.table.schema):
         here = {row: given[field.name] for row, given in found.items() if field.name in given}
         if here:
-            both = [one_chunk(rows.column(at)), *(one_chunk(here[row]) for row in sorted(here))]
+            both = [to_array(rows.column(at)), *(to_array(here[row]) for row in sorted(here))]
             places = np.arange(rows.num_rows)
             places[sorted(here)] = rows.num_rows + np.arange(len(here))
             filled = pa.concat_arrays(both).take(pa.array(places))  # works for nested types, too

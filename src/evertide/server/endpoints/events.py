@@ -34,7 +34,7 @@ from evertide.pipeline.pipeline import Pipeline
 from evertide.pipeline.status.status import Status
 from evertide.problem import ComponentState, Problem
 from evertide.server.endpoints.history import History
-from evertide.server.endpoints.journal import ReportedProblem, list_problems
+from evertide.server.endpoints.journal import ReportedProblem, list_thread_problems
 from evertide.server.http.answers import head_response
 from evertide.server.http.endpoint import BYTES, Endpoint, NoQuery
 from evertide.store.paths import COMMITTED
@@ -75,8 +75,8 @@ class EventEndpoints:
         self._thread = WatchedThread("evertide-events", self._run)
         self._thread.start()
 
-    def troubles(self) -> list[Problem]:
-        return [] if self._thread is None else self._thread.troubles()
+    def list_thread_problems(self) -> list[Problem]:
+        return [] if self._thread is None else self._thread.list_thread_problems()
 
     def drain(self) -> None:
         """End all streams, because the server stops."""
@@ -198,7 +198,7 @@ class _Known(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, status: Status) -> _Known:
         checkpoints = tuple(Checkpoint(number, time) for number, time in status.checkpoints)
-        return cls(_state(status), checkpoints, {(one.of, one.why): one for one in list_problems(status)})
+        return cls(_state(status), checkpoints, {(one.of, one.why): one for one in list_thread_problems(status)})
 
 
 def _state(status: Status) -> State:

@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 
 from evertide.errors import InvalidInput
 from evertide.media import ARROW, CSV, JSON, LINES, PARQUET
-from evertide.rows.conform import conform_table, nullable_inside
+from evertide.rows.conform import allow_nulls_inside, conform_table
 from evertide.server.endpoints.columns import list_columns
 from evertide.sinks.json_rows import json_rows
 
@@ -107,7 +107,7 @@ def _arrow(schema: pa.Schema, tables: Iterable[pa.Table], _: Mapping[str, Any]) 
 
 def _parquet(schema: pa.Schema, tables: Iterable[pa.Table], _: Mapping[str, Any]) -> Iterator[bytes]:
     sink = _DrainableFile()
-    schema = pa.schema([field.with_type(nullable_inside(field.type)) for field in schema], schema.metadata)
+    schema = pa.schema([field.with_type(allow_nulls_inside(field.type)) for field in schema], schema.metadata)
     try:
         with pq.ParquetWriter(sink, schema, compression="zstd") as writer:
             for table in tables:

@@ -22,7 +22,7 @@ from evertide.server.http.answers import JSON, struct_response
 from evertide.server.http.endpoint import Endpoint
 from evertide.sinks.json_rows import json_rows
 
-__all__ = ["JournalEndpoints", "Page", "ReportedProblem", "list_problems"]
+__all__ = ["JournalEndpoints", "Page", "ReportedProblem", "list_thread_problems"]
 
 Limit = Annotated[int, msgspec.Meta(ge=1, le=10_000, description="The largest number of entries.")]
 
@@ -103,11 +103,11 @@ class JournalEndpoints:
         rows = [row for table in content.tables(limit) for row in json_rows(table)]
         count = sum(part.count for part in shard.log.read().state.parts)
         status = self._pipeline.status()
-        problems = [*list_problems(status)]
+        problems = [*list_thread_problems(status)]
         return struct_response(Errors(content.time, problems, rows, count, is_truncated=count > len(rows)))
 
 
-def list_problems(status: Status) -> Iterator[ReportedProblem]:
+def list_thread_problems(status: Status) -> Iterator[ReportedProblem]:
     """The problems of the pipeline, its sources, sinks and views, each once."""
     reasons: set[str] = set()
     for source in status.sources:

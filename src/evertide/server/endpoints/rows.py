@@ -31,7 +31,7 @@ from evertide.pgexpr.clause import conjoin_both
 from evertide.pgexpr.restriction import Restriction, restriction_in
 from evertide.pipeline.pipeline import Pipeline
 from evertide.pipeline.reading.collections import View
-from evertide.rows.changes import DIFF, TIME, changes_schema
+from evertide.rows.changes import DIFF, TIME, make_changes_schema
 from evertide.server.endpoints.collections import find_declared_name
 from evertide.server.endpoints.columns import Column
 from evertide.server.endpoints.content import CollectionContent, read_changes, select_content
@@ -179,7 +179,7 @@ class RowEndpoints:
         if query.since == last and query.wait_s:
             last = self._wait(view, shard, last, query.wait_s)
             if last == query.since:
-                return last, changes_schema(shard.schema), iter(())
+                return last, make_changes_schema(shard.schema), iter(())
         if query.until is not None:
             last = view.as_of(query.until).time if query.until > last else query.until
         lower, upper = query.since + 1, last + 1
@@ -187,7 +187,7 @@ class RowEndpoints:
             why = f"time {query.until} is before the parameter 'since', which is {query.since}"
             raise InvalidInput(where="parameter 'until'", why=why)
         tables = read_changes(shard, lower, upper) if lower < upper else iter(())
-        return last, changes_schema(shard.schema), tables if clause is None else map(clause.filter_rows, tables)
+        return last, make_changes_schema(shard.schema), tables if clause is None else map(clause.filter_rows, tables)
 
     def _wait(self, view: View, shard: Shard, last: int, limit_s: float) -> int:
         """The time of the view, as soon as it is above `last`, or after `limit_s`, or when the server stops."""

@@ -59,7 +59,7 @@ def make_app(
     warn_of_unusable_restrictions(access, pipeline.collections.members())
     history = History(pipeline.storage, lambda: pipeline.definition, runtime=runtime, settings=pipeline.settings)
     events, open_transactions = EventEndpoints(pipeline, history), OpenTransactions(pipeline, runtime)
-    pipeline.watch(events.troubles)
+    pipeline.watch(events.list_thread_problems)
     queries = QueryEndpoints(pipeline, runtime)
     rows = RowEndpoints(pipeline)
     groups: tuple[EndpointGroup, ...] = (

@@ -82,8 +82,8 @@ class Server:
             raise InvalidInput(where=f"address {self._listen!r}", why=str(self._uvicorn.error))
         return self
 
-    def troubles(self) -> list[Problem]:
-        return [] if self._thread is None else self._thread.troubles()
+    def list_thread_problems(self) -> list[Problem]:
+        return [] if self._thread is None else self._thread.list_thread_problems()
 
     def start(self, app: ASGIApp) -> Self:
         """The app answers when this returns."""

@@ -100,7 +100,7 @@ class _Questions:
         """The number of the current query."""
         self._at = at
         self._waiting: queue.SimpleQueue[Frame] = queue.SimpleQueue()
-        WatchedThread("evertide-questions", self._listen, died=lambda _: _end_all()).start()
+        WatchedThread("evertide-questions", self._listen, on_death=lambda _: _end_all()).start()
 
     def next(self, within_s: float) -> dict[str, Any] | None:
         """None if no query arrives within `within_s`."""

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from evertide.pgexpr.clause import Where
-from evertide.rows.changes import DIFF, net
+from evertide.rows.changes import DIFF, consolidate_delta
 from evertide.shapes.log.definition import ShapeDefinition, Subject
 from evertide.shard.shard import Shard
 
@@ -60,7 +60,7 @@ class Contents:
         if columns is None:
             return rows
         selected = rows.select([*columns, DIFF])
-        return selected if _is_sorted_by(subject, columns) else net(selected)
+        return selected if _is_sorted_by(subject, columns) else consolidate_delta(selected)
 
     def clear(self) -> None:
         with self._lock:

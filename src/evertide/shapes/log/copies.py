@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from evertide.rows.changes import DIFF
 from evertide.rows.columns import Longs, Words
-from evertide.rows.digest import row_hashes
+from evertide.rows.digest import hash_rows
 
 __all__ = ["Copies", "count_copies_before"]
 
@@ -94,7 +94,7 @@ def count_copies_before(hashes: tuple[Words, Words], diffs: Longs, after: Longs)
 
 
 def _sort_by_hash(content: pa.Table) -> tuple[Words, Words, Longs]:
-    high, low = row_hashes(content.drop_columns([DIFF]))
+    high, low = hash_rows(content.drop_columns([DIFF]))
     order = np.lexsort((low, high))
     counts = content.column(DIFF).to_numpy()
     return high[order], low[order], counts[order]

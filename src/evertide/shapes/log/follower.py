@@ -105,8 +105,8 @@ class FeedFollower:
         self._thread.start()
         return self
 
-    def troubles(self) -> list[Problem]:
-        return self._thread.troubles()
+    def list_thread_problems(self) -> list[Problem]:
+        return self._thread.list_thread_problems()
 
     def stop(self) -> None:
         self._stopping.set()

@@ -19,8 +19,8 @@ import msgspec
 import pyarrow as pa
 
 from evertide.pgexpr.types.texts import texts
-from evertide.rows.digest import row_hashes
-from evertide.rows.utf8 import invalid_rows
+from evertide.rows.digest import hash_rows
+from evertide.rows.utf8 import find_invalid_rows
 from evertide.shapes.log.definition import SCHEMA, ShapeDefinition
 from evertide.shapes.log.numbers import Visible
 from evertide.shapes.protocol.offsets import Offset
@@ -66,8 +66,8 @@ class RowTexts:
     def _key_parts(self, name: str) -> list[str]:
         parts = [_part(text) for text in self.column(name)]
         stored = self._rows.select([name])
-        rows = invalid_rows(stored)
-        high, low = row_hashes(stored.take(pa.array(rows)))
+        rows = find_invalid_rows(stored)
+        high, low = hash_rows(stored.take(pa.array(rows)))
         for at, row in enumerate(rows.tolist()):
             parts[row] += f"/#{high[at]:016x}{low[at]:016x}"
         return parts

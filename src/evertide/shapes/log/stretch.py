@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from evertide.rows.changes import DIFF, TIME
 from evertide.rows.columns import Longs, Words
-from evertide.rows.digest import row_hashes
+from evertide.rows.digest import hash_rows
 from evertide.shapes.log.copies import count_copies_before
 from evertide.shapes.log.messages import MessageWriter, RowTexts, Value
 from evertide.shapes.protocol.offsets import Offset
@@ -124,7 +124,7 @@ class Stretch:
         return len(self.times)
 
     def hashes(self) -> tuple[Words, Words]:
-        hashes = row_hashes(self.rows)
+        hashes = hash_rows(self.rows)
         return hashes.high, hashes.low
 
     def count(self, hashes: tuple[Words, Words], after: Longs) -> None:

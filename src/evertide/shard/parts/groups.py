@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from evertide.rows.changes import DIFF, expand_in_pieces, net
+from evertide.rows.changes import DIFF, consolidate_delta, expand_in_pieces
 from evertide.shard.parts.part import Part
 from evertide.shard.parts.split import Group, Span
 
@@ -45,7 +45,7 @@ def content_rows(
             may_meet = pc.is_in(each[by], value_set=retracted)
             yield from expand_in_pieces(each.filter(pc.invert(may_meet)).select(names), where)
             rest.append(each.filter(may_meet))
-    yield from expand_in_pieces(net(pa.concat_tables(rest).select(names), where, is_sorted=False), where)
+    yield from expand_in_pieces(consolidate_delta(pa.concat_tables(rest).select(names), where, is_sorted=False), where)
 
 
 def is_inside(column: Any, span: Span) -> Any:

@@ -9,8 +9,8 @@ Layout: the shard's columns, then `__time` and `__diff`.
     blob      Parquet, zstd, row groups of `Settings.row_group_rows`, with the Arrow schema
     inline    an Arrow IPC stream of one batch, uncompressed, or compressed with lz4 or zstd
 
-Types that Parquet lacks or would round (`stored_type`) are stored as integers or bytes of the same bits, fixed-size
-lists as lists, extension types as their storage type. Reading returns exactly the shard's types.
+Types that Parquet lacks or would round are stored as integers or bytes of the same bits (`find_stored_type`),
+fixed-size lists as lists, extension types as their storage type. Reading returns exactly the shard's types.
 
 Invariants, and what they prevent:
 
@@ -35,10 +35,10 @@ import pyarrow.parquet as pq
 import xxhash
 
 from evertide.errors import BlobDamaged, UnsupportedFormat
-from evertide.rows.changes import DIFF, TIME, changes_schema
-from evertide.rows.columns import Longs, one_chunk
-from evertide.rows.conform import reinterpret, stored_type
-from evertide.rows.digest import digest, to_hex
+from evertide.rows.changes import DIFF, TIME, make_changes_schema
+from evertide.rows.columns import Longs, to_array
+from evertide.rows.conform import find_stored_type, reinterpret
+from evertide.rows.digest import compute_digest, to_hex
 from evertide.settings import Settings
 from evertide.shard.parts.statistics import Predicate, Range, column_range, range_may_match
 
@@ -116,7 +116,7 @@ def decode_part(
     Length and checksum are verified before anything is decoded. `path` is for errors.
     """
     _check_bytes(part, data, path)
-    wanted = changes_schema(schema)
+    wanted = make_changes_schema(schema)
     try:
         if data[:4] == _PARQUET_MAGIC:
             table = _read_parquet(data, wanted, path, _names(wanted, columns), use_threads=use_threads)
@@ -152,12 +152,12 @@ def may_match(part: Part, schema: pa.Schema, predicates: Sequence[Predicate]) ->
 
 def _describe(table: pa.Table, data: bytes, *, inline: bytes) -> Part:
     columns = table.drop_columns([TIME, DIFF])
-    times, diffs = (np.asarray(one_chunk(table.column(name))) for name in (TIME, DIFF))
+    times, diffs = (np.asarray(to_array(table.column(name))) for name in (TIME, DIFF))
     return Part(
         rows=table.num_rows,
         bytes=len(data),
         checksum=xxhash.xxh3_128_hexdigest(data),
-        digest=to_hex(digest(columns, diffs)),
+        digest=to_hex(compute_digest(columns, diffs)),
         count=_exact_sum(diffs),
         retractions=int((diffs < 0).sum()),
         time_min=int(times.min()) if len(times) else 0,
@@ -174,7 +174,7 @@ def _exact_sum(diffs: Longs) -> int:
 
 def _ranges(columns: pa.Table) -> Iterator[tuple[str, Range]]:
     for name, column in zip(columns.schema.names, columns.columns, strict=True):
-        found = column_range(one_chunk(column))
+        found = column_range(to_array(column))
         if found is not None:
             yield name, found
 
@@ -189,12 +189,12 @@ def _to_stored(table: pa.Table) -> pa.Table:
 @lru_cache(maxsize=1024)
 def _file_schema(schema: pa.Schema) -> pa.Schema:
     """The schema that a table of changes is stored with; computed once per shard."""
-    return _stored_schema(changes_schema(pa.schema([*schema][:-2])))
+    return _stored_schema(make_changes_schema(pa.schema([*schema][:-2])))
 
 
 @lru_cache(maxsize=1024)
 def _stored_schema(schema: pa.Schema) -> pa.Schema:
-    return pa.schema([pa.field(field.name, stored_type(field.type), field.nullable) for field in schema])
+    return pa.schema([pa.field(field.name, find_stored_type(field.type), field.nullable) for field in schema])
 
 
 def _retype(column: Any, kind: Any) -> Any:

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 
-from evertide.rows.changes import TIME, net
-from evertide.rows.slices import SLICES_MAX, Slices, slice_count
+from evertide.rows.changes import TIME, consolidate_delta
+from evertide.rows.slices import SLICES_MAX, Slices, count_slices
 from evertide.shard.read import Snapshot
 
 __all__ = ["pieces"]
@@ -25,7 +25,7 @@ def pieces(snapshot: Snapshot, rows_max: int, bytes_max: int) -> Iterator[pa.Tab
     if rows <= rows_max and size <= bytes_max:
         found = iter([snapshot.to_arrow()])
     elif any(part.retractions for part in snapshot.parts):
-        found = _pieces_by_hash(snapshot, slice_count(min(SLICES_MAX, max(rows / rows_max, size / bytes_max))))
+        found = _pieces_by_hash(snapshot, count_slices(min(SLICES_MAX, max(rows / rows_max, size / bytes_max))))
     else:
         found = _pieces_of_parts(snapshot, rows_max, bytes_max)
     yield from (piece for piece in found if piece.num_rows)
@@ -62,4 +62,4 @@ def _scan(snapshot: Snapshot) -> Iterator[pa.Table]:
 
 
 def _net(tables: Sequence[pa.Table]) -> pa.Table:
-    return net(pa.concat_tables(tables), "collection", is_sorted=False)
+    return consolidate_delta(pa.concat_tables(tables), "collection", is_sorted=False)

@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from evertide.errors import InvalidInput
-from evertide.rows.columns import BINARY, FIXED, FLOATS, LISTS, bits, plain, validity
+from evertide.rows.columns import BINARY, FIXED, FLOATS, LISTS, read_bits, read_validity, remove_encoding
 from evertide.rows.utf8 import is_valid_utf8
 
 __all__ = ["OPERATORS", "Predicate", "Range", "column_range", "range_may_match"]
@@ -64,7 +64,7 @@ class Predicate:
 
 def column_range(array: Any) -> Range | None:  # noqa: PLR0911 - one per kind of type
     """Return the range of a column; None for nested types."""
-    array = plain(array)
+    array = remove_encoding(array)
     kind, nulls = array.type, array.null_count
     if kind.id in LISTS or kind.id == pa.lib.Type_STRUCT:
         return None
@@ -118,7 +118,7 @@ def _may_compare(op: str, low: Any, high: Any, value: Any) -> bool:
 
 def _float_bounds(array: Any) -> tuple[float | None, float | None]:
     """-0.0 as low and 0.0 as high, so that both are inside if they are ordered by bits."""
-    numbers = _valid(array, bits(array).view(FLOATS[array.type.id]))
+    numbers = _valid(array, read_bits(array).view(FLOATS[array.type.id]))
     is_nan = np.isnan(numbers)
     any_nan = bool(is_nan.any())
     numbers = numbers[~is_nan] if any_nan else numbers
@@ -129,7 +129,7 @@ def _float_bounds(array: Any) -> tuple[float | None, float | None]:
 
 
 def _integer_bounds(array: Any) -> tuple[int | str, int | str]:
-    numbers = _valid(array, bits(array))
+    numbers = _valid(array, read_bits(array))
     low, high = int(numbers.min()), int(numbers.max())
     if pa.types.is_decimal(array.type):
         return _decimal(low, array.type.scale), _decimal(high, array.type.scale)
@@ -137,7 +137,7 @@ def _integer_bounds(array: Any) -> tuple[int | str, int | str]:
 
 
 def _valid(array: Any, values: Any) -> Any:
-    valid = validity(array)
+    valid = read_validity(array)
     return values if valid is None else values[valid]
 
 

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from evertide.rows.changes import DIFF, expand_in_pieces
 from evertide.rows.columns import Longs
-from evertide.rows.digest import row_hashes
+from evertide.rows.digest import hash_rows
 from evertide.sinks.postgres.types import texts
 
 __all__ = [
@@ -130,7 +130,7 @@ def _texts(rows: pa.Table) -> Iterator[pa.Table]:
 def rows_by_key(changes: pa.Table, key: Sequence[str]) -> RowsToSend | None:
     """The operation on each key. None if a key has several rows."""
     diffs = changes[DIFF].to_numpy()
-    hashes = row_hashes(changes.select(key))
+    hashes = hash_rows(changes.select(key))
     order = np.lexsort((diffs, hashes.low, hashes.high))
     high, low, ordered = hashes.high[order], hashes.low[order], diffs[order]
     again = np.zeros(len(order), np.bool_)

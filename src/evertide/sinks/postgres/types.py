@@ -29,7 +29,7 @@ import pyarrow.compute as pc
 import pyarrow.types as kinds
 
 from evertide.json_values import is_variant
-from evertide.rows.columns import one_chunk
+from evertide.rows.columns import to_array
 from evertide.sinks.json_rows import json_rows
 
 __all__ = ["TargetColumn", "column_type", "holds", "texts"]
@@ -129,7 +129,7 @@ def _has_digits(modifier: int, kind: Any) -> bool:
 
 def texts(column: Any) -> pa.Array:
     """Convert values to the texts that PostgreSQL writes for them; NULL stays NULL."""
-    array = one_chunk(column)
+    array = to_array(column)
     kind = array.type
     if kinds.is_string(kind):
         return array

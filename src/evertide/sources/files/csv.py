@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 
-from evertide.rows.columns import one_chunk
+from evertide.rows.columns import to_array
 from evertide.sources.files.pieces import FileTable, parse_ops
 from evertide.sources.files.records import Block
 from evertide.sources.files.text import find_bad_records
@@ -75,7 +75,7 @@ class CsvRecords:
         if parsed.num_rows != len(good):
             why = f"the CSV parser read {parsed.num_rows} records instead of {len(good)} from line {block.lines[0]}"
             raise self.table.failure(path, why)
-        columns = [one_chunk(column) for column in parsed.columns]
+        columns = [to_array(column) for column in parsed.columns]
         if not reasons:
             return columns
         is_bad = np.ones(count, np.bool_)

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from evertide.rows.python_rows import python_rows
+from evertide.rows.python_rows import to_python_rows
 from evertide.sources.contract import Limit, Rows
 from evertide.sources.files.pieces import Cut, FileTable, checksum, parse_ops
 from evertide.sources.values.columns import from_arrow, widens
@@ -78,7 +78,7 @@ class ParquetReader:
             fitted,
             place,
             lambda at: first + at,
-            lambda at: str(python_rows(pa.Table.from_batches([batch.slice(at, 1)]))[0]),
+            lambda at: str(to_python_rows(pa.Table.from_batches([batch.slice(at, 1)]))[0]),
         )
 
     def _places(self, schema: pa.Schema, path: Path) -> dict[str, int]:

@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 import pyarrow.types as kinds
 from pyarrow import json
 
-from evertide.rows.columns import one_chunk
+from evertide.rows.columns import to_array
 from evertide.sources.contract import TableDeclaration
 from evertide.sources.values.columns import Column, from_texts
 
@@ -76,7 +76,7 @@ class WholeJson:
             return None
         if read.num_rows != len(values):
             return None
-        found = {field.name: _column(one_chunk(read.column(field.name)), field.type) for field in self._schema}
+        found = {field.name: _column(to_array(read.column(field.name)), field.type) for field in self._schema}
         return None if None in found.values() else found  # type: ignore[return-value]
 
 

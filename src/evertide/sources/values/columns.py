@@ -16,9 +16,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as kinds
 
-from evertide.rows.columns import one_chunk, plain
-from evertide.rows.conform import are_alike, conform, first_null
-from evertide.rows.utf8 import invalid_rows, replace_invalid_utf8
+from evertide.rows.columns import remove_encoding, to_array
+from evertide.rows.conform import are_alike, conform, find_first_null
+from evertide.rows.utf8 import find_invalid_rows, replace_invalid_utf8
 from evertide.sources.values.kinds import INTEGERS, sql_name
 from evertide.sources.values.values import Misfit, Number, convert_value, parse_value
 
@@ -159,7 +159,7 @@ def _cast_text(texts: Any, kind: Any) -> Any:
 
 def from_arrow(column: Any, kind: Any) -> Column:
     """Convert an Arrow column of any type."""
-    array = one_chunk(column)
+    array = to_array(column)
     if are_alike(array.type, kind):
         return _alike(array, kind)
     if kinds.is_timestamp(array.type) and kinds.is_timestamp(kind) and array.type.tz and kind.tz is None:
@@ -176,16 +176,16 @@ def from_arrow(column: Any, kind: Any) -> Column:
 
 def _by_value(array: Any, kind: Any) -> Column:
     """Convert through Python values, which cannot hold a text that is not valid UTF-8."""
-    array = plain(array)
+    array = remove_encoding(array)
     column = from_values(replace_invalid_utf8(array).to_pylist(), kind)
-    invalid = dict.fromkeys(invalid_rows(pa.table({"c": array})).tolist(), "the text is not valid UTF-8")
+    invalid = dict.fromkeys(find_invalid_rows(pa.table({"c": array})).tolist(), "the text is not valid UTF-8")
     return Column(column.array, {**invalid, **column.misfits})
 
 
 def _alike(array: Any, kind: Any) -> Column:
     """An invalid NULL inside a nested value is rare, so it is located value by value."""
     made = conform(array, kind)
-    if not kinds.is_nested(kind) or first_null(made, pa.field("column", kind)) is None:
+    if not kinds.is_nested(kind) or find_first_null(made, pa.field("column", kind)) is None:
         return Column(made)
     misfits = from_values(replace_invalid_utf8(made).to_pylist(), kind).misfits
     rows = np.arange(len(made))

@@ -30,7 +30,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as kinds
 
-from evertide.rows.conform import type_fields
+from evertide.rows.conform import list_fields
 from evertide.sources.values.kinds import INTEGERS, describe_values, is_variant, sql_name
 from evertide.sources.values.strict_json import RepeatedName, decode_json
 
@@ -74,7 +74,7 @@ def json_decoder(schema: pa.Schema) -> msgspec.json.Decoder[Any]:
 def _needs_exact(kind: Any) -> bool:
     if kinds.is_decimal(kind) or is_variant(kind) or kinds.is_float32(kind):
         return True
-    return any(_needs_exact(field.type) for field in type_fields(kind))
+    return any(_needs_exact(field.type) for field in list_fields(kind))
 
 
 def show_value(value: object) -> str:

@@ -13,6 +13,9 @@ __all__ = ["Settings"]
 class Settings:
     """Settings that a user may tune. They affect when and how collections are written, never their content."""
 
+    confirm_rows: int = 1_000_000
+    """`evertide run` asks before a changed script makes it recompute stored views from more rows than this."""
+
     inline_bytes_max: int = 64 * 1024
     """A batch of up to this size is stored inside the shard's state, without a blob."""
 

@@ -193,8 +193,19 @@ def test_x17_names_that_change_only_in_case_are_the_same_collections(tmp_path: P
     [
         (replace(ORDERS, key=()), "the key was"),
         (replace(ORDERS, schema=pa.schema([*SCHEMA, pa.field("n", pa.int64(), nullable=False)])), "NOT NULL"),
-        (replace(ORDERS, schema=pa.schema([*SCHEMA][:2])), "column 3 was amount"),
-        (replace(ORDERS, schema=SCHEMA.set(2, pa.field("amount", pa.int32()))), "column 3 was amount"),
+        (replace(ORDERS, schema=pa.schema([*SCHEMA][:2])), "column amount BIGINT is missing"),
+        (
+            replace(ORDERS, schema=SCHEMA.set(2, pa.field("amount", pa.int32()))),
+            "column amount was amount BIGINT and is now amount INT",
+        ),
+        (
+            replace(ORDERS, schema=SCHEMA.insert(1, pa.field("channel", pa.string()))),
+            "column 2 was customer STRING and is now the new column channel STRING; add new columns after the last one",
+        ),
+        (
+            replace(ORDERS, schema=pa.schema([SCHEMA[0], SCHEMA[2], SCHEMA[1]])),
+            "the stored columns are in another order; keep the order id, customer, amount",
+        ),
         (without_shard(ORDERS), "evertide.keep cannot change"),
     ],
 )

@@ -18,6 +18,7 @@ from typer.exceptions import TyperException
 
 from evertide import __version__
 from evertide.cli.commands import demo as demo_command
+from evertide.cli.commands import plan as plan_command
 from evertide.cli.commands import promote as replica_commands
 from evertide.cli.commands import query as query_commands
 from evertide.cli.commands import run as run_commands
@@ -85,6 +86,7 @@ def evertide(
 
 
 app.command("run")(run_commands.run)
+app.command("plan")(plan_command.plan)
 app.command("push")(run_commands.push)
 app.command("checkpoint")(run_commands.checkpoint)
 app.command("promote")(replica_commands.promote)

@@ -21,6 +21,7 @@ import msgspec
 import pyarrow as pa
 
 from evertide.errors import InvalidInput, StateDiverged, ViewFailed
+from evertide.pipeline.column_changes import find_refused_columns
 from evertide.pipeline.names import ERRORS, path_name
 from evertide.problem import ComponentState
 from evertide.store.meta import Meta, Write
@@ -225,27 +226,12 @@ def _compare_table(known: TableRecord | None, table: DeclaredTable) -> str:
         why = "evertide.keep cannot change, as rows that were not kept are gone. Declare a table with another name"
         raise InvalidInput(where=where, why=why)
     before = known.read_schema()
-    _check_columns(before, table.schema, where)
+    if refused := find_refused_columns(before, table.schema):
+        why = f"{'; '.join(refused)}. The stored rows have the old columns. Restore these, or declare a new table"
+        raise InvalidInput(where=where, why=why)
     if len(table.schema) > len(before):
         return "widened"
     return "same" if known.is_declared else "back"
-
-
-def _check_columns(before: pa.Schema, after: pa.Schema, where: str) -> None:
-    for at, field in enumerate(before):
-        found = after.field(at) if at < len(after) else None
-        if found is None or not found.equals(field):
-            now = "missing" if found is None else _describe(found)
-            why = f"column {at + 1} was {_describe(field)} and is now {now}; columns of a stored table cannot change"
-            raise InvalidInput(where=where, why=f"{why}. Declare a table with another name")
-    for field in [*after][len(before) :]:
-        if not field.nullable:
-            why = f"the new column {field.name!r} is NOT NULL, and stored rows have no value for it; allow NULL"
-            raise InvalidInput(where=where, why=why)
-
-
-def _describe(field: pa.Field) -> str:
-    return f"{field.name} {field.type}{'' if field.nullable else ' NOT NULL'}"
 
 
 def _list(names: Iterable[str]) -> str:

@@ -46,6 +46,7 @@ from evertide.pipeline.replicas.liveness import HangLog, HeartbeatGate, Liveness
 from evertide.pipeline.replicas.ownership import ProcessRole
 from evertide.pipeline.replicas.replica_record import ReplicaReporter
 from evertide.pipeline.script import read_script
+from evertide.pipeline.script_change import Approve, read_script_change
 from evertide.pipeline.sinks.delivery_threads import PreparedSinks
 from evertide.pipeline.sinks.sink_record import SinkRecords
 from evertide.pipeline.spark_engine import SparkEngine
@@ -150,12 +151,14 @@ class Pipeline:
         progress: OnProgress | None = None,
         role: ProcessRole | str = ProcessRole.ALONE,
         observer: Observer = NO_OBSERVER,
+        approve: Approve | None = None,
     ) -> Pipeline:
         """Open the pipeline of a script (SQL, or the path of a file). A missing storage is created.
 
         The pipeline continues from its last committed transaction. `progress` is called during long work with its name,
         how much is done, and of how much. `role`: 'alone' is refused if another process runs the pipeline; a 'replica'
-        runs it together with others; a 'read-only' replica follows, and writes nothing until it is promoted.
+        runs it together with others; a 'read-only' replica follows, and writes nothing until it is promoted. `approve`
+        is called with what the script changes, and can raise an error before anything is changed.
         """
         text, path, base = read_script(script)
         settings, runtime = settings or Settings(), SystemRuntime()
@@ -167,6 +170,7 @@ class Pipeline:
                 exposure = session.find_exposure()
                 engine = SparkEngine(session, text, path, functions)
             try:
+                read_script_change(opened, engine, runtime, settings).announce(approve)
                 options: dict[str, Any] = {"progress": progress, "role": ProcessRole(role), "observer": observer}
                 pipeline = cls(engine, opened, base=base, runtime=runtime, settings=settings, **options)
             except BaseException:

@@ -86,6 +86,10 @@ def run(
     read_only: Annotated[
         bool, typer.Option("--read-only", help="Follow the leader, and write nothing until promoted.")
     ] = False,
+    is_agreed: Annotated[
+        bool,
+        typer.Option("--yes", "-y", help="Agree to the changes that the script makes; see `evertide plan`."),
+    ] = False,
     assignments: Assignments = None,
     log_format: LogAs = LogFormat.TEXT,
     log_level: LogFrom = None,
@@ -95,8 +99,10 @@ def run(
 ) -> None:
     """Run the pipeline of a script. Creates the storage if it does not exist.
 
-    A new start continues where the last one stopped. Several processes can run one pipeline: one leads, and another
-    takes over if the leader dies. Ctrl-C and SIGTERM end the process after the current transaction, with a checkpoint.
+    A new start continues where the last one stopped. If the script no longer declares a stored table, or changes views
+    that are computed from many rows, the command shows the changes and asks first. Several processes can run one
+    pipeline: one leads, and another takes over if the leader dies. Ctrl-C and SIGTERM end the process after the current
+    transaction, with a checkpoint.
 
     Example: evertide run shop.sql --storage shop.evertide
     """
@@ -121,6 +127,7 @@ def run(
             settings=settings,
             role=role,
             observer=watched.observer,
+            is_agreed=is_agreed,
         ) as pipeline,
     ):
         _report_start(output, pipeline, is_quiet=is_quiet)

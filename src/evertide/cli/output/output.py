@@ -176,6 +176,15 @@ class Bars:
         self._progress.update(self._tasks[what], completed=done, total=total, count=count)
 
     @contextmanager
+    def suspend(self) -> Iterator[None]:
+        """Hide the bars while a person is asked something."""
+        self._progress.stop()
+        try:
+            yield
+        finally:
+            self._progress.start()
+
+    @contextmanager
     def show_work(self, what: str) -> Iterator[None]:
         """Show a bar for work of unknown size."""
         task = self._progress.add_task(what, total=None, count="")

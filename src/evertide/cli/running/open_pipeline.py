@@ -11,11 +11,11 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from evertide.cli.output.output import Bars, Output
+from evertide.cli.running.consent import Consent
 from evertide.cli.running.silence import ended_if_silent
 from evertide.cli.running.spark import spark_session
-from evertide.errors import InvalidInput
 from evertide.observer import NO_OBSERVER, Observer
-from evertide.pipeline.reading.reader import Reader, check_is_there
+from evertide.pipeline.reading.reader import Reader, check_is_there, is_there
 from evertide.pipeline.replicas.liveness import watch_for_hang
 from evertide.pipeline.replicas.ownership import ProcessRole
 from evertide.pipeline.script import read_script
@@ -42,8 +42,12 @@ def open_for_command(
     must_exist: bool = False,
     role: ProcessRole = ProcessRole.ALONE,
     observer: Observer = NO_OBSERVER,
+    is_agreed: bool = False,
 ) -> Iterator[Pipeline]:
-    """Close the pipeline with a checkpoint at the end, unless the block fails."""
+    """Close the pipeline with a checkpoint at the end, unless the block fails.
+
+    `is_agreed`: the caller agrees to all changes that the script makes.
+    """
     settings = settings or Settings()
     read_script(script)  # reports errors in the script before Spark starts
     if role is ProcessRole.ALONE:
@@ -55,6 +59,7 @@ def open_for_command(
                 session = stack.enter_context(spark_session(master))
             from evertide.pipeline.pipeline import Pipeline  # noqa: PLC0415 - pyspark
 
+            consent = Consent(output, str(script), settings, bars, is_agreed=is_agreed)
             with bars.show_work("open"):
                 pipeline = Pipeline.open(
                     script,
@@ -64,6 +69,7 @@ def open_for_command(
                     settings=settings,
                     progress=bars.show,
                     role=role,
+                    approve=consent.check if role is not ProcessRole.READ_ONLY else None,
                     # `ended_if_silent` needs an observed storage, even if nothing else observes it
                     observer=Observer() if observer is NO_OBSERVER else observer,
                 )
@@ -73,11 +79,9 @@ def open_for_command(
 
 
 def _check_free(storage: str, meta: str | None, settings: Settings, *, must_exist: bool) -> None:
-    try:
+    if must_exist:
         check_is_there(storage)
-    except InvalidInput:
-        if must_exist:
-            raise
+    elif not is_there(storage):
         return
     with Reader.open(storage, meta, settings=settings) as reader:
         reader.check_free()

@@ -27,7 +27,7 @@ from evertide.store.open import Storage, open_storage
 from evertide.store.paths import FORMAT, META_FILE
 from evertide.store.retry import retry_read
 
-__all__ = ["Reader", "check_is_there"]
+__all__ = ["Reader", "check_is_there", "is_there"]
 
 
 class Reader:
@@ -89,6 +89,15 @@ class Reader:
             known = Members(self.shards, definition) if known is None else known.move_to(definition)
             self._known = known
         return known
+
+
+def is_there(location: str | Path) -> bool:
+    """Whether a directory is a storage. A remote location counts as one."""
+    try:
+        check_is_there(location)
+    except InvalidInput:
+        return False
+    return True
 
 
 def check_is_there(location: str | Path) -> None:

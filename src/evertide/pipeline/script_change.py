@@ -1,0 +1,181 @@
+"""What opening a storage with a script changes, for people to read before it happens.
+
+1. `describe_change` compares the stored definition with the declarations of a script, and changes nothing. It raises
+   what opening would raise.
+2. The rows that a view is computed from are those of the tables under it, as their shards count them: changes that
+   compaction has not merged yet count, so the number may be too high.
+3. `find_reasons_to_ask` names the changes that a person should confirm: a table that the script no longer declares,
+   and the recomputation of stored views from many rows. A new view is what the person asked for.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from evertide.errors import Damaged
+from evertide.pipeline.column_changes import describe_column
+from evertide.pipeline.definition import (
+    Definition,
+    compare_definition,
+    find_tables_under,
+    list_spellings,
+    read_definition,
+)
+from evertide.pipeline.engine import DeclaredTable, Engine
+from evertide.runtime import Runtime
+from evertide.settings import Settings
+from evertide.shard.shard import Shards
+from evertide.store.open import Storage
+from evertide.store.retry import retry_read
+
+__all__ = ["Approve", "CollectionChange", "Effect", "ScriptChange", "describe_change", "read_script_change"]
+
+logger = logging.getLogger(__name__)
+
+CountRows = Callable[[str], int]
+Approve = Callable[["ScriptChange"], None]
+"""Raises an error to refuse a change before the storage is changed."""
+
+
+class Effect(StrEnum):
+    ADDED = "added"
+    CHANGED = "changed"
+    REMOVED = "removed"
+
+
+_SIGNS = {Effect.ADDED: "+", Effect.CHANGED: "~", Effect.REMOVED: "-"}
+
+
+@dataclass(frozen=True, slots=True)
+class CollectionChange:
+    kind: str
+    """`table` or `view`."""
+    name: str
+    effect: Effect
+    what: str
+    rows: int | None = None
+    """For a view that is computed: about how many rows it is computed from."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptChange:
+    is_new: bool
+    """The storage has no pipeline yet."""
+    changes: tuple[CollectionChange, ...]
+
+    def is_empty(self) -> bool:
+        return not self.changes
+
+    def announce(self, approve: Approve | None) -> None:
+        """Log each change of an existing pipeline, and call `approve`."""
+        for line in [] if self.is_new else self.lines():
+            logger.info("script change: %s", line)
+        if approve is not None:
+            approve(self)
+
+    def list_undeclared_tables(self) -> list[str]:
+        return [one.name for one in self.changes if one.kind == "table" and one.effect is Effect.REMOVED]
+
+    def recomputed_rows(self) -> int:
+        """About how many rows the stored views that change are computed from, in total."""
+        return sum(one.rows or 0 for one in self.changes if one.effect is Effect.CHANGED)
+
+    def find_reasons_to_ask(self, rows_max: int) -> list[str]:
+        """The changes that a person should confirm first; empty if there are none."""
+        reasons = []
+        if tables := self.list_undeclared_tables():
+            reasons.append(f"the script no longer declares {_count(tables, 'table')}: {', '.join(tables)}")
+        if (rows := self.recomputed_rows()) > rows_max:
+            views = [one.name for one in self.changes if one.kind == "view" and one.effect is Effect.CHANGED]
+            reasons.append(f"{_count(views, 'stored view')} will be recomputed from about {rows:,} rows")
+        return reasons
+
+    def lines(self) -> list[str]:
+        """A line for each change, as in a diff."""
+        width = max((len(one.name) for one in self.changes), default=0)
+        return [f"{_SIGNS[one.effect]} {one.kind:<5}  {one.name:<{width}}  {one.what}" for one in self.changes]
+
+
+def describe_change(known: Definition | None, engine: Engine, count_rows: CountRows) -> ScriptChange:
+    """Compare the storage's definition with the script of an engine that has adopted the storage's spelling."""
+    evolution = compare_definition(known, engine)
+    tables: Mapping[str, object] = known.tables if known is not None else {}
+    counts = {name: count_rows(name) for name in engine.tables if name in tables}
+
+    def count_under(view: str) -> int:
+        return sum(counts.get(table, 0) for table in find_tables_under(engine.views, view))
+
+    changes = [*_describe_tables(known, engine, evolution.tables_gone)]
+    for name in evolution.views_new:
+        rows = count_under(name)
+        is_stored = known is not None and name in known.views
+        if is_stored:
+            what = f"changed: recomputed from {_about(rows)}; reads return the old content until then"
+        else:
+            what = f"new: computed from {_about(rows)}" if rows else "new"
+        changes.append(CollectionChange("view", name, Effect.CHANGED if is_stored else Effect.ADDED, what, rows))
+    for name in evolution.views_keyed:
+        what = f"its key is now {_list(engine.views[name].key)}; nothing is recomputed"
+        changes.append(CollectionChange("view", name, Effect.CHANGED, what))
+    changes += [
+        CollectionChange("view", name, Effect.REMOVED, "no longer declared: its content is deleted")
+        for name in evolution.views_gone
+        if name not in engine.views
+    ]
+    return ScriptChange(known is None, tuple(changes))
+
+
+def read_script_change(storage: Storage, engine: Engine, runtime: Runtime, settings: Settings) -> ScriptChange:
+    """Compare a storage with an engine's script. No row is read, and nothing is written."""
+    _, known = retry_read(lambda: read_definition(storage.meta), runtime, settings)
+    engine.spell(list_spellings(known))
+    shards = Shards(storage.blob, storage.meta, runtime=runtime, settings=settings, reader="script-change")
+
+    def count_rows(table: str) -> int:
+        shard = known.tables[table].shard if known is not None else ""
+        try:
+            return sum(batch.rows for batch in shards.open(shard).log.read().state.batches) if shard else 0
+        except Damaged:  # opening the pipeline reports it
+            return 0
+
+    return describe_change(known, engine, count_rows)
+
+
+def _describe_tables(known: Definition | None, engine: Engine, gone: Iterable[str]) -> Iterator[CollectionChange]:
+    for name, table in engine.tables.items():
+        stored = known.tables.get(name) if known is not None else None
+        if stored is None:
+            yield CollectionChange("table", name, Effect.ADDED, _describe_new(table))
+            continue
+        what = []
+        if not stored.is_declared:
+            what.append("declared again: its stored rows return")
+        if new := [*table.schema][len(stored.read_schema()) :]:
+            what.append(f"new columns, NULL in stored rows: {', '.join(map(describe_column, new))}")
+        if stored.connector != table.connector:
+            what.append(f"fed by {table.connector or 'pushes'}; before, by {stored.connector or 'pushes'}")
+        if what:
+            effect = Effect.CHANGED if stored.is_declared else Effect.ADDED
+            yield CollectionChange("table", name, effect, "; ".join(what))
+    for name in gone:
+        what_then = "no longer declared: its rows stay, and return when it is declared again"
+        yield CollectionChange("table", name, Effect.REMOVED, what_then)
+
+
+def _describe_new(table: DeclaredTable) -> str:
+    return f"new, fed by {table.connector or 'pushes'}"
+
+
+def _about(rows: int) -> str:
+    return f"about {rows:,} rows" if rows else "empty tables"
+
+
+def _count(names: list[str], noun: str) -> str:
+    return f"{len(names)} {noun}{'' if len(names) == 1 else 's'}"
+
+
+def _list(names: Iterable[str]) -> str:
+    return f"({', '.join(names)})"

@@ -71,14 +71,18 @@ class Failing(MemoryMeta):
 
 
 @contextmanager
-def once_computed(call: Callable[[], None]) -> Iterator[None]:
-    """Run `call` when the next backfill has computed its views and has not caught up yet."""
+def once_computed(call: Callable[[], None], *, is_before: bool = False) -> Iterator[None]:
+    """Run `call` when the next backfill has computed its views and has not caught up yet; or before it computes them,
+    when it has chosen the time of the tables' content."""
     compute = Backfill._compute
 
     def computed(self: Backfill, members: Members, is_stopping: Callable[[], bool]) -> None:
         Backfill._compute = compute  # type: ignore[method-assign]
+        if is_before:
+            call()
         compute(self, members, is_stopping)
-        call()
+        if not is_before:
+            call()
 
     Backfill._compute = computed  # type: ignore[method-assign]
     try:
@@ -427,8 +431,10 @@ def test_x4_holds_of_an_ended_process_are_released() -> None:
         assert not any(name.startswith("backfill-") for name in holds(p))
 
 
-def test_j12_a_row_corrected_during_the_backfill_makes_the_view_recover() -> None:
-    """The view failed at a time before the correction: no later change is needed for the retry."""
+@pytest.mark.parametrize("is_before", [False, True], ids=["after it failed", "before it fails"])
+def test_j12_a_row_corrected_during_the_backfill_makes_the_view_recover(is_before: bool) -> None:
+    """The view failed at a time before the correction: no later change is needed for the retry. Fails if the view
+    counts as failed at the time of the error, instead of the time of the content."""
     with open_pipeline(storage(), engine("revenue", "share")) as p:
         p.push("orders", [order(1, 0)])
         p.commit()
@@ -437,9 +443,21 @@ def test_j12_a_row_corrected_during_the_backfill_makes_the_view_recover() -> Non
             p.push("orders", [order(1, 4)])
             p.commit()
 
-        with once_computed(repair):
+        with once_computed(repair, is_before=is_before):
             p.push("orders", [order(2, 5)])
             p.commit()
         assert p.definition.list_away("failed") == ["share"]
+        p.advance()
+        check(p, "revenue", "share")
+
+
+def test_j12_a_row_corrected_before_a_restart_makes_the_view_recover() -> None:
+    """Fails if a process that did not see the correction does not look for it in the shards of the tables."""
+    kept = storage()
+    with open_pipeline(kept, engine("revenue", "share"), settings=SELDOM) as p:
+        failed(p)
+        p.checkpoint()  # else the next process replays the correction
+        crash(p)
+    with open_pipeline(kept, engine("revenue", "share"), settings=SELDOM) as p:
         p.advance()
         check(p, "revenue", "share")

@@ -13,7 +13,7 @@ from evertide.checkpoint.context import StorageContext
 from evertide.checkpoint.fsck import Report, check
 from evertide.checkpoint.records import read_holds
 from evertide.checkpoint.repair import RepairReport, repair
-from evertide.errors import Damaged, EvertideError
+from evertide.errors import Damaged, EvertideError, UnsupportedFormat
 from evertide.pipeline.pipeline import Pipeline
 from evertide.pipeline.recovery.damaged_views import PipelineCollections
 from evertide.pipeline.sinks.sink_record import SinkRecord
@@ -23,7 +23,7 @@ from evertide.shard.lease import LeaseRecord
 from evertide.shard.maintenance import Maintenance
 from evertide.store.memory import MemoryMeta
 from evertide.store.meta import Record, Write
-from evertide.store.open import Storage, open_for_repair, open_storage
+from evertide.store.open import FORMAT_VERSION, Storage, open_for_repair, open_storage
 from evertide.store.paths import (
     CHECKPOINTS,
     COMMITTED,
@@ -191,6 +191,11 @@ LOST = "old part of a table"
 """The only copy of rows: the damage stays, and is reported with the table and the transactions."""
 REBUILT = ("roll-up of a table", "address of a table's roll-up", "holds of a table")
 """The log of the table has all transactions after the checkpoint."""
+RESTORED = {
+    "definition": "restored the definition from checkpoint",
+    "generation": "restored the generation from the definition",
+}
+"""What the repair says if it restores the record by itself, instead of going back to a checkpoint."""
 ROWS = {
     **{(kind, way): 3 if way == "gone" else 5 for kind in ("journal", "all of Meta") for way in WAYS},
 }
@@ -304,6 +309,9 @@ def check_repaired(kept: Storage, kind: str, way: str) -> None:
         assert any(sentence.startswith("restored table") and "from checkpoint" in sentence for sentence in done.done), (
             "the repair went back in time"
         )
+    if kind in RESTORED and (kind, way) != ("generation", "gone"):  # the number of its record is lost
+        assert any(sentence.startswith(RESTORED[kind]) for sentence in done.done), done.done
+    assert not kept.meta.heads(beat_key("")), "the heartbeat of an ended process stays"
     again = open_pipeline(kept, settings=ROLLED_UP)
     try:
         expected = ROWS.get((kind, way), 6)
@@ -322,6 +330,19 @@ def check_repaired(kept: Storage, kind: str, way: str) -> None:
     finally:
         again.close()
     assert run_fsck(kept).problems == ()
+
+
+def test_a_repair_does_not_change_a_storage_of_a_newer_version() -> None:
+    """FORMAT is damaged, so only the record `storage` names the version. Fails if the repair writes that record again."""
+    kept = make_storage()
+    open_filled(kept, 2).close()
+    kept.meta.commit([Write(STORAGE, 2, b"%d\n" % (FORMAT_VERSION + 1))])
+    replace_blob(kept, FORMAT, lambda _: b"damaged")
+    with pytest.raises(UnsupportedFormat):
+        run_repair(kept)
+    head = kept.meta.head(STORAGE)
+    assert head is not None
+    assert (head.data, kept.blob.get(FORMAT)) == (b"%d\n" % (FORMAT_VERSION + 1), b"damaged")
 
 
 @pytest.mark.parametrize("way", ["gone", "empty", "header", "pages", "short"])

@@ -131,5 +131,8 @@ def test_t3_other_processes_read_the_status_of_sinks_from_storage() -> None:
         assert found.sinks == p.status().sinks
         assert (found.sinks[0].state, found.sinks[0].behind) == ("stalled", 1)
         assert (found.time, found.flushed) == (2, 1)
+        journal, checkpoints = p._context.journal, p._context.checkpoints
+    [stopped] = read_status(kept, shards, journal, checkpoints).sinks
+    assert (stopped.state, stopped.problem) == ("stopped", None), "the report is that of an ended process"
     with shop(kept, VIEWS["revenue"]) as p:
-        assert read_status(kept, shards, p._context.journal, p._context.checkpoints).sinks == ()
+        assert read_status(kept, shards, journal, checkpoints).sinks == ()

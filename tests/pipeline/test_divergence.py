@@ -17,6 +17,7 @@ from evertide.pipeline.recovery.divergence import Evidence, RecomputationBackoff
 from evertide.pipeline.status.status import divergences
 from evertide.rows.changes import DIFF
 from evertide.store.open import Storage
+from tests.kit.faulty import Fault, Faults, FaultyBlob
 from tests.kit.runtime import ManualRuntime
 from tests.kit.small_engine import SmallCohort, SmallEngine
 from tests.pipeline.kit import (
@@ -34,7 +35,7 @@ from tests.pipeline.kit import (
     with_sources,
     without_shard,
 )
-from tests.pipeline.replica_kit import advance_all, caught_up, pair, replica, shared
+from tests.pipeline.replica_kit import Shared, advance_all, caught_up, pair, replica, shared
 from tests.pipeline.test_backfill import check
 
 
@@ -107,6 +108,22 @@ def test_x7_status_reports_divergence_until_the_views_recover() -> None:
     with open_pipeline(kept) as p:
         check(p, "revenue", "counts")
         assert not divergences(p.definition)
+
+
+def test_x7_views_recover_although_their_evidence_cannot_be_stored(caplog: pytest.LogCaptureFixture) -> None:
+    """The log then has the evidence. Fails if the error of the storage ends the opening."""
+    kept = shared()
+    with_wrong_checkpoints(kept)
+
+    def choose(_operation: str, key: str) -> Fault:
+        return Fault.REFUSED if key.startswith("evidence") else Fault.DONE
+
+    faults = Faults(choose, lambda *_: Fault.DONE)
+    with open_pipeline(Shared(FaultyBlob(kept.blob, faults), kept.meta, kept.root)) as p:
+        check(p, "revenue", "counts")
+    assert faults.injected
+    assert not evidence(kept)
+    assert '"views": [' in caplog.text
 
 
 def test_x7_views_leave_if_a_transaction_contradicts_their_state() -> None:

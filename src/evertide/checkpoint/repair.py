@@ -140,9 +140,6 @@ def _remove_passing(place: StorageContext) -> Iterator[str]:
     for key, record in place.meta.heads(beat_key("")).items():
         if writer_key(key.removeprefix(beat_key(""))) not in heads:
             place.commit([Write(key, record.seqno, None)])
-    for key, record in heads.items():
-        if place.meta.head(beat_key(key.removeprefix(writer_key("")))) is None:
-            place.commit([Write(key, record.seqno, None)])
 
 
 def _renew_generation(place: StorageContext, declared: DeclaredCollections | None) -> list[str]:

@@ -333,7 +333,7 @@ def check_repaired(kept: Storage, kind: str, way: str) -> None:
 
 
 def test_a_repair_does_not_change_a_storage_of_a_newer_version() -> None:
-    """FORMAT is damaged, so only the record `storage` names the version. Fails if the repair writes that record again."""
+    """FORMAT is damaged: only the record `storage` names the version. Fails if the repair writes that record again."""
     kept = make_storage()
     open_filled(kept, 2).close()
     kept.meta.commit([Write(STORAGE, 2, b"%d\n" % (FORMAT_VERSION + 1))])

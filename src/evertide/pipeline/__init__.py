@@ -3,6 +3,8 @@
 pipeline         `Pipeline`, the public API
 process_context  the components that a process has once
 definition       the stored tables and views, and their shards
+script_change    what a script changes in a storage, for people
+column_changes   which changes of a table's columns are refused
 engine           the interface to what computes views
 spark_engine     the engine on Spark
 script           reads a script

@@ -1,6 +1,7 @@
 """The commands, one module per group.
 
 run      `run`, `push`, `checkpoint`, `retry`, `pause`, `resume`
+plan     `plan`
 demo     `demo`
 promote  `promote`
 query    `explain`, `query`, `subscribe`

@@ -18,7 +18,7 @@ import pytest
 from evertide.errors import InvalidInput, LimitExceeded
 from evertide.media import PARQUET
 from evertide.pipeline.engine import DeclaredTable
-from evertide.server.endpoints.formats import encode_rows
+from evertide.server.endpoints.formats import encode_rows, make_names_unique
 from evertide.server.query.duck import Duck, NotUnderstood
 from evertide.settings import Settings
 from tests.kit.small_engine import SmallEngine
@@ -79,6 +79,12 @@ def test_an_empty_map_comes_as_parquet(value: str) -> None:
     rows, _ = Duck(Settings()).answer(f"SELECT {value} AS m", {}, [], 10)
     content = b"".join(encode_rows(PARQUET, rows.schema, [rows]))
     assert pq.read_table(io.BytesIO(content)).to_pylist() == rows.to_pylist()
+
+
+def test_equal_names_of_columns_become_different() -> None:
+    """Takes years if each name is compared with all before it, once for each number that it tries."""
+    rows = pa.Table.from_arrays([pa.array([1])] * 50_000, names=["a", "a_2", *["a"] * 49_998])
+    assert make_names_unique(rows).schema.names == ["a", "a_2", *(f"a_{at}" for at in range(3, 50_001))]
 
 
 def test_a_body_with_a_name_twice_is_refused(client: Client) -> None:

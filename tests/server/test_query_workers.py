@@ -15,12 +15,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from evertide.errors import InvalidInput, LimitExceeded
+from evertide.media import FORMATS
 from evertide.pipeline.pipeline import Pipeline
 from evertide.pipeline.reading.query import Chosen, Question
 from evertide.runtime import SystemRuntime
+from evertide.server.endpoints import formats
+from evertide.server.endpoints.formats import ROW_FORMATS
 from evertide.server.http.app import make_app
 from evertide.server.http.server import Server
 from evertide.server.query.answering import _answer
@@ -119,13 +123,16 @@ def committing(client: Client) -> Iterator[list[int]]:
         (LONG, 0.3, "0.3 s"),
         ("SELECT count(*) FROM range(100000000000) a, range(100000) b WHERE a.range % 7 = b.range % 5", 0.3, "0.3 s"),
         ("SELECT repeat('x', 1000) FROM range(1000)", 60, "larger than 100000 bytes"),
+        (f"SELECT {{'{'x' * 1000}': true}} FROM range(1000)", 60, "larger than 100000 bytes"),
+        (f"SELECT '{'x' * 1000}'::ENUM('{'x' * 1000}') FROM range(1000)", 60, "larger than 100000 bytes"),
     ],
 )
 def test_a_query_beyond_its_limits_is_ended_and_disturbs_nothing(
     here: Served, sql: str, limit_s: float, why: str
 ) -> None:
     """Fails without the kernel's limit: one call takes gigabytes. Without the kill, no query gets an answer for hours;
-    without the interruption, each of these queries costs a process."""
+    without the interruption, each of these queries costs a process. The last two are small as Arrow, and large as
+    CSV."""
     with committing(here.client) as times, limited(here.pipeline, limit_s):
         answer = here.ask(sql)
         assert (answer.status, answer.body["error_code"]) == (422, "limit_exceeded"), answer.body
@@ -133,6 +140,23 @@ def test_a_query_beyond_its_limits_is_ended_and_disturbs_nothing(
         before = len(times)
         until(lambda: len(times) > before + 2)
     assert here.is_answered()
+
+
+@pytest.mark.parametrize("form", [name for name, media in FORMATS.items() if media in ROW_FORMATS])
+def test_the_server_does_not_decode_the_rows_of_an_answer(
+    here: Served, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    """As Python values, a list of a million structs takes a thousand times the memory of its Arrow form. Fails if the
+    server encodes the answer."""
+
+    def refuse(*_: Any) -> None:
+        raise AssertionError("the server decodes rows")
+
+    monkeypatch.setattr(formats, "json_rows", refuse)
+    monkeypatch.setattr(pa.ipc, "open_stream", refuse)
+    sql = b'{"sql": "SELECT [{a: true}] AS x, 1 AS x", "engine": "duckdb"}'
+    raw = here.client.raw("POST", f"/v1/query?format={form}", sql, {"Content-Type": "application/json"})
+    assert raw.status == 200, raw.content
 
 
 def test_a_query_that_can_be_interrupted_costs_no_process(here: Served, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -335,7 +359,7 @@ def test_a_bug_in_an_engine_is_answered_and_the_process_continues() -> None:
     """Fails if only expected errors are answered: the process would end, and the next query would wait for another."""
     given, out = os.pipe()
     asked = {"number": 1, "sql": "SELECT 1", "as_of": None, "engine": "duckdb", "limit": None, "parameters": []}
-    assert _answer(Faulty(), asked, out, 1)
+    assert _answer(Faulty(), asked, out, Settings())
     assert read_frame(given) is not None
     frame = read_frame(given)
     os.close(given)

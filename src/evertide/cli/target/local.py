@@ -83,9 +83,9 @@ class StorageTarget:
         ) as workers:
             answer = workers.ask_duckdb(question)
             if answer is not None:
-                return answer
+                return answer.decode()
             with self.bars.show_work("Spark"):
-                return workers.ask_spark(question)
+                return workers.ask_spark(question).decode()
 
     def subscribe(self, name: str, since: int | None, *, follow: bool) -> Iterator[tuple[int, pa.Table]]:
         collections = self._reader.collections

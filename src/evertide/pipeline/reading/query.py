@@ -9,6 +9,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from evertide.media import ARROW
+
 __all__ = ["Answer", "Chosen", "Question"]
 
 
@@ -27,6 +29,8 @@ class Question:
     limit: int | None = None
     """The maximum number of rows; `Answer.is_truncated` tells whether there are more."""
     parameters: Sequence[Any] = ()
+    media: str = ARROW
+    """The format in which a query process encodes the rows."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,14 +47,15 @@ def encode_rows(
 
 def make_names_unique(rows: pa.Table) -> pa.Table:
     """A query may return columns with equal names; a JSON object has none."""
-    names: list[str] = []
+    names: dict[str, None] = {}
+    counts: dict[str, int] = {}
     for name in rows.schema.names:
-        count, unique = 1, name
+        unique = name
         while unique in names:
-            count += 1
-            unique = f"{name}_{count}"
-        names.append(unique)
-    return rows.rename_columns(names)
+            counts[name] = counts.get(name, 1) + 1
+            unique = f"{name}_{counts[name]}"
+        names[unique] = None
+    return rows.rename_columns([*names])
 
 
 def list_values(rows: pa.Table) -> list[list[Any]]:

@@ -4,7 +4,8 @@
    sends one answer for each.
 2. The kernel limits the memory of a DuckDB worker (`RLIMIT_DATA`): what it uses when ready, `query_memory_bytes`, and
    a spare. Spark runs in a JVM with a bounded heap; the server checks the total.
-3. The worker ends after `query_idle_s` without a query. A query never ends it: an unexpected error is an answer, with
+3. The worker encodes the rows in the format of the answer, so that the server only forwards bytes.
+4. The worker ends after `query_idle_s` without a query. A query never ends it: an unexpected error is an answer, with
    the traceback for the server's log.
 """
 
@@ -26,9 +27,11 @@ import pyarrow as pa
 
 from evertide.errors import EvertideError, LimitExceeded, Unexpected
 from evertide.json_values import error_to_json
+from evertide.media import ARROW
 from evertide.pipeline.reading.query import Chosen, Question
 from evertide.pipeline.reading.reader import Reader
-from evertide.server.query.duck import Duck, NotUnderstood
+from evertide.server.endpoints.formats import encode_rows, make_names_unique
+from evertide.server.query.duck import Duck, NotUnderstood, make_size_error
 from evertide.server.query.duck_query import Result, ask, pin_collections
 from evertide.server.query.isolation import Isolation
 from evertide.server.query.wire import Frame, read_frame, write_frame
@@ -137,7 +140,7 @@ def answer_questions(opening: Mapping[str, Any], isolation: Isolation, given: in
     questions.engine = engine
     write_frame(out, {"is_ready": True, "isolation": asdict(isolation)})
     while (asked := questions.next(settings.query_idle_s)) is not None:
-        if not _answer(engine, asked, out, settings.query_memory_bytes):
+        if not _answer(engine, asked, out, settings):
             break
     engine.close()
     os._exit(0)  # without waiting for threads of libraries
@@ -152,20 +155,19 @@ def _open_engine(opening: Mapping[str, Any], settings: Settings) -> QueryEngine:
     return SparkQueryEngine.open(reader, opening)
 
 
-def _answer(engine: QueryEngine, asked: dict[str, Any], out: int, memory_bytes: int) -> bool:
+def _answer(engine: QueryEngine, asked: dict[str, Any], out: int, settings: Settings) -> bool:
     """Answer one query. False if the process should not be used for another."""
     number = asked.pop("number")
     write_frame(out, {"is_active": number})
     question = Question(**{**asked, "engine": Chosen(asked["engine"])})
-    body = b""
+    body: memoryview | bytes = b""
     try:
         given = engine.answer(question)
-        body = _encode_rows(given.rows)
+        body = _encode(given.rows, question.media, settings.query_bytes_max)
         facts: dict[str, Any] = {"time": given.time, "is_truncated": given.is_truncated}
     except (MemoryError, pa.ArrowMemoryError):
-        over = LimitExceeded(
-            where="query", why=f"more than {memory_bytes} bytes of memory (query_memory_bytes) are needed"
-        )
+        most = settings.query_memory_bytes
+        over = LimitExceeded(where="query", why=f"more than {most} bytes of memory (query_memory_bytes) are needed")
         facts = {"error": error_to_json(over)}
     except EvertideError as error:
         facts = {"error": error_to_json(error), "is_declined": isinstance(error, NotUnderstood)}
@@ -177,11 +179,19 @@ def _answer(engine: QueryEngine, asked: dict[str, Any], out: int, memory_bytes: 
     return not is_last
 
 
-def _encode_rows(rows: pa.Table) -> Any:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, rows.schema) as stream:
-        stream.write_table(rows)
-    return memoryview(sink.getvalue())
+def _encode(rows: pa.Table, media: str, bytes_max: int) -> memoryview:
+    if media == ARROW:  # without copies; the engine has checked the size
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, rows.schema) as stream:
+            stream.write_table(rows)
+        return memoryview(sink.getvalue())
+    body = bytearray()
+    named = make_names_unique(rows)
+    for piece in encode_rows(media, named.schema, [named]):
+        body += piece
+        if len(body) > bytes_max:
+            raise make_size_error(bytes_max)
+    return memoryview(body)
 
 
 def _read_memory_bytes() -> int:

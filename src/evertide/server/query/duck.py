@@ -33,7 +33,7 @@ from evertide.rows.utf8 import is_valid_utf8
 from evertide.server.query.duck_functions import ALLOWED, ALLOWED_IN_FROM, REFUSED
 from evertide.settings import Settings
 
-__all__ = ["Duck", "NotUnderstood", "Parsed", "can_hold"]
+__all__ = ["Duck", "NotUnderstood", "Parsed", "can_hold", "make_size_error"]
 
 _CONFIG = {
     "allow_community_extensions": "false",
@@ -255,6 +255,11 @@ def _walk_types(types: Any) -> Iterator[Any]:
         yield from _walk_types(kind.field(at).type for at in range(kind.num_fields))
 
 
+def make_size_error(bytes_max: int) -> LimitExceeded:
+    why = f"the answer is larger than {bytes_max} bytes (query_bytes_max); use LIMIT"
+    return LimitExceeded(where="query", why=why)
+
+
 def _decline(error: Exception) -> NotUnderstood:
     return NotUnderstood(where="query", why=next(iter(str(error).strip().splitlines()), type(error).__name__))
 
@@ -269,10 +274,7 @@ def _collect(relation: Any, rows_max: int, bytes_max: int) -> tuple[pa.Table, bo
         batches.append(batch)
         rows, size = rows + batch.num_rows, size + batch.nbytes
         if size > bytes_max:
-            raise LimitExceeded(
-                where="query",
-                why=f"the answer is larger than {bytes_max} bytes (query_bytes_max); use LIMIT",
-            )
+            raise make_size_error(bytes_max)
         if rows > rows_max:
             break
     found = pa.Table.from_batches(batches, reader.schema).slice(0, rows_max)
@@ -287,6 +289,8 @@ def _cast_to_table_type(column: Any, kind: str) -> Any:
         is_long = not column.length() or column.null_count == column.length()
         is_long = is_long or (ends["min"].as_py() >= _LONGS[0] and ends["max"].as_py() <= _LONGS[1])
         return column.cast(pa.int64() if is_long else pa.decimal128(38, 0))
+    if kinds.is_dictionary(column.type):  # an ENUM
+        return column.cast(column.type.value_type)
     if column.type in _WHOLE:
         return column.cast(_WHOLE[column.type])
     if kinds.is_interval(column.type):

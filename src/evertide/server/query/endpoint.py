@@ -12,19 +12,19 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from evertide.media import ARROW, JSON, TIME_HEADER
+from evertide.media import JSON, TIME_HEADER
 from evertide.pipeline.pipeline import Pipeline
-from evertide.pipeline.reading.query import Answer, Chosen, Question
+from evertide.pipeline.reading.query import Chosen, Question
 from evertide.pipeline.spark_engine import SparkEngine
 from evertide.runtime import Runtime
 from evertide.server.bodies.bodies import media_type_of, read_body
 from evertide.server.endpoints.columns import Column
-from evertide.server.endpoints.formats import ROW_FORMATS, encode_rows, make_names_unique
+from evertide.server.endpoints.formats import ROW_FORMATS
 from evertide.server.endpoints.rows import Format
 from evertide.server.http.answers import stream_response
 from evertide.server.http.endpoint import BYTES, Endpoint, parse_body
 from evertide.server.http.media import choose_media
-from evertide.server.query.workers import Workers
+from evertide.server.query.workers import EncodedAnswer, Workers
 
 __all__ = ["FACTS_HEADER", "QueryEndpoints"]
 
@@ -32,6 +32,7 @@ FACTS_HEADER = "Evertide-Query"
 """Carries the fields of a JSON answer beside its rows, for other formats: `engine=duckdb, is_truncated=false, ...`."""
 
 _SQL_MAX = 256 * 1024
+_PIECE_BYTES = 256 * 1024
 _JSON_ROWS = 10_000
 """Default limit for answers as JSON, which people read; programs use other formats."""
 
@@ -87,7 +88,7 @@ class QueryEndpoints:
         media = choose_media(request, query.format, ROW_FORMATS)
         body = parse_body(await read_body(request, _SQL_MAX), QueryBody)
         limit = _JSON_ROWS if body.limit is None and media == JSON else body.limit
-        question = Question(body.sql, body.as_of, body.engine, limit, body.parameters)
+        question = Question(body.sql, body.as_of, body.engine, limit, body.parameters, media)
         answer = await self._ask(question)
         facts = {
             "time": answer.time,
@@ -95,20 +96,31 @@ class QueryEndpoints:
             "engine": answer.engine,
             "took_ms": answer.took_ms,
         }
-        rows = answer.rows if media == ARROW else make_names_unique(answer.rows)
         text = ", ".join(f"{name}={msgspec.json.encode(value).decode()}" for name, value in facts.items())
         headers = {TIME_HEADER: str(answer.time), FACTS_HEADER: text.replace('"', "")}
-        return await stream_response(encode_rows(media, rows.schema, [rows], facts), media, headers)
+        head = msgspec.json.encode(facts) if media == JSON else b""
+        return await stream_response(_slice_body(head, answer.body), media, headers)
 
     def close(self) -> None:
         self._workers.close()
 
-    async def _ask(self, question: Question) -> Answer:
+    async def _ask(self, question: Question) -> EncodedAnswer:
         """The engines have separate limiters, so queries that wait for Spark do not block those for DuckDB."""
         found = await anyio.to_thread.run_sync(self._workers.ask_duckdb, question, limiter=self._by_duckdb)
         if found is not None:
             return found
         return await anyio.to_thread.run_sync(self._workers.ask_spark, question, limiter=self._by_spark)
+
+
+def _slice_body(head: bytes, body: bytearray) -> Iterator[bytes]:
+    """In pieces, so that the connection buffers only what the client reads. `head` is a JSON object that is put before
+    the fields of the body."""
+    at = 0
+    if head:
+        yield head.removesuffix(b"}") + b","
+        at = len(b"{")
+    for start in range(at, len(body), _PIECE_BYTES):
+        yield bytes(body[start : start + _PIECE_BYTES])
 
 
 def _results(pipeline: Pipeline) -> Mapping[str, str]:

@@ -23,6 +23,7 @@ from evertide.pipeline.reading.reader import Reader
 from evertide.plan.catalyst.session import Session, open_session
 from evertide.plan.query.query import configure, query, read_stored
 from evertide.server.query.bounds import heap_bytes
+from evertide.server.query.duck import make_size_error
 from evertide.server.query.duck_query import Result, find_row_limit, pin_collections, time_of
 from evertide.settings import Settings
 from evertide.shard.read import TimeWindow, list_parts
@@ -82,8 +83,7 @@ class SparkQueryEngine:
             why = f"more than {heap_bytes(settings)} bytes of memory (query_memory_bytes) are needed"
             raise LimitExceeded(where="query", why=why) from error
         if rows.nbytes > settings.query_bytes_max:
-            why = f"the answer is larger than {settings.query_bytes_max} bytes (query_bytes_max); use LIMIT"
-            raise LimitExceeded(where="query", why=why)
+            raise make_size_error(settings.query_bytes_max)
         return Result(time, rows.slice(0, most), rows.num_rows > most)
 
     def interrupt(self) -> None:

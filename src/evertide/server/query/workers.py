@@ -6,6 +6,8 @@
    or with this process.
 3. A query with engine `auto` goes to DuckDB first. If DuckDB declines the query, it goes to Spark. If the pipeline does
    not run on Spark, DuckDB answers every query.
+4. A worker encodes the rows in the format of the answer. So this process never holds rows as Python values, which may
+   take a thousand times the memory of their Arrow form.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
 
@@ -21,6 +23,7 @@ import pyarrow as pa
 
 from evertide.errors import InvalidInput, QueryEnded
 from evertide.json_values import error_from_json
+from evertide.media import ARROW
 from evertide.pipeline.reading.query import Answer, Chosen, Question
 from evertide.runtime import Runtime
 from evertide.server.query.bounds import spark_bytes
@@ -29,12 +32,29 @@ from evertide.server.query.wire import Frame
 from evertide.settings import Settings
 from evertide.store.open import StorageAddress
 
-__all__ = ["Results", "Workers"]
+__all__ = ["EncodedAnswer", "Results", "Workers"]
 
 logger = logging.getLogger(__name__)
 
 Results = Callable[[], Mapping[str, str]]
 """Returns the Spark settings that affect results; called when a worker starts."""
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedAnswer:
+    """`body` has the rows in the format `Question.media`; as JSON, an object of `columns` and `rows`."""
+
+    time: int
+    body: bytearray
+    is_truncated: bool
+    engine: Chosen
+    took_ms: float
+
+    def decode(self) -> Answer:
+        """For rows in Arrow's format."""
+        with pa.ipc.open_stream(pa.py_buffer(self.body)) as stream:
+            rows = stream.read_all()
+        return Answer(self.time, rows, self.is_truncated, self.engine, self.took_ms)
 
 
 class Workers:
@@ -62,9 +82,10 @@ class Workers:
         self._is_closed = False
 
     def ask(self, question: Question) -> Answer:
-        return self.ask_duckdb(question) or self.ask_spark(question)
+        question = replace(question, media=ARROW)
+        return (self.ask_duckdb(question) or self.ask_spark(question)).decode()
 
-    def ask_duckdb(self, question: Question) -> Answer | None:
+    def ask_duckdb(self, question: Question) -> EncodedAnswer | None:
         """None if Spark has to answer the query."""
         if question.engine is Chosen.spark:
             return None
@@ -75,7 +96,7 @@ class Workers:
             return None
         return self._answer(Chosen.duckdb, frame, began_s)
 
-    def ask_spark(self, question: Question) -> Answer:
+    def ask_spark(self, question: Question) -> EncodedAnswer:
         if not self._has_spark:
             raise InvalidInput(where="engine 'spark'", why="the pipeline runs without Spark; use 'duckdb'")
         began_s = self._runtime.monotonic_s()
@@ -146,16 +167,14 @@ class Workers:
         bound = spark_bytes(self._settings)
         return EngineOptions(engine, self._address, self._results(), memory_bytes=bound, master=self._master)
 
-    def _answer(self, engine: Chosen, frame: Frame, began_s: float) -> Answer:
+    def _answer(self, engine: Chosen, frame: Frame, began_s: float) -> EncodedAnswer:
         facts = frame.facts
         if "traceback" in facts:
             logger.error("internal error in a query by %s: %s", engine, facts["traceback"])
         if "error" in facts:
             raise error_from_json(facts["error"]) or QueryEnded(path=engine.value, why=str(facts["error"]))
-        with pa.ipc.open_stream(pa.py_buffer(frame.body)) as stream:
-            rows = stream.read_all()
         took_ms = round((self._runtime.monotonic_s() - began_s) * 1000, 3)
-        return Answer(facts["time"], rows, facts["is_truncated"], engine, took_ms)
+        return EncodedAnswer(facts["time"], frame.body, facts["is_truncated"], engine, took_ms)
 
 
 def _make_stop_error(engine: Chosen) -> QueryEnded:

@@ -20,9 +20,12 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from evertide.errors import InvalidInput
+from evertide.pipeline.reading.reader import Reader
 from evertide.server.access import Access, ListenOptions, Tls
 from evertide.server.http.server import Server
+from evertide.server.http.shapes_app import make_shapes_app
 from evertide.settings import Settings
+from evertide.shapes.service import ShapeService
 from tests.cli.kit import evertide, make_storage, one_error
 from tests.server.access.kit import ACCESS, Guarded, bearer, guarded, raw
 from tests.server.kit import Client
@@ -410,6 +413,17 @@ def test_how_long_an_idle_connection_stays_open_is_a_setting() -> None:
 
 def test_an_app_without_tokens_is_open() -> None:
     assert ListenOptions().access == Access.open() == Access()
+
+
+@pytest.mark.parametrize(("access", "told"), [(ACCESS, {"status", "state"}), (None, {"status", "state", "why"})])
+def test_health_of_a_process_for_shapes_has_a_reason_only_without_tokens(
+    tmp_path: Path, access: Access | None, told: set[str]
+) -> None:
+    folder = make_storage(tmp_path / "s", 1)
+    with Reader.open(str(folder)) as reader, ShapeService(reader.collections) as service, Server() as server:
+        server.start(make_shapes_app(reader, service, access))
+        found = Client(server.host, server.port).get("/v1/health")
+        assert (found.status, found.body["status"], {*found.body}) == (202, "waiting", told)
 
 
 def test_health_has_a_reason_only_without_tokens() -> None:

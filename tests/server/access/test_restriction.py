@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
 
 from evertide.errors import Damaged, Forbidden, InvalidInput
 from evertide.pgexpr.restriction import NOTHING, UNRESTRICTED, Restriction
+from evertide.pipeline.definition import Away, ViewRecord
 from evertide.server.access import Access, Role, Token
+from evertide.shapes.log.definition import resolve_subject
+from evertide.shapes.protocol.refusals import Refusal
+from evertide.shapes.protocol.requests import Identifier
 from tests.server.access.kit import ACCESS, RESTRICTIONS, TEXTS, Guarded, bearer, guarded
 from tests.shapes.kit import Follower, ids, order
 
@@ -153,6 +158,29 @@ def test_a_row_that_leaves_the_restriction_is_deleted_with_its_old_values() -> N
         assert b"9876501000" not in told.content
         follower.caught_up()
         assert follower.content("id") == [("2",), ("3",)]
+
+
+def test_positions_do_not_count_rows_that_the_token_may_not_see() -> None:
+    """Fails if a position counts all changes of the collection, as it does without a restriction."""
+    with guarded() as g:
+        follower = Follower(g.shop, {"table": "orders", "secret": TEXTS["ann"]}).caught_up()
+        g.shop.push(rows=[*(order(number, "bob") for number in range(10, 20)), order(20, "ann"), order(21, "ann")])
+        told = g.shop.get(offset=follower.offset, handle=follower.handle, secret=TEXTS["ann"])
+        assert [one["headers"]["op_position"] for one in told.changes] == [0, 2]
+        assert told.offset.partition("_")[2] == "2"
+        follower.caught_up()
+        assert follower.content("id") == [("1",), ("20",), ("21",), ("3",)]
+
+
+def test_a_restricted_token_does_not_see_why_a_view_has_no_content() -> None:
+    """The reason may contain a value of a table that the token may not see."""
+    away = Away("failed", 1, "the value 'hidden' is no number", since_s=0)
+    view = ViewRecord(b"", "", ("orders",), shard="", away=away)
+    members = SimpleNamespace(definition=SimpleNamespace(tables={}, views={"totals": view}))
+    for restriction, is_told in [(UNRESTRICTED, True), (Restriction.to({}, frozenset({"totals"})), False)]:
+        with pytest.raises(Refusal) as refused:
+            resolve_subject(cast("Any", members), (Identifier("totals"),), restriction)
+        assert ("hidden" in refused.value.body["message"]) == is_told
 
 
 def test_an_answer_to_a_token_in_a_header_is_not_cached_for_others(g: Guarded) -> None:

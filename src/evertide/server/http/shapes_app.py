@@ -21,6 +21,7 @@ from starlette.routing import Route
 from evertide.errors import EvertideError
 from evertide.metrics import Metrics, RequestTimer, metrics_route
 from evertide.observer import NO_OBSERVER, Observer
+from evertide.pgexpr.restriction import restriction_in
 from evertide.pipeline.reading.reader import Reader
 from evertide.problem import ComponentState
 from evertide.server.access import Access, Gate
@@ -52,14 +53,18 @@ def make_shapes_app(
     access = access or Access.open()
     warn_of_unusable_restrictions(access, reader.collections.members())
 
-    async def health(_: Request) -> Response:
+    def answer_waiting(request: Request, state: str, why: str) -> Response:
+        """If the server has tokens, the answer has no reason, because health needs no token."""
+        reason = {"why": why} if restriction_in(request.scope).is_free else {}
+        return json_response({"status": "waiting", "state": state, **reason}, 202, _NOT_CACHED)
+
+    async def health(request: Request) -> Response:
         status = await run_in_threadpool(reader.status)
         if status.state in _NOT_ADVANCING:
-            return json_response({"status": "waiting", "state": status.state, "why": status.why}, 202, _NOT_CACHED)
+            return answer_waiting(request, status.state, status.why)
         problems = shapes.problems()
         if problems:
-            content = {"status": "waiting", "state": problems[0].state, "why": problems[0].why}
-            return json_response(content, 202, _NOT_CACHED)
+            return answer_waiting(request, problems[0].state, problems[0].why)
         return json_response({"status": "active"}, 200, _NOT_CACHED)
 
     async def root(_: Request) -> Response:

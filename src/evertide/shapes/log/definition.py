@@ -76,7 +76,8 @@ class ShapeDefinition:
             "where": self.where.canonical if self.where is not None else None,
             "replica": "full" if self.is_full else "default",
             "log": "changes_only" if self.is_changes_only else "full",
-            **({"restriction": self.restriction} if self.restriction else {}),
+            # `positions`: earlier versions counted the rows of the whole collection; their handles end.
+            **({"restriction": self.restriction, "positions": "own"} if self.restriction else {}),
         }
         return msgspec.json.encode(facts).decode()
 
@@ -116,7 +117,9 @@ def resolve_subject(
         )
     view = definition.views.get(collection)
     if view is not None and not view.shard:
-        why = view.away.why if view.away is not None else "the view is not hydrated yet"
+        why = "the view is not hydrated yet"
+        if view.away is not None and restriction.is_free:  # the reason may have values of other collections
+            why = view.away.why
         raise refuse_not_ready(f"The view {collection!r} has no content yet: {why}")
     try:
         shard = members.open_collection(collection)

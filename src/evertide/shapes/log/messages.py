@@ -90,6 +90,8 @@ class MessageWriter:
         self._key = tuple(name for name in subject.key)
         self._identity = subject.identity
         self._is_full = definition.is_full
+        self.has_own_positions = bool(definition.restriction)
+        """Whether positions count the shape's own changes: those of the collection would reveal how many are hidden."""
         self.form = (definition.columns, definition.is_full)
         """Shapes of a collection with equal forms have identical messages for a row."""
         self._relation = [SCHEMA, subject.name]

@@ -6,6 +6,8 @@
    shape, it is a delete or an insert: the row leaves or enters the shape. An update that changes no selected column is
    not sent.
 3. A collection without a key has no updates: rows are inserted and deleted, copy by copy.
+4. The position of an entry counts the collection's changes in its transaction, so that shapes can share messages. With
+   a restriction, it counts the shape's own entries.
 """
 
 from __future__ import annotations
@@ -163,7 +165,8 @@ class Stretch:
             named = txids(time)
             early = named if len(named) <= _NUMBERS else ()
             for number, step in enumerate(steps, 1):
-                at, is_last = Offset(time + 1, step.operation), number == len(steps)
+                position = 2 * (number - 1) if writer.has_own_positions else step.operation
+                at, is_last = Offset(time + 1, position), number == len(steps)
                 message = rendered.message(writer, step, at, named if is_last else early, is_last=is_last)
                 entries.append(ShapeEntry(at, message))
         return entries

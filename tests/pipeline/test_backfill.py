@@ -11,8 +11,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from evertide.errors import OutcomeUnknown, TimeCompacted, Unavailable, ViewFailed
+from evertide.errors import OutcomeUnknown, TimeCompacted, Unavailable, Unexpected, ViewFailed
 from evertide.pipeline.backfill.backfill import Backfill
+from evertide.pipeline.backfill.scheduler import BackfillScheduler
 from evertide.pipeline.engine import Cohort
 from evertide.pipeline.pipeline import Pipeline
 from evertide.pipeline.transaction.machine import Machine
@@ -221,6 +222,44 @@ def test_x2_a_join_is_retried_if_storage_does_not_answer(
         check(p, "revenue", "share")
 
 
+@pytest.mark.parametrize("prefix", [GENERATION, shard_key("share")], ids=["join", "catching up"])
+def test_x2_a_commit_of_a_backfill_whose_answer_was_lost_is_not_repeated(prefix: str) -> None:
+    """The backfill waits and goes on, as with threads. Fails if it joins twice, which ends the shard that has joined,
+    or appends a transaction twice."""
+    meta = Failing()
+    with open_pipeline(storage(meta=meta), engine("revenue", "share"), settings=SELDOM) as p:
+        failed(p)
+        waits = []
+
+        def wait(_: BackfillScheduler) -> bool:
+            waits.append(meta.down)
+            meta.down, meta.is_blind = "", False
+            return len(waits) < 5
+
+        def commit_another() -> None:
+            p.push("orders", [order(2, 10)])
+            p.commit()
+            meta.down, meta.error, meta.is_done = prefix, OutcomeUnknown, True
+
+        with pytest.MonkeyPatch.context() as patched, once_computed(commit_another):
+            patched.setattr(BackfillScheduler, "_wait", wait)
+            p._leader_tasks.backfills._has_threads = True
+            p._leader_tasks.backfills._run(["share"])
+        assert waits == [prefix]
+        p.push("orders", deletes=[2])
+        p.commit()
+        check(p, "revenue", "share")
+
+
+def test_x2_a_transaction_without_the_state_of_a_member_view_is_not_committed() -> None:
+    """Fails if only the views with state are appended: the other would miss the transaction."""
+    with open_pipeline(storage(), engine("revenue")) as p:
+        p._runner.machine.cohorts.clear()
+        p.push("orders", [order(1, 4)])
+        with pytest.raises(Unexpected, match=r"the views \['revenue'\] are members, and have no state"):
+            p.commit()
+
+
 @pytest.mark.parametrize(("error", "is_done"), [(Unavailable, False), (OutcomeUnknown, False), (OutcomeUnknown, True)])
 @pytest.mark.parametrize("portion", [0, 1, 2])
 def test_x3_a_view_that_fails_in_a_portion_during_an_outage_leaves_the_others_right(
@@ -343,8 +382,17 @@ def test_x4_a_backfill_that_spans_several_checkpoints_joins() -> None:
     """Without holds on all that the backfill reads, the second checkpoint would compact it (`TimeCompacted`)."""
     with open_pipeline(storage(), engine("revenue", "counts", "share"), settings=SELDOM) as p:
         failed(p)
-        with once_computed(long_backfill(p, 5)):
+        before, join = p.time, Backfill._join
+        held: list[int] = []
+
+        def joined(self: Backfill) -> bool:
+            held.extend(time for name, time in self._held[0].holds.items() if name.startswith("backfill-"))
+            return join(self)
+
+        with pytest.MonkeyPatch.context() as patched, once_computed(long_backfill(p, 5)):
+            patched.setattr(Backfill, "_join", joined)
             p.retry("share")
+        assert held[0] > before, "the hold did not move while the backfill caught up"
         check(p, "revenue", "counts", "share")
         assert holds(p) == {"checkpoint"}
         p.checkpoint()

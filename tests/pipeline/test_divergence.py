@@ -14,7 +14,8 @@ import pytest
 from evertide.errors import Diverged, Recomputing
 from evertide.pipeline.pipeline import Pipeline
 from evertide.pipeline.recovery.divergence import Evidence, RecomputationBackoff
-from evertide.pipeline.status.status import divergences
+from evertide.pipeline.replicas.ownership import ProcessRole
+from evertide.pipeline.status.status import divergences, read_status
 from evertide.rows.changes import DIFF
 from evertide.store.open import Storage
 from tests.kit.faulty import Fault, Faults, FaultyBlob
@@ -35,7 +36,7 @@ from tests.pipeline.kit import (
     with_sources,
     without_shard,
 )
-from tests.pipeline.replica_kit import Shared, advance_all, caught_up, pair, replica, shared
+from tests.pipeline.replica_kit import QUICK, Shared, advance_all, caught_up, pair, replica, shared
 from tests.pipeline.test_backfill import check
 
 
@@ -102,6 +103,8 @@ def test_x7_status_reports_divergence_until_the_views_recover() -> None:
             assert [one.state for one in found] == ["warning", "warning"]
             assert all("evidence/" in one.why and "recomputes the view" in one.why for one in found)
             assert {one.state for one in p.status().collections if one.kind == "view"} == {"hydrating"}
+            stored = read_status(kept, p._context.shards, p._context.journal, p._context.checkpoints)
+            assert [one for one in stored.problems if one.error_code == "state_diverged"] == found
             p.push("orders", [order(5)])
             p.commit()
             crash(p)
@@ -160,6 +163,24 @@ def test_x7_a_leader_whose_state_differs_from_a_commit_of_a_follower_recomputes(
         for p in (first, second):
             check(p, "revenue", "counts")
     assert len(evidence(kept)) == 1
+
+
+def test_x7_a_view_that_fails_in_a_replay_is_recomputed_with_its_cohort() -> None:
+    """The views of a cohort share state. Fails if only the failing view is discarded."""
+    kept = shared()
+    with pair(kept, "revenue", "share") as (first, second):
+        first.push("orders", [order(1)])
+        first.commit()
+        caught_up(first, second)
+        lose_row(second, order(9, 0), 1)  # the share of this order cannot be computed
+        first.push("orders", [order(2)])
+        first.commit()
+        caught_up(first, second)
+        for p in (first, second):
+            check(p, "revenue", "share")
+        assert [set(cohort.views) for cohort in second._runner.machine.cohorts] == [{"revenue", "share"}]
+    [found] = evidence(kept)
+    assert set(found.views) == {"revenue", "share"}
 
 
 @contextmanager
@@ -273,23 +294,29 @@ def test_x7_rows_by_key_that_differ_from_a_commit_of_a_peer_are_recomputed(is_le
 def test_x7_a_follower_that_diverges_while_it_opens_waits_and_continues() -> None:
     """Seen to fail: the follower ended with `diverged` at each start. It must wait, and continue when its result is
     right."""
-    kept, is_wrong = shared(), [True]
+    kept, is_wrong, runtime, calls = shared(), [True], ManualRuntime(), [0]
+    settings = replace(QUICK, retry_view_s=10.0, writer_ttl_s=1e6)
 
     def wrong(tables: Mapping[str, list[Row]]) -> Sequence[Row]:
+        calls[0] += 1
         found = VIEWS["revenue"].function(tables)
         return [{**row, "amount": row["amount"] + 1} for row in found] if is_wrong[0] else found
 
-    first = replica(kept)
+    first = replica(kept, settings=settings)
     first.push("orders", [order(1)])
     first.commit()
     made = SmallEngine([ORDERS, NOTES], [replace(VIEWS["revenue"], function=wrong), VIEWS["counts"]])
-    second = replica(kept, made)
-    for _ in range(2):
+    second = open_pipeline(kept, made, runtime=runtime, role=ProcessRole.REPLICA, settings=settings)
+    tried = []
+    for _ in range(3):
         with pytest.raises(Recomputing, match="revenue"):
             second.advance()
+        tried.append(calls[0])
+    assert tried[0] == tried[1] == tried[2], "it computed the view again without a wait"
     first.push("orders", [order(2)])
     assert first.commit() == 2
     is_wrong[0] = False
+    runtime.advance_s(11)
     while second.time < first.time:
         with suppress(Recomputing):
             second.advance()

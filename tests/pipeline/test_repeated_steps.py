@@ -109,6 +109,29 @@ def test_x23_a_step_is_repeated_if_spark_fails_after_a_view_failed_in_it() -> No
         check(p, "revenue", "share")
 
 
+def test_x23_a_cohort_that_has_applied_a_step_does_not_apply_it_again() -> None:
+    """The next cohort loses Spark, and the step is repeated."""
+    kept, is_away = shared(), [False]
+    with open_pipeline(kept, engine("revenue")) as p:
+        p.push("orders", [order(1)])
+        p.commit()
+
+    def before(cohort: SmallCohort, _: Mapping[str, pa.Table]) -> None:
+        if is_away[0] and "counts" in cohort.views:
+            is_away[0] = False
+            raise SparkAway(path="local", why="executors were lost")
+
+    with stepping(before), open_pipeline(kept, engine("revenue", "counts")) as p:
+        p.hydrated()
+        assert [set(cohort.views) for cohort in p._runner.machine.cohorts] == [{"revenue"}, {"counts"}]
+        is_away[0] = True
+        p.push("orders", [order(2)])
+        with pytest.raises(SparkAway):
+            p.commit()
+        p.advance()
+        check(p, "revenue", "counts")
+
+
 @pytest.mark.parametrize("portion_rows_max", [100_000, 1])
 def test_x23_a_follower_continues_if_storage_does_not_answer_in_a_replay(portion_rows_max: int) -> None:
     """At each call in turn. Seen to fail: the follower ended, as every error in a replay counted as

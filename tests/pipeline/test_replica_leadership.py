@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from evertide.errors import (
+    BlobMissing,
     Conflict,
     Fenced,
     OutcomeUnknown,
@@ -113,6 +114,21 @@ def test_x21_a_fenced_process_reports_the_fence_before_other_errors(
             first.advance()
         assert (first.status().problems[0].error_code, second.status().state) == ("fenced", "running")
         assert rows_of(second, "counts") == [(12 + is_computed, 0)]
+
+
+def test_x21_a_process_that_is_fenced_during_a_checkpoint_reports_the_fence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A failed periodic checkpoint stops nothing; a fence does."""
+    with pair(shared()) as (first, _):
+        first.push("orders", [order(1)])
+        first.commit()
+
+        def gone(*_: Any) -> None:
+            first._writer.unregister()
+            raise BlobMissing(path="part", why="it was collected")
+
+        monkeypatch.setattr(Checkpointer, "_draft", gone)
+        with pytest.raises(Fenced):
+            first.try_checkpoint()
 
 
 def register(meta: Meta, **origin: object) -> Registration:

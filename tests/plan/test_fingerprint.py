@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 ROOT = Path(__file__).parent.parent.parent
+PAIRS = ("array(a, b)", "array(a + b)")
+VARIANTS = (("DATE '2020-01-01'", "'2020-01-01'"), ("1", "1.0"), ("1.0D", "1.0F"), ("X'41'", "'QQ=='"))
+"""Values of different types that are the same JSON."""
 
 
 @pytest.fixture(scope="module")
@@ -108,6 +111,36 @@ def test_a_change_that_could_change_a_row_changes_the_fingerprint(
     assert before in QUERIES[name]
     found = fingerprints(spark, [name], changed={name: QUERIES[name].replace(before, after)})
     assert found[name] != here[name]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        *(
+            (f"SELECT a, e, {n} FROM {source} GROUP BY a, e", f"SELECT b AS a, e, {n} FROM {source} GROUP BY b, e")
+            for n, source in (("count(*) AS n", f"r LATERAL VIEW explode({pair}) AS e") for pair in PAIRS)
+        ),
+        *(
+            (f"SELECT CAST({one} AS VARIANT) AS v, a FROM r", f"SELECT CAST({other} AS VARIANT) AS v, a FROM r")
+            for one, other in VARIANTS
+        ),
+        *(
+            (f"SELECT array({one}::VARIANT) AS v FROM r", f"SELECT array({other}::VARIANT) AS v FROM r")
+            for one, other in VARIANTS
+        ),
+        *(
+            (
+                f"SELECT a, v FROM r JOIN VALUES ({one}::VARIANT) AS x(v)",
+                f"SELECT a, v FROM r JOIN VALUES ({other}::VARIANT) AS x(v)",
+            )
+            for one, other in VARIANTS
+        ),
+    ],
+)
+def test_v8_facts_outside_of_expressions_change_the_fingerprint(spark: SparkSession, one: str, other: str) -> None:
+    """The columns that a Generate passes on, and the types of values in variants."""
+    found = fingerprints(spark, ["one", "same", "other"], changed={"one": one, "same": one, "other": other})
+    assert found["one"] == found["same"] != found["other"]
 
 
 @pytest.mark.parametrize(

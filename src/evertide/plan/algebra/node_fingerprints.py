@@ -57,7 +57,8 @@ class NodeFingerprints:
     def _describe_operator(self, jvm: Any, labels: Mapping[int, Any]) -> Any:
         expressions = [] if kind(jvm) in ("LocalRelation", "Range") else read_list(jvm.expressions())
         texts = [self._canonical.describe_expression(expression, labels) for expression in expressions]
-        return [kind(jvm), _describe_facts(jvm), texts]
+        facts = self._canonical.describe_rows(jvm) if kind(jvm) == "LocalRelation" else _describe_facts(jvm)
+        return [kind(jvm), facts, texts]
 
 
 def _label_attributes(node: PlanNode) -> dict[int, Any]:
@@ -113,11 +114,10 @@ def _describe_facts(jvm: Any) -> Any:
 _FACTS: dict[str, Callable[[Any], Any]] = {
     "Join": lambda jvm: kind(jvm.joinType()),
     "Sort": lambda jvm: bool(getattr(jvm, "global")()),
-    "Generate": lambda jvm: bool(jvm.outer()),
+    "Generate": lambda jvm: [bool(jvm.outer()), read_list(jvm.unrequiredChildIndex())],
     "Expand": lambda jvm: jvm.projections().size(),
     "ArrowEvalPython": lambda jvm: int(jvm.evalType()),
     "Range": lambda jvm: [jvm.start(), jvm.end(), jvm.step()],
-    "LocalRelation": lambda jvm: jvm.toSQL("rows") if jvm.data().size() else "",
 }
 
 

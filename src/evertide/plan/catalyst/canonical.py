@@ -7,7 +7,8 @@ that the analyzer derives from them, and it omits fields that are not expression
    in order of appearance.
 2. Names of attributes, aliases and variables, qualifiers and ids of results are omitted: they do not change a result.
 3. A field that is null in the JSON is read from the JVM: modes of arithmetic, sets, options, Python functions.
-4. A literal whose text may be a memory address is written as SQL.
+4. A literal whose text may be a memory address is written as SQL. SQL writes a variant as JSON, which does not have
+   the type of each value, so literals with variants are written as the bytes of Spark's row format.
 """
 
 from __future__ import annotations
@@ -47,6 +48,33 @@ class CanonicalForms:
     def describe_expression(self, jvm: Any, labels: Mapping[int, Any]) -> Any:
         """Nested lists and dicts of strings and numbers."""
         return _Expression(self, jvm, labels).describe()
+
+    def describe_rows(self, relation: Any) -> Any:
+        """The rows of a LocalRelation."""
+        if not relation.data().size():
+            return ""
+        if "variant" not in relation.schema().json():
+            return relation.toSQL("rows")
+        columns = [
+            self._expressions.BoundReference(at, column.dataType(), column.nullable())
+            for at, column in enumerate(read_list(relation.output()))
+        ]
+        return [self._write_row(columns, row) for row in read_list(relation.data())]
+
+    def describe_literal(self, literal: Any) -> str:
+        if "variant" not in literal.dataType().json():
+            return str(literal.sql())
+        return self._write_row([literal], self._gateway.jvm.org.apache.spark.sql.catalyst.InternalRow.empty())
+
+    def _write_row(self, columns: list[Any], row: Any) -> str:
+        """Expressions over a row, in Spark's row format. Py4J cannot call generated projections: they share a name."""
+        seq = self._gateway.jvm.scala.jdk.javaapi.CollectionConverters.asScala(columns).toSeq()
+        made = self._expressions.InterpretedUnsafeProjection.createProjection(seq)
+        return bytes(made.apply(row).getBytes()).hex()
+
+    @cached_property
+    def _expressions(self) -> Any:
+        return self._gateway.jvm.org.apache.spark.sql.catalyst.expressions
 
     def describe_field(self, value: Any) -> Any:
         """Convert a field of an expression that `toJSON` omits."""
@@ -117,7 +145,7 @@ class _Expression:
             elif value is None and kind != "Literal" and at >= 0:
                 made[name] = self._canonical.describe_field(self._read_field(at, name))
             elif kind == "Literal" and name == "value" and value is not None and not _has_stable_text(found):
-                made[name] = self._find_part(at).sql() if at >= 0 else None
+                made[name] = self._canonical.describe_literal(self._find_part(at)) if at >= 0 else None
             else:
                 made[name] = self._describe_field(value)
         return made

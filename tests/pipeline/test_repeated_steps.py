@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,8 +22,9 @@ from evertide.pipeline.replicas.leadership import promote
 from evertide.pipeline.replicas.ownership import ProcessRole
 from evertide.pipeline.transaction.machine import Machine
 from evertide.store.open import Storage
+from evertide.store.paths import staged_prefix
 from tests.kit.faulty import Fault, Faults, FaultyBlob, FaultyMeta
-from tests.kit.small_engine import SmallCohort
+from tests.kit.small_engine import SmallCohort, SmallEngine
 from tests.pipeline.kit import NOTES, ORDERS, Row, crash, engine, open_pipeline, rows_of, storage
 from tests.pipeline.replica_kit import QUICK, Shared, caught_up, replica, shared
 from tests.pipeline.test_backfill import check
@@ -398,3 +399,50 @@ def test_x7_damage_that_only_a_backfill_reads_does_not_end_the_pipeline(threads:
             p.hydrated()
         check(p, "revenue", "share")
         assert not p.status().problems
+
+
+@contextmanager
+def refusing_the_second_stage(names: Sequence[str]) -> Iterator[tuple[Pipeline, Callable[[], None]]]:
+    """A pipeline with tables of these names, and a call from which on the second staged fragment is refused."""
+    is_counting, puts = False, 0
+
+    def choose(_: str, key: str) -> Fault:
+        nonlocal puts
+        puts += is_counting and key.startswith(staged_prefix())
+        return Fault.REFUSED if is_counting and puts == 2 else Fault.DONE
+
+    def count() -> None:
+        nonlocal is_counting
+        is_counting = True
+
+    blob = FaultyBlob(storage().blob, Faults(choose, lambda *_: Fault.DONE))
+    made = SmallEngine([replace(NOTES, name=name) for name in names], [])
+    with open_pipeline(storage(blob), made, settings=replace(AT_ONCE, push_buffer_bytes=2500)) as p:
+        yield p, count
+
+
+def test_x12_a_push_that_storage_refuses_adds_no_row_and_can_be_repeated() -> None:
+    """Otherwise the rows are in the transaction twice, and so are those that were staged before the refusal."""
+    names = ["a", "b", "c"]
+    with refusing_the_second_stage(names) as (p, count):
+        with p.transaction() as pushed:
+            for name in ("a", "b"):
+                pushed.push(name, [{"text": 1000 * name}])
+            count()
+            with pytest.raises(Unavailable):
+                pushed.push("c", [{"text": 1000 * "c"}])
+            pushed.push("c", [{"text": 1000 * "c"}])
+        p.take(pushed)
+        assert (pushed.rows, [rows_of(p, name) for name in names]) == (3, [[(1000 * name,)] for name in names])
+
+
+def test_x12_a_commit_that_storage_refuses_keeps_the_pushed_rows() -> None:
+    """Otherwise a repeated commit succeeds without them."""
+    with refusing_the_second_stage(["a", "b"]) as (p, count):
+        p.push("a", [{"text": "a"}])
+        p.push("b", [{"text": "b"}])
+        count()
+        with pytest.raises(Unavailable):
+            p.commit()
+        p.commit()
+        assert [rows_of(p, name) for name in ("a", "b")] == [[("a",)], [("b",)]]

@@ -208,8 +208,8 @@ class Pipeline:
         """Make a transaction of the pushed rows and of what sources offer; return the last transaction's number."""
         with self._turn:
             self._check_can_commit()
+            self._pushes.offer_pushed(self._pushed)  # if this fails, the next commit has the rows
             pushed, self._pushed = self._pushed, PushTransaction(self._pushes)
-            self._pushes.offer_pushed(pushed)
             return self._commit_pushed(pushed)
 
     def take(self, pushed: PushTransaction) -> int:

@@ -72,21 +72,29 @@ class PushTransaction:
         """Whether an earlier push of the same producer and number was bound, so that this one has no effect."""
 
     def push(self, table: str, rows: Any = (), *, deletes: Any = ()) -> None:
-        """Add rows to upsert, and rows or keys to delete. If one does not fit the table, the call adds none."""
+        """Add rows to upsert, and rows or keys to delete. A call that fails adds none, so it can be repeated."""
         made = convert_push(self._pushes.find_declaration(table), rows, deletes)
         if made.rows.num_rows == 0:
             return
-        self.rows += made.rows.num_rows
+        before = self._waiting.pop(made.table, [])
+        self._waiting[made.table] = [*before, made.rows]  # the last table, so that these rows are staged last
         self._bytes += made.rows.nbytes
-        self._waiting.setdefault(made.table, []).append(made.rows)
         if self._bytes > self._pushes.settings.push_buffer_bytes:
-            self.stage()
+            try:
+                self.stage()
+            except BaseException:
+                self._waiting[made.table] = before
+                self._bytes -= made.rows.nbytes
+                raise
+        self.rows += made.rows.num_rows
 
     def stage(self) -> None:
-        """Store the rows in memory as staged fragments, one per table."""
-        for table, pieces in self._waiting.items():
-            self.fragments.append(self._pushes.stage_rows(table, pa.concat_tables(pieces)))
-        self._waiting, self._bytes = {}, 0
+        """Store the rows in memory as staged fragments, one per table. If it fails, a repeated call stores the rest."""
+        for table, pieces in [*self._waiting.items()]:
+            if pieces:
+                self.fragments.append(self._pushes.stage_rows(table, pa.concat_tables(pieces)))
+            del self._waiting[table]
+            self._bytes -= sum(piece.nbytes for piece in pieces)
 
     def abort(self) -> None:
         self._pushes.drop(self.fragments)
@@ -96,10 +104,14 @@ class PushTransaction:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self._pushes.offer_pushed(self)
-        else:
+        if kind is not None:
             self.abort()
+            return
+        try:
+            self._pushes.offer_pushed(self)
+        except BaseException:
+            self.abort()
+            raise
 
 
 class Pushes:

@@ -87,6 +87,7 @@ class Bucket:
     """A target that stores every write. Tests make it fail, and read its content."""
 
     is_failing: bool = False
+    is_probe_failing: bool = False
     remembers: bool = True
     request_rows: int = 0
     token: str = ""
@@ -110,6 +111,10 @@ class Bucket:
                 total[row] += diff
         assert min(total.values(), default=0) >= 0
         return sorted(total.elements(), key=repr)
+
+    def probe(self) -> None:
+        if self.is_probe_failing:
+            raise SinkFailed(sink="lake", where="bucket", why="it does not answer")
 
     def open(self, token: str) -> _Opened:
         if self.is_failing:
@@ -160,7 +165,7 @@ def into(**buckets: Bucket) -> Iterator[None]:
         for one in declarations:
             buckets[one.name].declaration = one
         return {
-            one.name: Prepared(buckets[one.name].open, request_rows=buckets[one.name].request_rows)
+            one.name: Prepared(buckets[one.name].open, buckets[one.name].probe, buckets[one.name].request_rows)
             for one in declarations
         }
 

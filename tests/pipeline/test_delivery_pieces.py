@@ -207,7 +207,7 @@ class Dropping(Receiver):
 
 
 @pytest.mark.parametrize("later", [0, 1])
-def test_a_later_transaction_that_may_have_been_received_is_completed_before_the_view_changes(later: int) -> None:
+def test_x27_a_later_transaction_that_may_have_been_received_is_completed_before_the_view_changes(later: int) -> None:
     """Otherwise the difference has the number of that transaction, and the receiver drops it; or it does not count the
     rows that the receiver has of that transaction."""
     kept, receiver = storage(), Dropping()

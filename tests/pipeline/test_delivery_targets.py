@@ -7,9 +7,21 @@ from pathlib import Path
 import pytest
 
 from evertide.errors import InvalidInput, SinkFailed
+from evertide.pipeline.replicas.ownership import ProcessRole
 from evertide.store.paths import PIPELINE
-from tests.pipeline.kit import VIEWS, storage
-from tests.pipeline.sink_kit import Bucket, delivery_threads_of, into, order, push_orders, shop, sink, with_sink
+from tests.pipeline.kit import VIEWS, crash, storage
+from tests.pipeline.replica_kit import QUICK, shared
+from tests.pipeline.sink_kit import (
+    Bucket,
+    delivery_threads_of,
+    into,
+    is_right,
+    order,
+    push_orders,
+    shop,
+    sink,
+    with_sink,
+)
 
 
 def test_a_target_that_lost_transactions_is_reported() -> None:
@@ -75,3 +87,24 @@ def test_an_impossible_sink_is_refused_before_anything_is_written(tmp_path: Path
     with pytest.raises(SinkFailed, match="does not exist"):
         shop(kept, with_sink(VIEWS["revenue"], sink(path="gone/x")), base=tmp_path)
     assert kept.meta.head(PIPELINE) is None
+
+
+def test_a_replica_takes_the_lead_while_the_target_of_a_sink_that_has_not_begun_does_not_answer() -> None:
+    """The target was checked when the replica was opened. If it were checked again, the replica would end, too."""
+    kept, bucket = shared(), Bucket(is_failing=True)
+    view = with_sink(VIEWS["revenue"])
+    with into(lake=bucket):
+        first = shop(kept, view, settings=QUICK, role=ProcessRole.REPLICA)
+        second = shop(kept, view, settings=QUICK, role=ProcessRole.REPLICA)
+        try:
+            push_orders(first, [order(1)])
+            bucket.is_probe_failing = True
+            crash(first)
+            second.advance()
+            assert second.leads
+            bucket.is_failing = bucket.is_probe_failing = False
+            push_orders(second, [order(2, "bob")])
+            second.deliver_once()
+            assert is_right(second, bucket)
+        finally:
+            second.close()

@@ -69,10 +69,19 @@ def check(p: Pipeline, count: int) -> None:
     assert rows_of(p, "revenue") == [("ann", sum(range(count)))]
 
 
-def has_problem(p: Pipeline, code: str) -> bool:
-    """Whether the status has the code, judged by the part that needs no storage."""
-    found = p._process_state.find_worst()
-    return (found.state, found.error_code) == ("stalled", code)
+@contextmanager
+def noting_stalls(p: Pipeline) -> Iterator[list[str]]:
+    """Collect the codes of the errors that stall the pipeline. In the status, each soon replaces the one before."""
+    codes = list[str]()
+    note_stall = p._input_reader.note_stall
+
+    def note(name: str, error: EvertideError) -> None:
+        note_stall(name, error)
+        codes.append(error.error_code)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(p._input_reader, "note_stall", note)
+        yield codes
 
 
 @pytest.mark.timeout(120)
@@ -90,11 +99,13 @@ def test_x6_rows_are_bound_once_if_postgresql_commits_without_answering(
 
 
 def push_disturbed(p: Pipeline, proxy: CuttingProxy, number: int) -> None:
-    with p._turn:  # otherwise the loop would commit the push first
-        push(p, number)
-        proxy.losing_after = (b"COMMIT\x00", number % 2)
-    wait_for(lambda: has_problem(p, "outcome_unknown"))
-    proxy.back()
+    with noting_stalls(p) as codes:
+        with p._turn:  # otherwise the loop would commit the push first
+            push(p, number)
+            proxy.losing_after = (b"COMMIT\x00", number % 2)
+        wait_for(lambda: bool(codes))
+        assert codes[0] == "outcome_unknown"  # after that, PostgreSQL is away
+        proxy.back()
 
 
 @pytest.mark.timeout(120)
@@ -107,9 +118,10 @@ def test_x6_the_pipeline_continues_after_s3_answers_503(
             monkeypatch.setenv(variable, value)
         with running(f"s3://{s3_server.bucket}/{name}", meta) as p:
             for number in range(2):
-                with p._turn:
-                    push(p, number)
-                    proxy.answer = (b"PUT ", _SLOW_DOWN)
-                wait_for(lambda: has_problem(p, "outcome_unknown"))
-                proxy.back()
+                with noting_stalls(p) as codes:
+                    with p._turn:
+                        push(p, number)
+                        proxy.answer = (b"PUT ", _SLOW_DOWN)
+                    wait_for(lambda codes=codes: "outcome_unknown" in codes)  # type: ignore[misc]
+                    proxy.back()
                 check(p, number + 1)

@@ -98,7 +98,7 @@ def test_a_large_transaction_is_several_requests(receiver: Receiver, tmp_path: P
 
 
 @pytest.mark.parametrize(("before", "after"), [("3", "2"), ("3", "9"), ("9", "3"), ("9", "4"), ("3", "4")])
-def test_a_request_of_another_size_has_another_key(
+def test_x27_a_request_of_another_size_has_another_key(
     receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str, after: str
 ) -> None:
     """A receiver answers 413 to the second request, so that `rows` is changed.

@@ -44,9 +44,10 @@ _WAIT_S = 0.25
 class PreparedSinks:
     """The sinks that a script declares, checked before anything is changed."""
 
-    def __init__(self, engine: Engine, records: SinkRecords, base: Path) -> None:
+    def __init__(self, engine: Engine, records: SinkRecords, base: Path, *, are_probed: bool = False) -> None:
         declared = _list_declarations(engine, base, records.runtime)
         self._engine, self._base = engine, base
+        self._are_probed = are_probed
         self.records = records
         self.declarations = {one.name: one for one in declared}
         self.prepared = prepare_sinks(declared)
@@ -55,12 +56,13 @@ class PreparedSinks:
             self._check(declaration, self.prepared[name], self.recorded.get(name))
 
     def reload(self) -> PreparedSinks:
-        """The same sinks, with their records read again."""
-        return PreparedSinks(self._engine, self.records, self._base)
+        """The same sinks, with their records read again. A target that does not answer now only stalls its sink."""
+        return PreparedSinks(self._engine, self.records, self._base, are_probed=True)
 
     def _check(self, declaration: SinkDeclaration, prepared: Prepared, recorded: StoredSinkRecord | None) -> None:
         if recorded is None or not recorded.record.is_declared:
-            prepared.probe()
+            if not self._are_probed:
+                prepared.probe()
             return
         was = recorded.record
         if (was.collection, was.connector) != (declaration.collection, declaration.connector):

@@ -12,6 +12,7 @@ from evertide.errors import Damaged, InvalidInput, NotAllowedNow
 from evertide.pipeline.backfill.backfill import Backfill
 from evertide.settings import Settings
 from tests.pipeline.kit import Row, crash, engine, open_pipeline, rows_of, shares, storage
+from tests.pipeline.test_threads import wait_until
 
 VIEWS = ("revenue", "share")
 
@@ -161,3 +162,21 @@ def test_j12_a_backfill_that_fails_repeatedly_leaves_no_shards_open(monkeypatch:
                     p.retry("share")
                 p.commit()
         assert set(p._runner.members._open) == set(p._runner.members.collections.values())
+
+
+def test_a_view_that_is_retried_on_request_and_by_itself_at_once_is_computed_once() -> None:
+    """Otherwise it would be in two cohorts, which every checkpoint would store."""
+    with open_pipeline(storage(), engine(*VIEWS), threads=True) as p:
+        p.push("orders", [order(1, 0)])
+        p.commit()
+        scheduler = p._leader_tasks.backfills
+        with scheduler._one:
+            p.push("orders", [order(1, 5)])  # a backfill is due, and its thread waits
+            p.commit()
+            wait_until(lambda: scheduler._thread is not None)
+            p.retry("share")
+        scheduler.wait()
+        assert [name for cohort in p._runner.machine.cohorts for name in cohort.views].count("share") == 1
+        p.push("orders", [order(1, 10)])
+        p.commit()
+        assert rows_of(p, "share") == [(1, 10)]

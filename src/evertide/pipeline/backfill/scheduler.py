@@ -140,21 +140,22 @@ class BackfillScheduler:
 
     def retry(self, view: str) -> None:
         """Backfill a failed view now, and wait for the result. Raise `ViewFailed` if the view fails again."""
+        name = self._find_failed(view)
         with self._one:
-            failed = {name.lower(): name for name in self._runner.definition.list_away(ComponentState.FAILED)}
-            if view.lower() not in failed:
-                known = {name.lower() for name in self._runner.definition.views}
-                if view.lower() not in known:
-                    raise InvalidInput(
-                        where=f"view {view!r}", why=f"the pipeline has no such view; it has {sorted(known)}"
-                    )
-                why = f"only a failed view can be retried; failed views: {', '.join(sorted(failed)) or 'none'}"
-                raise NotAllowedNow(where=f"view {view!r}", why=why)
-            name = failed[view.lower()]
-            self._run([name])
+            self._run([name])  # nothing, if a backfill that was under way has computed it
             away = self._runner.definition.views[name].away
             if away is not None:
                 raise ViewFailed(views=(name,), time=away.time, why=away.why)
+
+    def _find_failed(self, view: str) -> str:
+        failed = {name.lower(): name for name in self._runner.definition.list_away(ComponentState.FAILED)}
+        if view.lower() in failed:
+            return failed[view.lower()]
+        known = {name.lower() for name in self._runner.definition.views}
+        if view.lower() not in known:
+            raise InvalidInput(where=f"view {view!r}", why=f"the pipeline has no such view; it has {sorted(known)}")
+        why = f"only a failed view can be retried; failed views: {', '.join(sorted(failed)) or 'none'}"
+        raise NotAllowedNow(where=f"view {view!r}", why=why)
 
     def list_thread_problems(self) -> list[Problem]:
         """The error that ended the last backfill's thread."""
@@ -211,6 +212,10 @@ class BackfillScheduler:
 
     def _run(self, views: Collection[str]) -> None:
         with self._one:
+            known = self._runner.definition.views
+            views = [name for name in views if known[name].away is not None]  # others joined while this call waited
+            if not views:
+                return
             self._is_running = True
             try:
                 wait = self._wait if self._has_threads else never_stopping

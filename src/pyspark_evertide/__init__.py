@@ -1,6 +1,6 @@
-"""Where Spark looks for the format `evertide`: modules named `pyspark_*`, each with a `DefaultSource`.
+"""Makes `spark.read.format("evertide")` available wherever Evertide is installed.
 
-So `spark.read.format("evertide")` works wherever Evertide is installed, without registering anything.
+Spark imports all modules named `pyspark_*` and registers the `DefaultSource` of each as a format.
 """
 
 from __future__ import annotations

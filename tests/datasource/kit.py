@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from evertide.datasource.planning import ReadTask, pin, plan
+from evertide.datasource.planning import ReadTask, pin_time, plan_tasks
 from evertide.datasource.request import Request
-from evertide.datasource.task import read
+from evertide.datasource.task import read_task
 from evertide.pipeline.engine import DeclaredTable
 from evertide.pipeline.pipeline import Pipeline
 from evertide.settings import Settings
@@ -204,5 +204,5 @@ def make_request(storage: str | Path, collection: str, **options: Any) -> Reques
 
 def rows_of(request: Request, tasks: Sequence[ReadTask] | None = None) -> list[Row]:
     """Return all rows of all tasks, as executors read them."""
-    tasks = plan(request, pin(request)) if tasks is None else tasks
-    return [row for task in tasks for batch in read(request, task) for row in batch.to_pylist()]
+    tasks = plan_tasks(request, pin_time(request)) if tasks is None else tasks
+    return [row for task in tasks for batch in read_task(request, task) for row in batch.to_pylist()]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from evertide.datasource.condition import make_mask, parse
+from evertide.datasource.condition import make_mask, parse_conditions
 from evertide.errors import InvalidInput
 from tests.datasource.kit import content
 
@@ -84,12 +84,12 @@ def test_a_condition_selects_the_same_rows_as_in_spark(spark: SparkSession, text
         expected = spark.createDataFrame(ROWS).where(text).select("from").toArrow().to_pylist()
     finally:
         spark.conf.set("spark.sql.session.timeZone", str(zone))
-    found = ROWS.filter(make_mask(ROWS, parse(text, SCHEMA))).select(["from"]).to_pylist()
+    found = ROWS.filter(make_mask(ROWS, parse_conditions(text, SCHEMA))).select(["from"]).to_pylist()
     assert content(found) == content(expected)
 
 
 def test_without_a_condition_all_rows_are_read() -> None:
-    assert parse("", SCHEMA) == ()
+    assert parse_conditions("", SCHEMA) == ()
     assert make_mask(ROWS, ()) is None
 
 
@@ -129,6 +129,6 @@ REFUSED = {
 @pytest.mark.parametrize("text", REFUSED)
 def test_an_unsupported_condition_is_refused_with_its_place(text: str) -> None:
     with pytest.raises(InvalidInput) as caught:
-        parse(text, SCHEMA)
+        parse_conditions(text, SCHEMA)
     assert REFUSED[text] in caught.value.why
     assert caught.value.where == f"option where={text!r}"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from evertide.datasource.planning import ReadTask, pin, plan
+from evertide.datasource.planning import ReadTask, pin_time, plan_tasks
 from evertide.datasource.request import Request
 from evertide.errors import BlobMissing, InvalidInput, LeaseLost, TimeCompacted
 from evertide.settings import Settings
@@ -29,7 +29,7 @@ def disturb(history: History) -> int:
 
 def plan_read(history: History, **options: object) -> tuple[Request, list[ReadTask]]:
     request = make_request(history.root, "things", **options)
-    return request, plan(request, pin(request))
+    return request, plan_tasks(request, pin_time(request))
 
 
 @pytest.mark.parametrize("options", [{}, {"partition_bytes": 1}, {"changes_after": 3}])
@@ -68,25 +68,25 @@ def test_since_does_not_pass_the_time_of_a_loaded_dataframe(tmp_path: Path) -> N
     with opened(tmp_path / "s") as p:
         history = grow(p, 2, 7)
         request = make_request(history.root, "things")
-        pinned = pin(request)
+        pinned = pin_time(request)
         disturb(history)
         assert history.shard("things").since == pinned.time
-        assert content(rows_of(request, plan(request, pinned))) == content(history.at[pinned.time]["things"])
+        assert content(rows_of(request, plan_tasks(request, pinned))) == content(history.at[pinned.time]["things"])
 
 
 def test_a_lease_lost_before_planning_is_replaced_if_the_time_is_readable(tmp_path: Path) -> None:
     with opened(tmp_path / "s") as p:
         history = grow(p, 2, 7)
         request = make_request(history.root, "things")
-        pinned = pin(request)
+        pinned = pin_time(request)
         end_lease(history.shard("things").log, pinned.lease)
-        again = plan(request, pinned)
+        again = plan_tasks(request, pinned)
         assert again[0].pin.lease != pinned.lease
         assert list(leases(history)) == [f"lease/{pinned.shard}/{again[0].pin.lease}"]
         end_lease(history.shard("things").log, again[0].pin.lease)
         disturb(history)
         with pytest.raises(TimeCompacted, match=f"the earliest is {history.shard('things').since}"):
-            plan(request, pinned)
+            plan_tasks(request, pinned)
         assert leases(history) == {}
 
 
@@ -98,7 +98,7 @@ def test_a_task_renews_the_lease_of_another_process(tmp_path: Path) -> None:
         assert before.ttl_s == 100
         rows_of(request, found)
         assert list(leases(history).values()) == [before]  # the lease was acquired just now
-        rows_of(request, [replace(task, beat_at_s=task.beat_at_s - 99) for task in found])
+        rows_of(request, [replace(task, renewed_at_s=task.renewed_at_s - 99) for task in found])
         [after] = leases(history).values()
         assert after.beat > before.beat
         assert after.beat_at_s > before.beat_at_s
@@ -108,7 +108,7 @@ def test_renewing_an_ended_lease_fails(tmp_path: Path) -> None:
     with opened(tmp_path / "s") as p:
         history = grow(p, 2, 3)
         log = history.shard("things").log
-        lease = pin(make_request(history.root, "things")).lease
+        lease = pin_time(make_request(history.root, "things")).lease
         assert renew_lease(log, lease)
         end_lease(log, lease)
         end_lease(log, lease)
@@ -131,10 +131,10 @@ def test_times_that_cannot_be_read_leave_no_lease(tmp_path: Path) -> None:
         since, last = history.shard("things").since, max(history.at)
         for options in ({"as_of": since - 1}, {"changes_after": since - 1}):
             with pytest.raises(TimeCompacted, match=f"the earliest is {since}"):
-                pin(make_request(history.root, "things", **options))
+                pin_time(make_request(history.root, "things", **options))
         with pytest.raises(InvalidInput, match=f"time {last + 1} is not committed yet; the last time is {last}"):
-            pin(make_request(history.root, "things", as_of=last + 1))
+            pin_time(make_request(history.root, "things", as_of=last + 1))
         with pytest.raises(InvalidInput, match=f"later than the last time, which is {last}"):
-            pin(make_request(history.root, "things", changes_after=last + 1))
+            pin_time(make_request(history.root, "things", changes_after=last + 1))
         assert leases(history) == {}
         assert rows_of(make_request(history.root, "things", changes_after=last)) == []

@@ -82,12 +82,16 @@ def keys(*ids: int | None) -> Any:
     return pa.table({"id": pa.array(ids, pa.int64())})
 
 
-def content(table: Any) -> Content:
-    """The rows of a lookup or scan; each row must occur once."""
+def content(table: Any, names: Sequence[str] | None = None) -> Content:
+    """The rows of a lookup or scan, each of which must occur once; if `names` are given, only these columns."""
     rows = canonical_rows(table.drop_columns([DIFF]))
     assert len(set(rows)) == len(rows), "the result is not consolidated"
-    found = Counter(dict(zip(rows, table.column(DIFF).to_pylist(), strict=True)))
-    assert all(found.values())
+    counts = table.column(DIFF).to_pylist()
+    assert all(counts)
+    chosen = rows if names is None else canonical_rows(table.select(names))
+    found: Content = Counter()
+    for row, times in zip(chosen, counts, strict=True):
+        found[row] += times
     return found
 
 

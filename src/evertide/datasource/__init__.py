@@ -1,8 +1,8 @@
 """`spark.read.format("evertide")`: read tables and views at any time, in any Spark session.
 
     request    the options
-    condition  the option `where`: its effect on statistics, and on rows
-    planning   pick a time, take a lease, split the parts into tasks
+    condition  the option `where`, applied to statistics and to rows
+    planning   choose a time, take a lease, split the parts into tasks
     task       read one task, on an executor
     source     the two classes that Spark calls
 

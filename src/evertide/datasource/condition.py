@@ -31,7 +31,7 @@ from evertide.pgexpr.tokens import refuse, shorten
 from evertide.pgexpr.types.sqltypes import DATE, TIMESTAMP
 from evertide.shard.parts.part import Part, Predicate, may_match
 
-__all__ = ["Condition", "make_mask", "may_hold", "parse"]
+__all__ = ["Condition", "make_mask", "may_hold", "parse_conditions"]
 
 _COMPARE = {"=": pc.equal, "<": pc.less, "<=": pc.less_equal, ">": pc.greater, ">=": pc.greater_equal}
 
@@ -45,10 +45,10 @@ class Condition:
     values: tuple[Any, ...] = ()
 
 
-def parse(text: str, schema: pa.Schema) -> tuple[Condition, ...]:
+def parse_conditions(text: str, schema: pa.Schema) -> tuple[Condition, ...]:
     """The conditions in a text, over columns of this schema; empty for an empty text."""
     try:
-        return tuple(_Reader(schema).conditions(parse_clause(text, name_quote="`"))) if text else ()
+        return tuple(_ConditionReader(schema).read_conditions(parse_clause(text, name_quote="`"))) if text else ()
     except InvalidInput as error:
         raise InvalidInput(where=f"option where={text!r}", why=error.why) from error
 
@@ -82,17 +82,17 @@ def _make_mask(column: Any, condition: Condition) -> Any:
     return matches
 
 
-class _Reader:
+class _ConditionReader:
     """Reads conditions from the syntax tree of a clause. Refusals give the position of the node."""
 
     def __init__(self, schema: pa.Schema) -> None:
         self._schema = schema
-        self._spelled: dict[str, str] = {name.lower(): name for name in schema.names}
+        self._names: dict[str, str] = {name.lower(): name for name in schema.names}
 
-    def conditions(self, node: Node) -> Iterator[Condition]:
+    def read_conditions(self, node: Node) -> Iterator[Condition]:
         if node.form == "and":
             for arg in node.args:
-                yield from self.conditions(arg)
+                yield from self.read_conditions(arg)
         elif node.form == "between" and not node.facts:
             name = self._column(node.args[0])
             yield Condition(name, ">=", (self._literal(node.args[1], name),))
@@ -113,15 +113,15 @@ class _Reader:
         if node.form != "column":
             refuse(node.at, f"{shorten(node.token)}: a condition must start with a column")
         name: str = node.facts[0]
-        if name.lower() not in self._spelled:
+        if name.lower() not in self._names:
             listed = ", ".join(self._schema.names)
             refuse(node.at, f"the collection has no column {shorten(name)}; it has {listed}")
-        return self._spelled[name.lower()]
+        return self._names[name.lower()]
 
     def _literal(self, node: Node, column: str) -> Any:
         declared = self._schema.field(column).type
         try:
-            value = _value(node, declared)
+            value = _read_literal(node, declared)
             if value is not None and pa.scalar(value, declared).as_py() == value:
                 return value
         except (pa.ArrowException, ValueError, OverflowError, ArithmeticError):
@@ -134,7 +134,7 @@ def _is_null_test(node: Node) -> bool:
     return node.form == "is" and node.facts == "null"
 
 
-def _value(node: Node, declared: Any) -> Any:
+def _read_literal(node: Node, declared: Any) -> Any:
     """The literal as a value of the type; None if it is not a literal, or one of another type."""
     if node.form == "cast" and node.facts.type in (DATE, TIMESTAMP):
         node = node.args[0]

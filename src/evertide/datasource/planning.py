@@ -1,12 +1,12 @@
-"""Plan a read: pick a time, take a lease, and split the parts into tasks.
+"""Plan a read: choose a time, take a lease, and split the parts into tasks.
 
-1. `pin`, when a DataFrame is loaded, picks the time and takes a lease at it. So all queries over one DataFrame, and
-   both sides of a self-join, read the same time; two DataFrames do so if they have the same `as_of`.
-2. `plan`, at the first query, renews that lease, or takes another if it is gone, and only then reads the state (I6). A
-   time that is below since by then raises `TimeCompacted`, with the smallest readable time.
+1. When a DataFrame is loaded, `pin_time` chooses the time and takes a lease on it. So all queries over one DataFrame,
+   and both sides of a self-join, read the same time. Two DataFrames do so if they have the same `as_of`.
+2. At the first query, `plan_tasks` renews that lease, or takes another if it has expired, and only then reads the state
+   (I6). If the time is below since by then, it raises `TimeCompacted`, with the smallest readable time.
 3. Spark does not report when a DataFrame is no longer needed, and ends the process that planned. So the lease is not
-   released: it expires `lease_s` after the last task that read under it, as tasks renew it. If all parts are inside the
-   state, the tasks carry them, and the lease is released at once.
+   released. Tasks renew it, and it expires `lease_s` after the last task. If all parts are inside the state, the tasks
+   contain them, and the lease is released at once.
 4. Parts never change. A task whose lease was lost reads its parts if they still exist; otherwise it raises `LeaseLost`
    and never returns fewer rows.
 """
@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from evertide.datasource.condition import Condition, may_hold, parse
+from evertide.datasource.condition import Condition, may_hold, parse_conditions
 from evertide.datasource.request import Request, resolve_names
 from evertide.errors import InvalidInput
 from evertide.pipeline.reading.reader import Reader
@@ -30,7 +30,7 @@ from evertide.shard.read import TimeWindow, list_parts
 from evertide.shard.shard import Shard
 from evertide.types import Time
 
-__all__ = ["Pin", "ReadTask", "pin", "plan", "select_columns"]
+__all__ = ["Pin", "ReadTask", "pin_time", "plan_tasks", "select_columns"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +40,9 @@ class Pin:
     name: str
     shard: str
     schema: bytes
-    time: int
+    time: Time
     lease: str = ""
+    """Empty before the first transaction, when there is nothing to protect."""
 
     @property
     def arrow(self) -> pa.Schema:
@@ -56,7 +57,7 @@ class ReadTask:
     window: TimeWindow
     columns: tuple[str, ...]
     conditions: tuple[Condition, ...]
-    beat_at_s: float
+    renewed_at_s: float
     """When the lease was last renewed, so that tasks need not renew it at once."""
     group: Group
 
@@ -71,25 +72,25 @@ def select_columns(request: Request, pinned: Pin) -> pa.Schema:
     )
 
 
-def pin(request: Request) -> Pin:
+def pin_time(request: Request) -> Pin:
     with Reader.open(request.storage, request.meta, settings=request.settings) as reader:
         view = reader.collections.view(request.collection)
         shard = reader.collections.members().open_collection(view.name)
-        time = view.time if request.as_of is None else view.as_of(request.as_of).time
+        time = Time(view.time if request.as_of is None else view.as_of(request.as_of).time)
         after = request.changes_after
         if after is not None and after > time:
             why = f"{after} is later than the last time, which is {time}"
             raise InvalidInput(where=f"collection {view.name!r}, option 'changes_after'", why=why)
         pinned = Pin(view.name, shard.name, shard.schema.serialize().to_pybytes(), time)
         select_columns(request, pinned)
-        parse(request.where, shard.schema)
+        parse_conditions(request.where, shard.schema)
         with _hold_lease(reader, shard, pinned, _make_window(request, time)) as lease:
             return replace(pinned, lease=lease)
 
 
-def plan(request: Request, pinned: Pin) -> list[ReadTask]:
+def plan_tasks(request: Request, pinned: Pin) -> list[ReadTask]:
     columns = tuple(name for name in select_columns(request, pinned).names if name not in (TIME, DIFF))
-    conditions = parse(request.where, pinned.arrow)
+    conditions = parse_conditions(request.where, pinned.arrow)
     window = _make_window(request, pinned.time)
     with Reader.open(request.storage, request.meta, settings=request.settings) as reader:
         shard = reader.shards.open(pinned.shard)
@@ -102,7 +103,7 @@ def plan(request: Request, pinned: Pin) -> list[ReadTask]:
             return [ReadTask(pinned, window, columns, conditions, now_s, group) for group in groups]
 
 
-def _make_window(request: Request, time: int) -> TimeWindow:
+def _make_window(request: Request, time: Time) -> TimeWindow:
     if request.changes_after is None:
         return TimeWindow(0, time + 1, time)
     return TimeWindow(request.changes_after + 1, time + 1)
@@ -110,17 +111,14 @@ def _make_window(request: Request, time: int) -> TimeWindow:
 
 @contextmanager
 def _hold_lease(reader: Reader, shard: Shard, pinned: Pin, window: TimeWindow) -> Iterator[str]:
-    """The lease for the read, checked against since; released if the block fails.
-
-    Empty before the first transaction, when there is nothing to protect.
-    """
+    """Take the lease for the read, and check it against since. If the block fails, release it."""
     if window.upper <= window.lower:
         yield ""
         return
     lease = pinned.lease
     if not lease or not renew_lease(shard.log, lease):
-        held = pinned.time if window.as_of is not None else max(0, window.lower - 1)
-        lease = reader.shards.leases.take(shard.log, Time(held)).id
+        first = pinned.time if window.as_of is not None else Time(max(0, window.lower - 1))
+        lease = reader.shards.leases.take(shard.log, first).id
     try:
         list_parts(shard.log, shard.log.read(), window)  # raises if the time is below since
         yield lease

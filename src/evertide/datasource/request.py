@@ -11,7 +11,7 @@ from evertide.options import Options
 from evertide.secrets import Secrets
 from evertide.settings import Settings
 
-__all__ = ["FORMAT", "Request"]
+__all__ = ["FORMAT", "Request", "resolve_names"]
 
 FORMAT = "evertide"
 
@@ -36,11 +36,11 @@ class Request:
     partition_bytes: int = _PARTITION_BYTES
 
     @classmethod
-    def of(cls, given: Mapping[str, str]) -> Request:
-        options = Options(given, connector=FORMAT, where=_WHERE, secrets=Secrets(Path()))
-        path, named = options.text("path"), options.text("collection")
-        if path and named and path != named:
-            raise options.refusal("collection", f"is {named!r}, but the argument of load() is {path!r}")
+    def of(cls, named: Mapping[str, str]) -> Request:
+        options = Options(named, connector=FORMAT, where=_WHERE, secrets=Secrets(Path()))
+        path, collection = options.text("path"), options.text("collection")
+        if path and collection and path != collection:
+            raise options.refusal("collection", f"is {collection!r}, but the argument of load() is {path!r}")
         request = cls(
             storage=_make_absolute(options.required("storage", "./shop.evertide")),
             collection=path or options.required("collection", "revenue"),

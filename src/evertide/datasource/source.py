@@ -17,9 +17,9 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
-from evertide.datasource.planning import Pin, ReadTask, pin, plan, select_columns
+from evertide.datasource.planning import Pin, ReadTask, pin_time, plan_tasks, select_columns
 from evertide.datasource.request import FORMAT, Request
-from evertide.datasource.task import read
+from evertide.datasource.task import read_task
 from evertide.errors import EvertideError, InvalidInput
 from evertide.rows.conform import conform
 
@@ -38,13 +38,13 @@ class EvertideSource(DataSource):  # type: ignore[misc]
     def schema(self) -> StructType:
         with _CleanTraceback():
             request = Request.of(self.options)
-            self._pinned = pin(request)
+            self._pinned = pin_time(request)
             return from_arrow_schema(select_columns(request, self._pinned))
 
     def reader(self, schema: StructType) -> EvertideReader:
         with _CleanTraceback():
             request = Request.of(self.options)
-            pinned = self._pinned or pin(request)
+            pinned = self._pinned or pin_time(request)
             columns = from_arrow_schema(select_columns(request, pinned))
             if columns.names != schema.names or any(
                 own.dataType != other.dataType for own, other in zip(columns, schema, strict=True)
@@ -67,11 +67,11 @@ class EvertideReader(DataSourceReader):  # type: ignore[misc]
 
     def partitions(self) -> list[InputPartition]:
         with _CleanTraceback():
-            return [_TaskPartition(task) for task in plan(self._request, self._pinned)]
+            return [_TaskPartition(task) for task in plan_tasks(self._request, self._pinned)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         with _CleanTraceback():
-            for batch in read(self._request, partition.task):
+            for batch in read_task(self._request, partition.task):
                 yield _convert_to_spark(batch, self._schema)
 
 

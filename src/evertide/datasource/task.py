@@ -1,8 +1,8 @@
-"""Read one task on an executor: its parts, reduced to its rows, as Arrow (`evertide.shard.parts.groups`).
+"""Read one task on an executor: the requested rows of its parts, as Arrow (`evertide.shard.parts.groups`).
 
-1. Columns and rows that were not requested are dropped before changes are summed. Additions and removals are treated
-   alike, so the result is the same.
-2. Changes between two times are consolidated per time, all at once.
+1. Columns and rows that were not requested are dropped before diffs are summed. This does not change the result, since
+   a row is dropped whether a change adds or removes it.
+2. Changes between two times are read together and consolidated per time.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from evertide.shard.read import Listing, fetch
 from evertide.store.open import open_storage
 from evertide.types import SequenceNumber
 
-__all__ = ["read"]
+__all__ = ["read_task"]
 
 _BATCH_BYTES = 8 * 1024 * 1024
 _BATCH_ROWS = 65_536
-_BEATS = 4
-"""A task renews the lease after 1/_BEATS of its lifetime."""
+_RENEWALS = 4
+"""A task renews the lease when 1/_RENEWALS of the lease's lifetime has passed."""
 
 
-def read(request: Request, task: ReadTask) -> Iterator[pa.RecordBatch]:
+def read_task(request: Request, task: ReadTask) -> Iterator[pa.RecordBatch]:
     """The task's rows, each as often as it occurs; or its changes, with time and diff."""
     if not task.group.parts:
         return
@@ -57,7 +57,7 @@ class _TaskReader:
         self._task = task
         self._group = task.group
         self._lease_s = lease_s
-        self._beat_at_s = task.beat_at_s
+        self._renewed_at_s = task.renewed_at_s
         self._listed = Listing(task.window, task.group.parts, task.pin.arrow, SequenceNumber(0))
         self._output = [*task.columns, TIME, DIFF]
         self._by = next((field.name for field in task.pin.arrow if is_ordered(field.type)), None)
@@ -75,25 +75,25 @@ class _TaskReader:
 
     def _read_changes(self, part: Part) -> pa.Table:
         """The changes of the requested rows, in the needed columns."""
-        self._beat()
+        self._renew_lease_if_due()
         try:
             table = fetch(self._log, part, self._listed, sorted(self._needed))
         except BlobMissing:
             if not renew_lease(self._log, self._task.pin.lease):
                 raise self._make_lease_error() from None
             raise
-        wanted = make_mask(table, self._task.conditions)
-        if wanted is not None:
-            table = table.filter(wanted)
+        mask = make_mask(table, self._task.conditions)
+        if mask is not None:
+            table = table.filter(mask)
         if self._group.span is not None:
             table = table.filter(is_inside(table.column(self._group.span.column), self._group.span))
         return table
 
-    def _beat(self) -> None:
-        """Renew the lease when due. A lost lease does not stop the read: a missing part is noticed."""
+    def _renew_lease_if_due(self) -> None:
+        """A lost lease does not stop the read: `_read_changes` raises an error if a part is missing."""
         now_s = self._log.runtime.wall_s()
-        if self._task.pin.lease and now_s - self._beat_at_s > self._lease_s / _BEATS:
-            self._beat_at_s = now_s
+        if self._task.pin.lease and now_s - self._renewed_at_s > self._lease_s / _RENEWALS:
+            self._renewed_at_s = now_s
             renew_lease(self._log, self._task.pin.lease)
 
     def _make_lease_error(self) -> LeaseLost:

@@ -42,6 +42,7 @@ __all__ = [
     "find_negative_sums",
     "make_changes_schema",
     "make_empty_changes",
+    "sum_diffs",
 ]
 
 TIME = "__time"
@@ -110,8 +111,8 @@ def consolidate(table: pa.Table, where: str = "changes") -> pa.Table:
     """Return each (row, time) once, with the sum of its diffs if that is not 0, in the order of the header."""
     columns = table.drop_columns([TIME, DIFF])
     rows, diffs = sum_diffs(columns, _to_longs(table.column(TIME)), _to_longs(table.column(DIFF)), where)
-    taken = table.drop_columns([DIFF]).take(pa.array(rows))
-    return taken.append_column(DIFF_FIELD, pa.array(diffs))
+    rows_once = table.drop_columns([DIFF]).take(pa.array(rows))
+    return rows_once.append_column(DIFF_FIELD, pa.array(diffs))
 
 
 def compute_content(table: pa.Table, as_of: int, where: str = "changes") -> pa.Table:

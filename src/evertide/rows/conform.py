@@ -63,7 +63,7 @@ def are_alike(left: Any, right: Any) -> bool:
 
 def conform(array: Any, kind: Any) -> Any:
     """Return the values with exactly the type `kind`, which must be alike."""
-    return rebuild(array, kind, _cast)
+    return rebuild(array, kind, pa.Array.cast)
 
 
 def conform_table(table: Any, schema: Any) -> Any:
@@ -83,7 +83,7 @@ def _conform_column(column: Any, kind: Any) -> Any:
 
 def reinterpret(array: Any, kind: Any) -> Any:
     """Return the bits with the type `kind`, which has the same layout: for types that a file format lacks."""
-    return rebuild(array, kind, _view)
+    return rebuild(array, kind, pa.Array.view)
 
 
 def find_stored_type(kind: Any) -> Any:
@@ -127,14 +127,6 @@ def make_nested_type(kind: Any, fields: list[Any]) -> Any:
     if pa.types.is_fixed_size_list(kind):
         return pa.list_(fields[0], kind.list_size)
     return pa.large_list(fields[0]) if pa.types.is_large_list(kind) else pa.list_(fields[0])
-
-
-def _cast(array: Any, kind: Any) -> Any:
-    return array.cast(kind)
-
-
-def _view(array: Any, kind: Any) -> Any:
-    return array.view(kind)
 
 
 def rebuild(array: Any, kind: Any, leaf: Callable[[Any, Any], Any]) -> Any:

@@ -52,7 +52,7 @@ from evertide.rows.columns import (
     unpack_bools,
 )
 
-__all__ = ["ZERO", "RowHashes", "add_digests", "compute_digest", "from_hex", "hash_rows", "negate_digest", "to_hex"]
+__all__ = ["ZERO", "RowHashes", "add_digests", "compute_digest", "from_hex", "hash_rows", "to_hex"]
 
 ZERO = "0" * 32
 """The digest of nothing."""
@@ -133,14 +133,9 @@ def add_digests(a: str, b: str) -> str:
     return to_hex(from_hex(a) + from_hex(b))
 
 
-def negate_digest(a: str) -> str:
-    """The digest of the changes that undo those of `a`."""
-    return to_hex(-from_hex(a))
-
-
 def _sum_hashes(high: Words, low: Words) -> int:
     """Sum `low` in halves of 32 bits, as 2^32 of them fit in 64 bits. `high` may wrap: the sum is modulo 2^128."""
-    return (_sum_wrapping(high) << 64) + _sum_in_halves(low)
+    return (int(high.sum()) << 64) + _sum_in_halves(low)
 
 
 def _sum_weighted_hashes(high: Words, low: Words, diffs: Longs) -> int:
@@ -150,16 +145,12 @@ def _sum_weighted_hashes(high: Words, low: Words, diffs: Longs) -> int:
     weight_0, weight_1 = weights & _BITS_32, weights >> _32
     total = _sum_in_halves(low_0 * weight_0)
     total += (_sum_in_halves(low_0 * weight_1) + _sum_in_halves(low_1 * weight_0)) << 32
-    total += (_sum_wrapping(low_1 * weight_1) + _sum_wrapping(high * weights)) << 64
-    return total - (_sum_wrapping(low[diffs < 0]) << 64)
+    total += (int((low_1 * weight_1).sum()) + int((high * weights).sum())) << 64
+    return total - (int(low[diffs < 0].sum()) << 64)
 
 
 def _sum_in_halves(numbers: Words) -> int:
     return int((numbers & _BITS_32).sum()) + (int((numbers >> _32).sum()) << 32)
-
-
-def _sum_wrapping(numbers: Words) -> int:
-    return int(numbers.sum())
 
 
 def _mix(lanes: Words, scratch: Words) -> None:

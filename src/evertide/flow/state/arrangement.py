@@ -6,9 +6,9 @@ Recent rows are in memory, others in parts on the blob (`evertide.flow.state.sta
 A look-up takes these steps:
 
 1. The keys become words (`evertide.flow.state.keys`), which are searched for in every run. In parts, the index selects
-   the row groups to read, and only the needed columns are decoded.
+   the row groups to read.
 2. The keys of the found rows are verified.
-3. Diffs are summed over the requested columns. A sum below 0 is damage: a delta removed a row that did not exist.
+3. The diffs of equal rows are summed. A sum below 0 is damage: a delta removed a row that did not exist.
 
 Rules for the owner:
 
@@ -26,19 +26,18 @@ from functools import partial
 import numpy as np
 import pyarrow as pa
 
-from evertide.errors import Damaged, Unexpected
-from evertide.flow.state.block import RowBlock, merge_blocks, sum_diffs
+from evertide.errors import Damaged
+from evertide.flow.state.block import RowBlock, merge_blocks
 from evertide.flow.state.lookup import WantedKeys
 from evertide.flow.state.manifest import ArrangementManifest
 from evertide.flow.state.merge import merge
-from evertide.flow.state.part_reader import PartShelf
+from evertide.flow.state.part_reader import CachedParts
 from evertide.flow.state.row_groups import RowGroupCache
 from evertide.flow.state.runs import DeltaRun, PartRun
 from evertide.flow.state.spine import ArrangementSettings, Spine
 from evertide.flow.state.state_part import PartEntry, check_schema, verify_part
 from evertide.flow.state.table_blocks import check_columns, check_key, make_block, make_table
 from evertide.rows.changes import DIFF_FIELD
-from evertide.rows.columns import to_array
 from evertide.store.blob import Blob
 from evertide.store.paths import Name, state_part_key
 from evertide.threads.stopping import IsStopping, never_stopping
@@ -68,12 +67,11 @@ class Arrangement:
         check_key(schema, self.key, self._where)
         self._key_schema = pa.schema([schema.field(column) for column in self.key])
         self._changes = pa.schema([*schema, DIFF_FIELD])
-        self._by = frozenset(self.key or schema.names)
-        self._shelf = PartShelf(blob, cache, schema)
+        self._cached_parts = CachedParts(blob, cache, schema)
         settings = settings or ArrangementSettings()
         self._spine = Spine(
             schema,
-            self._shelf,
+            self._cached_parts,
             lambda: state_part_key(name, new_name()),
             settings=settings,
             where=self._where,
@@ -95,11 +93,11 @@ class Arrangement:
         checked. Each row group is verified whenever it is read."""
         manifest.check(f"manifest of arrangement {manifest.name!r}")
         schema = manifest.read_schema()
-        shelf = PartShelf(blob, cache, schema)
+        cached_parts = CachedParts(blob, cache, schema)
         for entry in manifest.list_entries():
             if verify:
                 verify_part(blob, entry)
-            shelf.open(entry)
+            cached_parts.open(entry)
         runs = [PartRun(entries) for entries in manifest.runs]
         return cls(
             manifest.name,
@@ -152,42 +150,21 @@ class Arrangement:
     def _make_block(self, delta: pa.Table) -> RowBlock:
         return make_block(delta, self.schema, self.key, self._where)
 
-    def lookup(self, keys: pa.Table, columns: Sequence[str] | None = None) -> pa.Table:
-        """The rows with these keys: the requested columns and `__diff`, each distinct row once, in any order."""
-        schema = self._select_schema(columns)
+    def lookup(self, keys: pa.Table) -> pa.Table:
+        """The rows with these keys, with `__diff`, each distinct row once, in any order."""
         arrays = check_columns(keys, self._key_schema, f"{self._where}, keys")
         if keys.num_rows == 0:
-            return make_table([], schema)
+            return make_table([], self.schema)
         if not self.key:
-            return self.scan(columns)
-        names = schema.names
+            return self.scan()
         wanted = WantedKeys(self.key, arrays)
-        needed = names if wanted.is_exact else [*names, *sorted(self._by.difference(names))]
-        found = []
-        for run in self._spine.runs.list_all():
-            block = run.find(wanted.bounds, needed, self._shelf)
-            if block is not None:
-                found.append(wanted.verify(block).select(names))
-        if not found:
-            return make_table([], schema)
-        block = merge_blocks(
-            found, has_key=self._has_key(names), is_consolidated=self._is_whole(names), where=self._where
-        )
-        return self._check_counts([block], schema)
+        blocks = [run.find(wanted.bounds, self._cached_parts) for run in self._spine.runs.list_all()]
+        found = [wanted.verify(block) for block in blocks if block is not None]
+        return self._check_counts([merge_blocks(found, self._where)] if found else [])
 
-    def scan(self, columns: Sequence[str] | None = None) -> pa.Table:
-        """All rows: the requested columns and `__diff`, each distinct row once, in any order."""
-        schema = self._select_schema(columns)
-        names, runs = schema.names, self._spine.runs.list_all()
-        if self._has_key(names):
-            whole = self._is_whole(names)
-            blocks = merge(runs, names, self._shelf, has_key=True, is_consolidated=whole, where=self._where)
-            return self._check_counts(list(blocks), schema)
-        table = make_table([block for run in runs for block in run.read(names, self._shelf)], schema)
-        *arrays, diffs = table.columns
-        rows, totals = sum_diffs(arrays, np.asarray(to_array(diffs)), self._where)
-        taken = {name: to_array(array.take(pa.array(rows))) for name, array in zip(names, arrays, strict=True)}
-        return self._check_counts([RowBlock(totals, totals, taken)], schema)
+    def scan(self) -> pa.Table:
+        """All rows, with `__diff`, each distinct row once, in any order."""
+        return self._check_counts(list(merge(self._spine.runs.list_all(), self._cached_parts, self._where)))
 
     def maintain(self, is_stopping: IsStopping = never_stopping) -> bool:
         """Merge some runs; any thread may call this. False if there is nothing to do, or `is_stopping`."""
@@ -202,24 +179,7 @@ class Arrangement:
         runs = self._spine.save()
         return ArrangementManifest(self.name, self.schema.serialize().to_pybytes(), self.key, runs)
 
-    def _select_schema(self, columns: Sequence[str] | None) -> pa.Schema:
-        if columns is None:
-            return self.schema
-        unknown = [name for name in columns if name not in self.schema.names]
-        if unknown or len(set(columns)) != len(columns):
-            why = f"the requested columns are {list(columns)}, but must be distinct columns out of {self.schema.names}"
-            raise Unexpected(where=self._where, why=why)
-        return pa.schema([self.schema.field(name) for name in columns])
-
-    def _has_key(self, names: Sequence[str]) -> bool:
-        """Whether rows with equal values in these columns have equal words."""
-        return self._by.issubset(names)
-
-    def _is_whole(self, names: Sequence[str]) -> bool:
-        """Whether these are all columns, so that a run has each row of them once."""
-        return len(names) == len(self.schema.names)
-
-    def _check_counts(self, blocks: Sequence[RowBlock], schema: pa.Schema) -> pa.Table:
+    def _check_counts(self, blocks: Sequence[RowBlock]) -> pa.Table:
         for block in blocks:
             if block.rows and block.diffs.min() < 0:
                 at = int(np.argmin(block.diffs))
@@ -231,4 +191,4 @@ class Arrangement:
                     f"the row with {row} has the count {int(block.diffs[at])}: a delta removed a row that did not exist"
                 )
                 raise Damaged(path=self._where, why=why)
-        return make_table([block for block in blocks if block.rows], schema)
+        return make_table([block for block in blocks if block.rows], self.schema)

@@ -37,7 +37,7 @@ from evertide.rows.columns import (
     remove_encoding,
     to_array,
 )
-from evertide.rows.conform import list_fields
+from evertide.rows.conform import list_fields, make_validity_buffer
 from evertide.rows.digest import hash_rows
 from evertide.rows.equality import compare_values
 
@@ -90,7 +90,7 @@ def canonicalize(array: Any) -> Any:
     kind = array.type
     if kind.id in FLOATS:
         return _remove_negative_zero(array)
-    buffers = [_make_validity_buffer(array)]
+    buffers = [make_validity_buffer(array)]
     if pa.types.is_struct(kind):
         children = [canonicalize(array.field(i)) for i in range(kind.num_fields)]
     else:
@@ -115,12 +115,7 @@ def _remove_negative_zero(array: Any) -> Any:
     if not is_negative_zero.any():
         return array
     values = pa.py_buffer(np.where(is_negative_zero, dtype.type(0), found))
-    return pa.Array.from_buffers(array.type, len(array), [_make_validity_buffer(array), values])
-
-
-def _make_validity_buffer(array: Any) -> Any:
-    valid = read_validity(array)
-    return None if valid is None else pa.py_buffer(np.packbits(valid, bitorder="little"))
+    return pa.Array.from_buffers(array.type, len(array), [make_validity_buffer(array), values])
 
 
 def _is_integer(kind: Any) -> bool:

@@ -5,13 +5,13 @@ A merge has in memory a few row groups of each run and all rows of the current w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 import pyarrow as pa
 
 from evertide.flow.state.block import RowBlock, concatenate_blocks, merge_blocks
-from evertide.flow.state.part_reader import PartShelf
+from evertide.flow.state.part_reader import CachedParts
 from evertide.flow.state.runs import PartRun, Run
 from evertide.flow.state.state_part import PartEntry, PartWriter
 
@@ -47,17 +47,15 @@ class _Cursor:
         return pending.slice(0, end)
 
 
-def merge(
-    runs: Iterable[Run], names: Sequence[str], shelf: PartShelf, *, has_key: bool, is_consolidated: bool, where: str
-) -> Iterator[RowBlock]:
-    """The sum of the runs as blocks whose words ascend, also across blocks. For the flags see `block.merge_blocks`.
+def merge(runs: Iterable[Run], cached_parts: CachedParts, where: str) -> Iterator[RowBlock]:
+    """The sum of the runs as blocks whose words ascend, also across blocks.
 
     1. A run that is not over may have more rows of the last word that was read. So only words below the least of these
        last words, over all runs, are complete.
     2. Complete rows are consolidated and returned.
     3. If there are none, the runs at that least word read more rows.
     """
-    cursors = [_Cursor(run.read(names, shelf)) for run in runs]
+    cursors = [_Cursor(run.read(cached_parts)) for run in runs]
     while True:
         for cursor in cursors:
             if cursor.pending is None and not cursor.is_over:
@@ -65,19 +63,19 @@ def merge(
         cursors = [cursor for cursor in cursors if cursor.pending is not None]
         if not cursors:
             return
-        bound = min((_take_last(cursor) for cursor in cursors if not cursor.is_over), default=None)
+        bound = min((_get_last_word(cursor) for cursor in cursors if not cursor.is_over), default=None)
         blocks = [block for block in [cursor.cut(bound) for cursor in cursors] if block is not None]
         if not blocks:
             for cursor in cursors:
-                if not cursor.is_over and _take_last(cursor) == bound:
+                if not cursor.is_over and _get_last_word(cursor) == bound:
                     cursor.extend()
             continue
-        block = merge_blocks(blocks, has_key=has_key, is_consolidated=is_consolidated, where=where)
+        block = merge_blocks(blocks, where)
         if block.rows:
             yield block
 
 
-def _take_last(cursor: _Cursor) -> int:
+def _get_last_word(cursor: _Cursor) -> int:
     return int(cursor.pending.words[-1]) if cursor.pending is not None else 0
 
 

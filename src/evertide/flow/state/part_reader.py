@@ -1,9 +1,8 @@
-"""`PartReader`: an open state part, whose row groups are read, verified and decoded one range at a time.
+"""`StatePartReader`: an open state part, whose row groups are read, verified and decoded one range at a time.
 
 1. Opening requests the footer and one byte beyond the expected end of the file. A file that is too short or too long,
    or whose footer is damaged, raises `BlobDamaged` before any row is used; a missing file raises `BlobMissing`.
-2. Adjacent row groups are read as one range, and each is verified against the index.
-3. Only the requested columns are decoded.
+2. Adjacent row groups are read as one range, and each is verified against the index before it is decoded.
 
 Threads may share a reader; a lock serializes them.
 """
@@ -12,8 +11,6 @@ from __future__ import annotations
 
 import io
 import threading
-from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -26,17 +23,17 @@ from evertide.flow.state.row_groups import RowGroupCache
 from evertide.flow.state.state_part import FORMAT_VERSION, KEY, PartEntry, make_state_schema
 from evertide.rows.changes import DIFF
 from evertide.rows.columns import to_array
-from evertide.rows.conform import list_fields, reinterpret
+from evertide.rows.conform import reinterpret
 from evertide.store.blob import Blob
 
-__all__ = ["PartReader", "PartShelf"]
+__all__ = ["CachedParts", "StatePartReader"]
 
 _FILE = -1
 _OPEN_RATIO = 12
 """Memory of an open file per byte of its footer, as measured."""
 
 
-class _Window(io.RawIOBase):
+class _FetchedRange(io.RawIOBase):
     """The file for pyarrow, with only the range that was read last."""
 
     def __init__(self, size: int) -> None:
@@ -68,7 +65,7 @@ class _Window(io.RawIOBase):
         return True
 
 
-class PartReader:
+class StatePartReader:
     def __init__(self, blob: Blob, entry: PartEntry, schema: pa.Schema) -> None:
         self.entry = entry
         self._blob = blob
@@ -78,7 +75,7 @@ class PartReader:
         self._retyped = {f.name for f in schema if not f.type.equals(stored.field(f.name).type, check_metadata=True)}
         self._lock = threading.Lock()
         _, _, self._offsets, self._lengths, self._checksums = entry.read_index()
-        self._window = _Window(entry.bytes)
+        self._window = _FetchedRange(entry.bytes)
         try:
             metadata = pq.read_metadata(pa.BufferReader(self._read_footer()))
             self._file = pq.ParquetFile(self._window, metadata=metadata, pre_buffer=False)
@@ -86,24 +83,18 @@ class PartReader:
         except (pa.ArrowException, OSError) as error:  # OSError is what pyarrow raises for some broken files
             raise BlobDamaged(path=self._path, why=f"the footer cannot be read: {error}") from error
         self.bytes = entry.footer_bytes * _OPEN_RATIO
-        self._leaf_ranges = _find_leaf_ranges(self._file.schema_arrow)
 
-    def read(self, first: int, last: int, names: Sequence[str]) -> list[dict[str, Any]]:
-        """The requested columns per row group in [first, last); they may include `__diff` and `__key`."""
-        names = sorted(names, key=self._leaf_ranges.__getitem__)
-        leaves = [leaf for name in names for leaf in range(*self._leaf_ranges[name])]
+    def read(self, first: int, last: int) -> list[RowBlock]:
+        """The row groups in [first, last)."""
         with self._lock:
             self._fetch(first, last)
             try:
-                tables = [
-                    self._file.reader.read_row_group(number, column_indices=leaves, use_threads=False)
-                    for number in range(first, last)
-                ]
+                tables = [self._file.reader.read_row_group(at, use_threads=False) for at in range(first, last)]
             except (pa.ArrowException, OSError) as error:
                 raise BlobDamaged(path=self._path, why=f"row groups cannot be read: {error}") from error
             finally:
                 self._window.fetched = b""
-        return [self._to_declared_types(table, names) for table in tables]
+        return [self._make_block(table) for table in tables]
 
     def _fetch(self, first: int, last: int) -> None:
         offset, end = int(self._offsets[first]), int(self._offsets[last - 1] + self._lengths[last - 1])
@@ -144,14 +135,15 @@ class PartReader:
     def _make_damage(self, why: str, expected: object, found: object) -> BlobDamaged:
         return BlobDamaged(path=self._path, why=why, expected=str(expected), found=str(found))
 
-    def _to_declared_types(self, table: pa.Table, names: Sequence[str]) -> dict[str, Any]:
-        columns = {name: to_array(table.column(i)) for i, name in enumerate(names)}
-        for name in self._retyped.intersection(names):
+    def _make_block(self, table: pa.Table) -> RowBlock:
+        columns = {name: to_array(table.column(name)) for name in table.column_names}
+        diffs, words = np.asarray(columns.pop(DIFF)), np.asarray(columns.pop(KEY))
+        for name in self._retyped:
             columns[name] = reinterpret(columns[name], self._schema.field(name).type)
-        return columns
+        return RowBlock(words, diffs, columns)
 
 
-class PartShelf:
+class CachedParts:
     """The parts of one arrangement, read through the shared cache."""
 
     def __init__(self, blob: Blob, cache: RowGroupCache, schema: pa.Schema) -> None:
@@ -159,47 +151,24 @@ class PartShelf:
         self._cache = cache
         self._schema = schema
 
-    def open(self, entry: PartEntry) -> PartReader:
-        reader: PartReader | None = self._cache.get(entry.key, _FILE)
+    def open(self, entry: PartEntry) -> StatePartReader:
+        reader: StatePartReader | None = self._cache.get(entry.key, _FILE)
         if reader is None:
-            reader = PartReader(self.blob, entry, self._schema)
+            reader = StatePartReader(self.blob, entry, self._schema)
             self._cache.put(entry.key, _FILE, reader, reader.bytes)
         return reader
 
-    def read_block(self, entry: PartEntry, number: int, names: Sequence[str]) -> RowBlock:
-        """One row group with at least these columns; missing columns are added to a cached one."""
-        known: RowBlock | None = self._cache.get(entry.key, number)
-        if known is not None and all(name in known.columns for name in names):
-            return known
-        missing = [name for name in names if known is None or name not in known.columns]
-        found = self.open(entry).read(number, number + 1, missing if known else [*missing, DIFF, KEY])[0]
-        block = _make_block(found) if known is None else RowBlock(known.words, known.diffs, {**known.columns, **found})
-        self._cache.put(entry.key, number, block, block.bytes)
+    def read_block(self, entry: PartEntry, number: int) -> RowBlock:
+        """One row group."""
+        block: RowBlock | None = self._cache.get(entry.key, number)
+        if block is None:
+            [block] = self.open(entry).read(number, number + 1)
+            self._cache.put(entry.key, number, block, block.bytes)
         return block
 
-    def read_blocks(self, entry: PartEntry, first: int, last: int, names: Sequence[str]) -> list[RowBlock]:
-        """Row groups in [first, last) with exactly these columns, without the cache, for scans."""
-        return [_make_block(found) for found in self.open(entry).read(first, last, [*names, DIFF, KEY])]
+    def read_blocks(self, entry: PartEntry, first: int, last: int) -> list[RowBlock]:
+        """Row groups in [first, last), without the cache, for scans."""
+        return self.open(entry).read(first, last)
 
     def drop(self, entry: PartEntry) -> None:
         self._cache.drop(entry.key, entry.row_groups)
-
-
-def _make_block(columns: dict[str, Any]) -> RowBlock:
-    diffs, words = np.asarray(columns.pop(DIFF)), np.asarray(columns.pop(KEY))
-    return RowBlock(words, diffs, columns)
-
-
-def _find_leaf_ranges(schema: pa.Schema) -> dict[str, tuple[int, int]]:
-    """The range of Parquet's leaf columns of each column."""
-    found, at = {}, 0
-    for field in schema:
-        count = _count_leaves(field.type)
-        found[field.name] = (at, at + count)
-        at += count
-    return found
-
-
-def _count_leaves(kind: Any) -> int:
-    inner = list_fields(kind)
-    return sum(_count_leaves(field.type) for field in inner) if inner else 1

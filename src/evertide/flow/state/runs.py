@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from evertide.flow.state.block import RowBlock, concatenate_blocks
-from evertide.flow.state.part_reader import PartShelf
+from evertide.flow.state.part_reader import CachedParts
 from evertide.flow.state.state_part import PartEntry
 from evertide.rows.columns import Longs
 
@@ -28,13 +28,13 @@ __all__ = ["DeltaRun", "MemoryRun", "PartRun", "Run"]
 _GROUPS_AT_ONCE = 4
 """Row groups that a merge reads at a time."""
 
-_PIECES_HELD = 1024
+_RANGES_HELD = 1024
 """Slices of row groups that a look-up holds before it copies them, since each keeps its row group alive."""
 
 _SLICES_MAX = 32
 """Up to this number of bounds, slices are cheaper than one take."""
 
-Piece = tuple[RowBlock, int, int]
+BlockRange = tuple[RowBlock, int, int]
 """Rows [start, end) of a block."""
 
 
@@ -51,12 +51,12 @@ class MemoryRun:
     def bytes(self) -> int:
         return self.block.bytes
 
-    def find(self, bounds: Longs, names: Sequence[str], _shelf: PartShelf) -> RowBlock | None:
-        return _find_rows(self.block, bounds, names)
+    def find(self, bounds: Longs, _cached_parts: CachedParts) -> RowBlock | None:
+        return _find_rows(self.block, bounds)
 
-    def read(self, names: Sequence[str], _shelf: PartShelf) -> Iterator[RowBlock]:
+    def read(self, _cached_parts: CachedParts) -> Iterator[RowBlock]:
         if self.block.rows:  # sums of saved rows may cancel out
-            yield self.block.select(names)
+            yield self.block
 
 
 class DeltaRun:
@@ -79,12 +79,12 @@ class DeltaRun:
                 self._delta = self._delta.slice(0, 0)  # free the memory
             return self._block
 
-    def find(self, bounds: Longs, names: Sequence[str], _shelf: PartShelf) -> RowBlock | None:
-        return _find_rows(self.block, bounds, names)
+    def find(self, bounds: Longs, _cached_parts: CachedParts) -> RowBlock | None:
+        return _find_rows(self.block, bounds)
 
-    def read(self, names: Sequence[str], _shelf: PartShelf) -> Iterator[RowBlock]:
+    def read(self, _cached_parts: CachedParts) -> Iterator[RowBlock]:
         if self.block.rows:  # a delta may cancel out
-            yield self.block.select(names)
+            yield self.block
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,7 +106,7 @@ class PartRun:
         places = [(entry, number) for entry in self.entries for number in range(entry.row_groups)]
         return np.concatenate([c[0] for c in columns]), np.concatenate([c[1] for c in columns]), places
 
-    def find(self, bounds: Longs, names: Sequence[str], shelf: PartShelf) -> RowBlock | None:
+    def find(self, bounds: Longs, cached_parts: CachedParts) -> RowBlock | None:
         """The rows with the words of `bounds`, which has pairs of a word and the word after it."""
         least, greatest, places = self._index
         firsts = np.searchsorted(greatest, bounds[::2])
@@ -115,22 +115,22 @@ class PartRun:
         if len(hit) == 0:
             return None
         found: list[RowBlock] = []
-        pieces: list[Piece] = []
+        ranges: list[BlockRange] = []
         for group, low, high in _find_spans(firsts[hit], ends[hit]):
-            block = shelf.read_block(*places[group], names)
-            pieces += _find_pieces(block, bounds[2 * hit[low] : 2 * hit[high - 1] + 2], names)
-            if len(pieces) >= _PIECES_HELD:
-                found.append(_gather(pieces, names))
-                pieces = []
-        if pieces:
-            found.append(_gather(pieces, names))
+            block = cached_parts.read_block(*places[group])
+            ranges += _find_ranges(block, bounds[2 * hit[low] : 2 * hit[high - 1] + 2])
+            if len(ranges) >= _RANGES_HELD:
+                found.append(_concatenate_ranges(ranges))
+                ranges = []
+        if ranges:
+            found.append(_concatenate_ranges(ranges))
         return concatenate_blocks(found) if found else None
 
-    def read(self, names: Sequence[str], shelf: PartShelf) -> Iterator[RowBlock]:
+    def read(self, cached_parts: CachedParts) -> Iterator[RowBlock]:
         for entry in self.entries:
             for first in range(0, entry.row_groups, _GROUPS_AT_ONCE):
                 yield concatenate_blocks(
-                    shelf.read_blocks(entry, first, min(first + _GROUPS_AT_ONCE, entry.row_groups), names)
+                    cached_parts.read_blocks(entry, first, min(first + _GROUPS_AT_ONCE, entry.row_groups))
                 )
 
 
@@ -152,25 +152,25 @@ def _find_spans(firsts: Longs, ends: Longs) -> Iterator[tuple[int, int, int]]:
     yield from zip(groups.tolist(), lows.tolist(), highs.tolist(), strict=True)
 
 
-def _find_pieces(block: RowBlock, bounds: Longs, names: Sequence[str]) -> list[Piece]:
+def _find_ranges(block: RowBlock, bounds: Longs) -> list[BlockRange]:
     """The ranges of a row group with the words of `bounds`."""
     if len(bounds) > _SLICES_MAX:
-        hits = _find_rows(block, bounds, names)
+        hits = _find_rows(block, bounds)
         return [] if hits is None else [(hits, 0, hits.rows)]
     found = block.words.searchsorted(bounds).tolist()
     return [(block, start, end) for start, end in zip(found[::2], found[1::2], strict=True) if start < end]
 
 
-def _gather(pieces: Sequence[Piece], names: Sequence[str]) -> RowBlock:
+def _concatenate_ranges(ranges: Sequence[BlockRange]) -> RowBlock:
     columns = {}
-    for name in names:
-        slices = [block.columns[name].slice(start, end - start) for block, start, end in pieces]
+    for name in ranges[0][0].columns:
+        slices = [block.columns[name].slice(start, end - start) for block, start, end in ranges]
         columns[name] = pa.concat_arrays(slices)
-    words = np.concatenate([block.words[start:end] for block, start, end in pieces])
-    return RowBlock(words, np.concatenate([block.diffs[start:end] for block, start, end in pieces]), columns)
+    words = np.concatenate([block.words[start:end] for block, start, end in ranges])
+    return RowBlock(words, np.concatenate([block.diffs[start:end] for block, start, end in ranges]), columns)
 
 
-def _find_rows(block: RowBlock, bounds: Longs, names: Sequence[str]) -> RowBlock | None:
+def _find_rows(block: RowBlock, bounds: Longs) -> RowBlock | None:
     """The rows of a block with the words of `bounds`."""
     found = block.words.searchsorted(bounds)
     starts, ends = found[::2], found[1::2]
@@ -179,4 +179,4 @@ def _find_rows(block: RowBlock, bounds: Longs, names: Sequence[str]) -> RowBlock
     if total == 0:
         return None
     rows = np.arange(total) + np.repeat(starts - (np.cumsum(lengths) - lengths), lengths)
-    return block.select(names).take(rows)
+    return block.take(rows)

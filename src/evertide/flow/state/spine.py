@@ -30,7 +30,7 @@ import pyarrow as pa
 from evertide.errors import OutcomeUnknown, Unavailable, Unexpected
 from evertide.flow.state.block import RowBlock, merge_blocks
 from evertide.flow.state.merge import merge, write_run
-from evertide.flow.state.part_reader import PartShelf
+from evertide.flow.state.part_reader import CachedParts
 from evertide.flow.state.runs import DeltaRun, MemoryRun, PartRun, Run
 from evertide.flow.state.state_part import PartEntry, PartWriter
 from evertide.threads.stopping import IsStopping, Stopped, never_stopping, until_stopping
@@ -86,7 +86,7 @@ class Spine:
     def __init__(
         self,
         schema: pa.Schema,
-        shelf: PartShelf,
+        cached_parts: CachedParts,
         new_key: Callable[[], str],
         *,
         settings: ArrangementSettings,
@@ -96,7 +96,7 @@ class Spine:
         self.runs = Runs(tuple(parts))
         self.released: list[str] = []
         self._schema = schema
-        self._shelf = shelf
+        self._cached_parts = cached_parts
         self._new_key = new_key
         self._settings = settings
         self._where = where
@@ -158,8 +158,8 @@ class Spine:
             saved = [run for run in memory if run.entries]
             if unsaved:
                 block = self._sum([run.block for run in unsaved])
-                made = self._write([MemoryRun(block)])
-                saved += [MemoryRun(block, made.entries)] if made else []
+                new_run = self._write([MemoryRun(block)])
+                saved += [MemoryRun(block, new_run.entries)] if new_run else []
             with self._lock:
                 if unsaved:
                     self._swap(unsaved, memory=(*saved, *self.runs.memory[len(memory) :]))
@@ -180,16 +180,16 @@ class Spine:
                     self._held = 0
 
     def _replace(self, runs: Sequence[Run], is_stopping: IsStopping = never_stopping) -> None:
-        made = self._write(runs, is_stopping)
-        gone = {id(run) for run in runs}
+        new_run = self._write(runs, is_stopping)
+        replaced = {id(run) for run in runs}
         with self._lock:
-            parts = [run for run in self.runs.parts if id(run) not in gone]
-            memory = [run for run in self.runs.memory if id(run) not in gone]
-            self._swap(runs, parts=(*parts, *([made] if made else ())), memory=tuple(memory))
+            parts = [run for run in self.runs.parts if id(run) not in replaced]
+            memory = [run for run in self.runs.memory if id(run) not in replaced]
+            self._swap(runs, parts=(*parts, *([new_run] if new_run else ())), memory=tuple(memory))
 
     def _swap(
         self,
-        gone: Sequence[Run],
+        replaced: Sequence[Run],
         *,
         parts: tuple[PartRun, ...] | None = None,
         memory: tuple[MemoryRun | DeltaRun, ...] | None = None,
@@ -197,8 +197,8 @@ class Spine:
         """Requires the lock. Both lists change in one assignment, or a look-up could miss rows or see them twice."""
         now = self.runs
         self.runs = Runs(now.parts if parts is None else parts, now.memory if memory is None else memory)
-        for entry in (entry for run in gone for entry in run.entries):
-            self._shelf.drop(entry)
+        for entry in (entry for run in replaced for entry in run.entries):
+            self._cached_parts.drop(entry)
             self.released.append(entry.key)
 
     def _write(self, runs: Sequence[Run], is_stopping: IsStopping = never_stopping) -> PartRun | None:
@@ -208,11 +208,10 @@ class Spine:
         def put(writer: PartWriter) -> PartEntry:
             begun.append(self._new_key())
             entry, data = writer.close(begun[-1])
-            self._shelf.blob.put(begun[-1], data)
+            self._cached_parts.blob.put(begun[-1], data)
             return entry
 
-        names = self._schema.names
-        blocks = merge(runs, names, self._shelf, has_key=True, is_consolidated=True, where=self._where)
+        blocks = merge(runs, self._cached_parts, self._where)
         limits = self._settings
         try:
             return write_run(
@@ -227,7 +226,7 @@ class Spine:
             raise
 
     def _sum(self, blocks: Sequence[RowBlock]) -> RowBlock:
-        return merge_blocks(blocks, has_key=True, is_consolidated=True, where=self._where)
+        return merge_blocks(blocks, self._where)
 
     def bound_memory(self) -> None:
         """Bound the rows in memory, before a delta is added. If storage is unavailable, the commit of the transaction

@@ -40,7 +40,6 @@ from evertide.store.blob import Blob
 __all__ = [
     "FORMAT_VERSION",
     "KEY",
-    "ROW_GROUP_ROWS",
     "PartEntry",
     "PartWriter",
     "check_schema",
@@ -51,7 +50,6 @@ __all__ = [
 FORMAT_VERSION = 1
 
 KEY = "__key"
-ROW_GROUP_ROWS = 4096
 
 _FORMAT_KEY = b"evertide.state"
 _METADATA = {_FORMAT_KEY: str(FORMAT_VERSION).encode()}
@@ -110,7 +108,7 @@ def check_schema(schema: pa.Schema, where: str) -> None:
 class PartWriter:
     """Writes one part. Rows are added in the order of their words, and encoded at once to save memory."""
 
-    def __init__(self, schema: pa.Schema, row_group_rows: int = ROW_GROUP_ROWS) -> None:
+    def __init__(self, schema: pa.Schema, row_group_rows: int) -> None:
         stored = make_state_schema(schema)
         self._schema = stored
         self._row_group_rows = row_group_rows

@@ -30,7 +30,7 @@ def make_block(delta: pa.Table, schema: pa.Schema, key: Sequence[str], where: st
     names = key or schema.names
     words = hash_keys(pa.Table.from_arrays([columns[name] for name in names], names=list(names)))
     block = RowBlock(words, np.asarray(arrays[-1]), columns)
-    return merge_blocks([block], has_key=True, is_consolidated=False, where=where)
+    return merge_blocks([block], where, is_consolidated=False)
 
 
 def check_columns(table: pa.Table, schema: pa.Schema, where: str) -> list[Any]:

@@ -30,6 +30,7 @@ TABLES = (
     DeclaredTable("texts", pa.schema([("t", pa.string())])),
     DeclaredTable("numbers", pa.schema([("n", pa.int64())])),
     DeclaredTable("lists", pa.schema([("l", pa.list_(pa.string()))])),
+    DeclaredTable("wide", pa.schema([("n", pa.int64()), *((f"c{at}", pa.int64()) for at in range(199))])),
 )
 
 
@@ -143,6 +144,27 @@ def test_a_text_of_many_tiny_values_is_413(client: Client, bomb: str) -> None:
     """Fails if a text counts as a multiple of its size: as values, these take up to sixty times of it."""
     table, media, content = TEXT_BOMBS[bomb]
     check_refused(client, media, table, content)
+
+
+@pytest.mark.parametrize("media", [ARROW, PARQUET, CSV, JSON, LINES])
+@pytest.mark.parametrize("is_open", [True, False])
+def test_columns_that_a_body_does_not_have_count(client: Client, media: str, is_open: bool) -> None:
+    """5,000 rows with 199 columns of NULL. Fails if only the size of the body's own columns is limited."""
+    numbers = np.zeros(5000, np.int64)
+    content = {
+        ARROW: lambda: stream(numbers, "n"),
+        PARQUET: lambda: parquet(numbers, "n"),
+        CSV: lambda: b"n\n" + b"0\n" * len(numbers),
+        JSON: lambda: b"[" + b",".join([b'{"n":0}'] * len(numbers)) + b"]",
+        LINES: lambda: b'{"n":0}\n' * len(numbers),
+    }[media]()
+    path = "/v1/tables/wide/rows"
+    if is_open:
+        begun = client.post("/v1/transactions/begin").body["id"]
+        path = f"/v1/transactions/{begun}/tables/wide/rows"
+    answer = client.post(path, content, {"Content-Type": media})
+    assert (answer.status, answer.body["error_code"]) == (413, "body_too_large"), answer.body
+    assert "200 columns of table 'wide'" in answer.body["message"]
 
 
 def test_a_text_of_ordinary_rows_may_be_as_large_as_a_body() -> None:

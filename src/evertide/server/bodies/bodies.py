@@ -9,9 +9,11 @@
 1. A body has at most `request_bytes_max` bytes, and decodes to at most `request_decoded_bytes_max`. The decoded size is
    known before decoding (`arrow_size`, `parquet_size`, `text_size`), and is reserved among the bodies of all requests
    (`evertide.server.access.body_memory`).
-2. Fractional numbers stay texts until their column is known, so that a DECIMAL loses no digit.
-3. The error of a malformed body names the line and column, both counted from 1.
-4. The Content-Type header is required, so that a page of another site cannot send rows with a plain form. A
+2. A row has all columns of its table, also those that the body does not have: a body of few bytes a row may become many
+   columns of NULL. So rows times columns are limited as well (`check_rows`).
+3. Fractional numbers stay texts until their column is known, so that a DECIMAL loses no digit.
+4. The error of a malformed body names the line and column, both counted from 1.
+5. The Content-Type header is required, so that a page of another site cannot send rows with a plain form. A
    Content-Encoding is refused: Arrow and Parquet have compression of their own.
 """
 
@@ -19,7 +21,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,6 +50,7 @@ __all__ = [
     "BodyReader",
     "PushedRows",
     "Tables",
+    "check_rows",
     "count_decoded_bytes",
     "decode_body",
     "decode_json_body",
@@ -60,6 +63,8 @@ Tables = Mapping[str, DeclaredTable]
 
 BODIES = (JSON, LINES, ARROW, CSV, PARQUET)
 
+_VALUE_BYTES = 8
+"""Of a value of any type in a column, also of NULL."""
 _FILES = {CSV: PushFormat.csv, PARQUET: PushFormat.parquet}
 _BYTE = re.compile(r" \(byte (\d+)\)$")
 _SIZING_MAX = 2
@@ -150,8 +155,21 @@ def _stream_bytes(content: bytes, enough: int) -> int:
     return total
 
 
-def decode_body(content: bytes, kind: str, tables: Tables, table: str, *, is_delete: bool = False) -> PushedRows:
-    """With `is_delete`, a body that is only rows has the keys, or rows, to delete."""
+def check_rows(pushed: PushedRows, tables: Tables, table: str, bytes_max: int) -> None:
+    """Raise 413 if the rows, with all columns of their table, exceed `bytes_max`."""
+    declared = next((one for name, one in tables.items() if name.lower() == table.lower()), None)
+    count = sum(len(rows) for rows in (pushed.rows, pushed.deletes) if isinstance(rows, Sized))
+    width = 0 if declared is None else len(declared.schema)
+    if count * width * _VALUE_BYTES > bytes_max:
+        limit = f"{bytes_max} bytes (request_decoded_bytes_max)"
+        raise HTTPException(413, f"{count} rows with the {width} columns of table {table!r} take more than {limit}")
+
+
+def decode_body(
+    content: bytes, kind: str, tables: Tables, table: str, bytes_max: int, *, is_delete: bool = False
+) -> PushedRows:
+    """With `is_delete`, a body that is only rows has the keys, or rows, to delete. Raise 413 if a file has more rows
+    than `check_rows` allows; the caller checks the others."""
     if kind == JSON:
         whole = decode_json_body(content)
         if not isinstance(whole, list):
@@ -168,16 +186,20 @@ def decode_body(content: bytes, kind: str, tables: Tables, table: str, *, is_del
         lines = enumerate(content.split(b"\n"), 1)
         rows = [_decode_json(line, first_line=at) for at, line in lines if line.strip()]
     else:
-        rows = _read_file(content, _FILES[kind], tables, table, is_delete=is_delete)
+        rows = _read_file(content, _FILES[kind], tables, table, bytes_max, is_delete=is_delete)
     return PushedRows(deletes=rows) if is_delete else PushedRows(rows)
 
 
-def _read_file(content: bytes, form: PushFormat, tables: Tables, table: str, *, is_delete: bool) -> Any:
+def _read_file(content: bytes, form: PushFormat, tables: Tables, table: str, bytes_max: int, *, is_delete: bool) -> Any:
     """CSV and Parquet are read like files, with the same errors."""
     with scratch_file() as path:
         with using_scratch():
             path.write_bytes(content)
-        pieces = [*read_pushed_file(tables, table, path, form, "body", is_delete=is_delete)]
+        pieces, count = [], 0
+        for piece in read_pushed_file(tables, table, path, form, "body", is_delete=is_delete):
+            count += piece.num_rows
+            check_rows(PushedRows(range(count)), tables, table, bytes_max)
+            pieces.append(piece)
     return pa.concat_tables(pieces) if pieces else ()
 
 

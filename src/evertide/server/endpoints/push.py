@@ -32,6 +32,7 @@ from evertide.server.bodies.bodies import (
     BODIES,
     BodyReader,
     PushedRows,
+    check_rows,
     decode_body,
     decode_json_body,
     media_type_of,
@@ -131,7 +132,8 @@ class PushEndpoints:
     async def _rows(self, request: Request, query: PushQuery) -> Response:
         kind = media_type_of(request, *BODIES)
         table, tables = request.path_params["name"], self._pipeline.engine.tables
-        read = partial(decode_body, kind=kind, tables=tables, table=table, is_delete=query.deletes)
+        most = self._pipeline.settings.request_decoded_bytes_max
+        read = partial(decode_body, kind=kind, tables=tables, table=table, bytes_max=most, is_delete=query.deletes)
         return await self._answer(request, kind, lambda content: {table: read(content)})
 
     async def _transaction(self, request: Request, _: NoQuery) -> Response:
@@ -146,7 +148,9 @@ class PushEndpoints:
 
     def _push(self, producer: str, sequence: int, content: bytes, tables_in: TablesIn) -> Response:
         with self._pipeline.transaction(producer, sequence) as pushed:
+            most = self._pipeline.settings.request_decoded_bytes_max
             for table, one in tables_in(content).items():
+                check_rows(one, self._pipeline.engine.tables, table, most)
                 pushed.push(table, one.rows, deletes=one.deletes)
         return push_response(self._pipeline, commit_push(self._pipeline, pushed))
 

@@ -29,7 +29,7 @@ from evertide.media import JSON
 from evertide.pipeline.input.pushes import PushTransaction
 from evertide.pipeline.pipeline import Pipeline
 from evertide.runtime import Runtime
-from evertide.server.bodies.bodies import BODIES, BodyReader, decode_body, media_type_of
+from evertide.server.bodies.bodies import BODIES, BodyReader, check_rows, decode_body, media_type_of
 from evertide.server.endpoints.push import (
     HEADERS,
     PushQuery,
@@ -199,7 +199,9 @@ class OpenTransactions:
                 most = self._settings.open_transaction_bytes_max
                 why = f"the transaction would exceed {most} bytes (open_transaction_bytes_max); commit it first"
                 raise LimitExceeded(where=f"transaction {one.id!r}", why=why)
-            body = decode_body(content, kind, self._pipeline.engine.tables, table, is_delete=is_delete)
+            most = self._settings.request_decoded_bytes_max
+            body = decode_body(content, kind, self._pipeline.engine.tables, table, most, is_delete=is_delete)
+            check_rows(body, self._pipeline.engine.tables, table, most)
             before = one.pushed.rows
             one.pushed.push(table, body.rows, deletes=body.deletes)
             one.bytes += len(content)

@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
-__all__ = ["ARROW", "CSV", "DOT", "EVENTS", "FORMATS", "JSON", "LINES", "MERMAID", "PARQUET", "TEXT", "TIME_HEADER"]
+__all__ = [
+    "ARROW",
+    "CSV",
+    "DOT",
+    "EVENTS",
+    "FORMATS",
+    "JSON",
+    "LINES",
+    "MERMAID",
+    "PARQUET",
+    "STALE_HEADER",
+    "TEXT",
+    "TIME_HEADER",
+]
 
 ARROW = "application/vnd.apache.arrow.stream"
 CSV = "text/csv"
@@ -25,6 +38,9 @@ FORMATS = {
     "dot": DOT,
 }
 """The values of `?format=`."""
+
+STALE_HEADER = "Evertide-Stale"
+"""The response header that names views whose content stands at an earlier transaction than the other collections."""
 
 TIME_HEADER = "Evertide-Time"
 """The response header with the time at which rows were read."""

@@ -38,7 +38,7 @@ def test_a_plan_shows_each_change_and_changes_nothing(tmp_path: Path, kept: Path
     assert [" ".join(line.split()) for line in told.stdout.splitlines()[1:]] == [
         "~ table orders new columns, NULL in stored rows: channel STRING",
         "- table notes no longer declared: its rows stay, and return when it is declared again",
-        "~ view revenue changed: recomputed from about 3 rows; reads return the old content until then",
+        "~ view revenue changed: recomputed from about 3 rows; until then, only earlier times can be read",
         "+ view top new: computed from about 3 rows",
         "- view counts no longer declared: its content is deleted",
     ]

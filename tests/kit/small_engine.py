@@ -44,6 +44,8 @@ class SmallView:
     version: int = 1
     sinks: tuple[SinkProperties, ...] = ()
     key: tuple[str, ...] = ()
+    query: str = ""
+    """Stands for the digest of the query's text."""
 
     def fingerprint(self, tables: Mapping[str, DeclaredTable]) -> str:
         """Includes the tables that the view reads, as for real views."""
@@ -155,7 +157,13 @@ class SmallEngine:
     def views(self) -> Mapping[str, DeclaredView]:
         return {
             view.name: DeclaredView(
-                view.name, view.schema, view.fingerprint(self.tables), view.reads, view.sinks, view.key
+                view.name,
+                view.schema,
+                view.fingerprint(self.tables),
+                view.reads,
+                view.sinks,
+                view.key,
+                query_digest=view.query,
             )
             for view in self.small_views
         }

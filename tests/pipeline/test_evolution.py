@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from evertide.errors import InvalidInput, NotAllowedNow, TimeCompacted
 from evertide.pipeline.definition import Away
 from evertide.pipeline.engine import DeclaredTable
 from evertide.pipeline.pipeline import Pipeline
+from evertide.pipeline.reading.collections import StaleViewWarning
 from evertide.pipeline.recovery.hydration import make_view_record
 from evertide.pipeline.transaction.table_deltas import ERRORS
 from evertide.settings import Settings
@@ -274,3 +277,63 @@ def test_a_backfill_that_a_crash_interrupted_restarts() -> None:
     crash(p)
     with open_pipeline(kept, engine("revenue", "counts", "share")) as p:
         assert len(rows_of(p, "share")) == 4
+
+
+@contextmanager
+def redefined(kept: Storage, query: str) -> Iterator[tuple[Pipeline, threading.Event]]:
+    """The pipeline with another `revenue`, which is computed once the event is set."""
+    may_go_on = threading.Event()
+
+    def compute(_: Mapping[str, list[Row]]) -> list[Row]:
+        may_go_on.wait(20)
+        return [{"customer": "all", "amount": 1}]
+
+    changed = replace(VIEWS["revenue"], version=2, function=compute, query=query)
+    try:
+        with open_pipeline(kept, SmallEngine([ORDERS, NOTES], [changed, VIEWS["counts"]]), threads=True) as p:
+            yield p, may_go_on
+    finally:
+        may_go_on.set()
+
+
+def test_rows_of_the_old_query_are_not_read_under_the_new_one() -> None:
+    """A view whose query changed is refused until it is computed; a reader that names a time gets the rows of then.
+
+    Fails if the time of a view does not depend on `Away.is_redefined`.
+    """
+    kept = fill_storage()
+    with redefined(kept, "another query") as (p, may_go_on):
+        with pytest.raises(NotAllowedNow, match=r"its query changed, and the view is hydrating; .* as of time 4"):
+            p.view("revenue").to_pylist()
+        with pytest.raises(NotAllowedNow, match="its query changed"):
+            p.view("revenue").changes()
+        with pytest.raises(NotAllowedNow, match="its query changed"):
+            p.collections.read_tables_at(["orders", "revenue"], None)
+        assert p.view("revenue").as_of(4).to_pylist() == [{"customer": "ann", "amount": 10}]
+        assert p.view("counts").to_pylist() == [{"orders": 4, "notes": 4}]
+        may_go_on.set()
+        assert p.hydrated(20)
+        assert rows_of(p, "revenue") == [("all", 1)]
+
+
+def test_a_view_that_is_recomputed_with_the_same_query_is_read_with_a_warning() -> None:
+    """As after an upgrade, which may change the fingerprint of every view."""
+    query = replace(VIEWS["revenue"], query="the query")
+    kept = fill_storage(SmallEngine([ORDERS, NOTES], [query, VIEWS["counts"]]))
+    with redefined(kept, "the query") as (p, may_go_on):
+        with pytest.warns(StaleViewWarning, match="'revenue' is hydrating, and its content is that of transaction 4"):
+            assert rows_of(p, "revenue") == [("ann", 10)]
+        may_go_on.set()
+        assert p.hydrated(20)
+        with warnings.catch_warnings(action="error"):
+            assert rows_of(p, "revenue") == [("all", 1)]
+
+
+def test_a_changed_query_that_fails_is_not_read_either() -> None:
+    kept = fill_storage()
+    failing = replace(VIEWS["revenue"], version=2, function=lambda _: [{"customer": "all", "amount": 1 // 0}])
+    for _ in range(2):
+        with open_pipeline(kept, SmallEngine([ORDERS, NOTES], [failing, VIEWS["counts"]])) as p:
+            with pytest.raises(NotAllowedNow, match=r"its query changed, and the view is failed: .*zero"):
+                p.view("revenue").to_pylist()
+            assert p.view("revenue").as_of(4).to_pylist() == [{"customer": "ann", "amount": 10}]

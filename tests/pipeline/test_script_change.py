@@ -37,7 +37,7 @@ def filled() -> Storage:
         (engine("revenue", "counts"), []),
         (
             SmallEngine([ORDERS, NOTES], [CHANGED, VIEWS["counts"]]),
-            ["~ view   revenue  changed: recomputed from about 1,234 rows; reads return the old content until then"],
+            ["~ view   revenue  changed: recomputed from about 1,234 rows; until then, only earlier times can be read"],
         ),
         (
             engine("counts", "share"),

@@ -73,6 +73,27 @@ def test_a_table_without_a_shard_and_a_failed_view_are_listed() -> None:
         [problem] = client.get("/v1/errors").body["problems"]
         assert (problem["of"], problem["error_code"]) == ("view 'revenue'", "view_failed")
         assert client.get(ROWS).body["error_code"] == "invalid_input"
+        stale = "view 'revenue' is failed, and its content is that of transaction 1"
+        assert client.get("/v1/views/revenue/rows").headers["evertide-stale"] == stale
+        assert client.raw("GET", "/v1/views/revenue/changes?since=0").headers["evertide-stale"] == stale
+        assert "evertide-stale" not in client.get("/v1/views/revenue/rows?as_of=1").headers
+        p._runner.members = members
+        assert "evertide-stale" not in client.get("/v1/views/revenue/rows").headers
+
+
+def test_a_view_whose_query_changed_is_refused_until_it_is_computed() -> None:
+    with shop() as (p, client):
+        client.post(ROWS, [order(1)])
+        members = p._runner.members
+        away = Away("hydrating", 1, "the view is computed from its tables", 0.0, is_redefined=True)
+        views = {**p.definition.views, "revenue": msgspec.structs.replace(p.definition.views["revenue"], away=away)}
+        p._runner.members = members.move_to(msgspec.structs.replace(p.definition, views=views))
+        for path in ("/v1/views/revenue/rows", "/v1/views/revenue/changes?since=0"):
+            answer = client.get(path)
+            assert (answer.status, answer.body["error_code"]) == (409, "not_allowed_now")
+            assert "its query changed" in answer.body["message"]
+        assert client.get("/v1/views/revenue/rows?as_of=1").status == 200
+        assert client.get("/v1/collections").status == 200
         p._runner.members = members
 
 

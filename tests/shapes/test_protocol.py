@@ -271,5 +271,13 @@ def test_a_hydrating_view_is_503_until_it_is_ready() -> None:
         assert "the view is computed from its tables" in answer.body["message"]
         assert answer.headers["electric-internal-known-error"] == "true"
         assert s.get("orders").status == 200
+        redefined = msgspec.structs.replace(
+            there.definition.views["revenue"], away=msgspec.structs.replace(away, is_redefined=True)
+        )
+        views = {**there.definition.views, "revenue": redefined}
+        runner.members = there.move_to(msgspec.structs.replace(there.definition, views=views, change="redefined"))
+        answer = s.get("revenue")
+        assert (answer.status, answer.headers["retry-after"]) == (503, "5")
+        assert "The query of the view 'revenue' changed" in answer.body["message"]
         runner.members = there
         assert len(s.get("revenue").changes) == 1

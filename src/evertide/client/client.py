@@ -31,7 +31,7 @@ from evertide.client.errors import check, translate_errors
 from evertide.client.transaction import RemoteTransaction
 from evertide.errors import InvalidInput
 from evertide.json_values import to_json_value
-from evertide.media import ARROW, EVENTS, FORMATS, JSON, TIME_HEADER
+from evertide.media import ARROW, EVENTS, FORMATS, JSON, STALE_HEADER, TIME_HEADER
 from evertide.pipeline.reading.query import Answer, Chosen
 from evertide.rows.changes import DIFF, TIME
 from evertide.rows.utf8 import is_valid_utf8
@@ -187,6 +187,7 @@ class Client:
                 facts["is_truncated"] == "true",
                 Chosen(facts["engine"]),
                 float(facts["took_ms"]),
+                tuple(filter(None, response.headers.get(STALE_HEADER, "").split("; "))),
             )
 
     # Writing rows

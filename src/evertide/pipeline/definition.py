@@ -41,8 +41,11 @@ __all__ = [
     "ViewRecord",
     "compare_definition",
     "find_tables_under",
+    "is_redefined",
+    "is_same_query",
     "list_spellings",
     "make_definition_write",
+    "mark_redefined",
     "read_definition",
     "shard_name",
     "to_stored_key",
@@ -84,6 +87,8 @@ class Away(msgspec.Struct, frozen=True):
     since_s: float
     error_code: str | msgspec.UnsetType = msgspec.UNSET
     """The error code of a hydrating view's problem; not stored if there is none."""
+    is_redefined: bool | msgspec.UnsetType = msgspec.UNSET
+    """True if the stored content is that of another query than the declared one; not stored otherwise."""
 
     @classmethod
     def from_failure(cls, failure: ViewFailed, now_s: float) -> Away:
@@ -102,6 +107,8 @@ class ViewRecord(msgspec.Struct, frozen=True):
     away: Away | None = None
     key: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
     """Columns that identify a row; not stored if none are known."""
+    query: str | msgspec.UnsetType = msgspec.UNSET
+    """The digest of the query's text and of those that it reads; not stored by earlier versions and for Python."""
 
     def read_schema(self) -> pa.Schema:
         return pa.ipc.read_schema(pa.py_buffer(self.schema))
@@ -201,6 +208,22 @@ def compare_definition(known: Definition | None, engine: Engine) -> Evolution:
             if name not in views_new and known.views[name].key != to_stored_key(view)
         ),
     )
+
+
+def is_redefined(view: ViewRecord) -> bool:
+    """Whether the stored content of a view is that of another query than the declared one."""
+    return view.away is not None and view.away.is_redefined is True
+
+
+def is_same_query(known: ViewRecord, view: DeclaredView) -> bool:
+    """Whether the stored content of a view is that of the declared query."""
+    return bool(view.query_digest) and known.query == view.query_digest and not is_redefined(known)
+
+
+def mark_redefined(away: Away, known: ViewRecord | None) -> Away:
+    """`away` for a view whose stored content is that of another query, if that of `known` is."""
+    is_other = known is not None and is_redefined(known)
+    return msgspec.structs.replace(away, is_redefined=True) if is_other else away
 
 
 def to_stored_key(view: DeclaredView) -> tuple[str, ...] | msgspec.UnsetType:

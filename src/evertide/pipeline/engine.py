@@ -55,6 +55,11 @@ class DeclaredView:
     comment: str = ""
     sql: str = ""
     """The query; empty if the view is declared in Python."""
+    query_digest: str = ""
+    """A hash of the texts of the query and of the views under it; empty if one of them is declared in Python.
+
+    It stays the same when another version of Evertide or Spark changes the fingerprint.
+    """
 
 
 @dataclass(frozen=True, slots=True)

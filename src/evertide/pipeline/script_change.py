@@ -21,6 +21,7 @@ from evertide.pipeline.definition import (
     Definition,
     compare_definition,
     find_tables_under,
+    is_same_query,
     list_spellings,
     read_definition,
 )
@@ -111,12 +112,14 @@ def describe_change(known: Definition | None, engine: Engine, count_rows: CountR
     changes = [*_describe_tables(known, engine, evolution.tables_gone)]
     for name in evolution.views_new:
         rows = count_under(name)
-        is_stored = known is not None and name in known.views
-        if is_stored:
-            what = f"changed: recomputed from {_about(rows)}; reads return the old content until then"
-        else:
+        stored = known.views.get(name) if known is not None else None
+        if stored is None:
             what = f"new: computed from {_about(rows)}" if rows else "new"
-        changes.append(CollectionChange("view", name, Effect.CHANGED if is_stored else Effect.ADDED, what, rows))
+        elif is_same_query(stored, engine.views[name]):
+            what = f"recomputed with the same query from {_about(rows)}; reads return its present rows until then"
+        else:
+            what = f"changed: recomputed from {_about(rows)}; until then, only earlier times can be read"
+        changes.append(CollectionChange("view", name, Effect.CHANGED if stored else Effect.ADDED, what, rows))
     for name in evolution.views_keyed:
         what = f"its key is now {_list(engine.views[name].key)}; nothing is recomputed"
         changes.append(CollectionChange("view", name, Effect.CHANGED, what))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 
@@ -104,6 +105,7 @@ class SparkEngine:
             for statement in self.program.table_statements
         }
         texts = {one.name: one.query for one in self.program.statements if isinstance(one, ViewStatement)}
+        digests = _digest_queries(self.program)
         declared = (*self.program.statements, *self.program.functions)
         comments = {one.name: one.comment for one in declared if isinstance(one, ViewStatement | ViewFunction)}
         self.views = {
@@ -116,6 +118,7 @@ class SparkEngine:
                 self.program.keys[name],
                 comment=comments.get(name, ""),
                 sql=texts.get(name, ""),
+                query_digest=digests.get(name, ""),
             )
             for name, plan in self.program.views.items()
         }
@@ -147,6 +150,23 @@ class SparkEngine:
 
     def close(self) -> None:
         self._session.close()
+
+
+def _digest_queries(program: Program) -> dict[str, str]:
+    """By materialized view in SQL, the digest of its query's text and of those under it (`DeclaredView`).
+
+    Views that are not materialized, which any query may read, are in each digest.
+    """
+    views = [one for one in program.statements if isinstance(one, ViewStatement)]
+    others = sorted((one.name, one.query) for one in views if not one.is_materialized)
+    own = {one.name: one.query for one in views if one.is_materialized}
+    found: dict[str, str] = {}
+    for name in program.views:  # after the views that it reads
+        under = [found.get(read, "") for read in program.reads[name] if read in program.views]
+        if name in own and all(under):
+            text = msgspec.json.encode((own[name], others, under))
+            found[name] = hashlib.blake2b(text, digest_size=16).hexdigest()
+    return found
 
 
 def _name_columns(columns: Sequence[Attribute]) -> pa.Schema:

@@ -90,12 +90,19 @@ def query(
         answer = place.query(Question(text, as_of, engine, limit))
     rows = make_names_unique(answer.rows)
     if output.is_json:
-        facts = {"time": answer.time, "engine": answer.engine, "is_truncated": answer.is_truncated}
+        facts = {
+            "time": answer.time,
+            "engine": answer.engine,
+            "is_truncated": answer.is_truncated,
+            "stale": answer.stale,
+        }
         output.write_document({**facts, "columns": rows.schema.names, "rows": list(json_rows(rows))})
     elif form is RowFormat.csv:
         output.write_text(write_csv(rows))
     else:
         output.out.print(rows_table("", rows))
+    for sentence in answer.stale:
+        output.err.print(Text(f"evertide: {sentence}", "yellow"))
     if not output.is_json:
         more = ", and there are more" if answer.is_truncated else ""
         output.err.print(Text(f"{rows.num_rows:,} rows{more}, at time {answer.time}, by {answer.engine}", "dim"))

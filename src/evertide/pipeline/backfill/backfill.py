@@ -29,7 +29,7 @@ from evertide.errors import (
     ViewFailed,
 )
 from evertide.observer import FaultEvent
-from evertide.pipeline.definition import Away, find_tables_under, shard_name
+from evertide.pipeline.definition import Away, find_tables_under, mark_redefined, shard_name
 from evertide.pipeline.engine import Cohort
 from evertide.pipeline.recovery.hydration import hydrate_cohort, make_view_record
 from evertide.pipeline.sinks.sink_record import find_shards_of_sinks
@@ -254,7 +254,8 @@ class Backfill:
             views[name] = make_view_record(runner.machine.engine, name, self._shards[name].name)
         for name, away in self._away.items():
             known = before.get(name)
-            views[name] = make_view_record(runner.machine.engine, name, known.shard if known else "", away)
+            left = mark_redefined(away, known)
+            views[name] = make_view_record(runner.machine.engine, name, known.shard if known else "", left)
         try:
             guard = runner.journal.commit_guard(self._time)
             self._is_joining = True

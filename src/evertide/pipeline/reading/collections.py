@@ -1,24 +1,33 @@
 """Reads a pipeline's collections from storage, in the process that runs the pipeline or in another.
 
 1. Several collections are read at one time: the given one, or the last that all of them have.
-2. A failed view has the content of the transaction before its failure.
+2. A view whose query changed is not read at the last time until it is recomputed, because its stored content is that of
+   the old query: `NotAllowedNow`. A reader that names a time gets the content of that time.
+3. A view that failed, or is recomputed for another reason, is read as of its last transaction. `find_stale` says so.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import pyarrow as pa
 
-from evertide.errors import InvalidInput
-from evertide.pipeline.definition import Definition, ViewRecord
+from evertide.errors import InvalidInput, NotAllowedNow
+from evertide.pipeline.definition import Definition, ViewRecord, is_redefined
 from evertide.pipeline.names import ERRORS
 from evertide.pipeline.transaction.members import Members
+from evertide.problem import ComponentState
 from evertide.rows.changes import DIFF, TIME, expand
 from evertide.rows.python_rows import to_python_rows
 
-__all__ = ["Collections", "View"]
+__all__ = ["Collections", "StaleViewWarning", "View"]
+
+
+class StaleViewWarning(UserWarning):
+    """Rows of a view were read that stand at an earlier transaction than the other collections."""
+
 
 ToFrame = Callable[[pa.Table], Any]
 
@@ -44,6 +53,8 @@ class View:
 
     def counted(self) -> pa.Table:
         """Each distinct row once, with its count as `__diff`."""
+        if self._time is None:
+            self._collections.warn_of_stale([self.name])
         with self._collections.members().open_collection(self.name).snapshot(self.time) as found:
             return found.to_arrow()
 
@@ -92,6 +103,8 @@ class Collections:
 
     def resolve_time(self, name: str, asked: int | None) -> int:
         record = self.definition.views.get(name)
+        if asked is None and record is not None and is_redefined(record):
+            raise NotAllowedNow(where=f"view {name!r}", why=self._explain_redefined(name, record))
         last = self.time()
         if isinstance(record, ViewRecord) and record.away is not None:
             last = min(last, self.members().open_collection(name).upper - 1)
@@ -102,6 +115,29 @@ class Collections:
                 where=f"collection {name!r}", why=f"time {asked} is not committed yet; the last time is {last}"
             )
         return asked
+
+    def find_stale(self, names: Iterable[str]) -> list[str]:
+        """A sentence for each view whose content stands at an earlier transaction than the other collections."""
+        views = self.definition.views
+        return [
+            f"view {name!r} is {away.state}, and its content is that of transaction {self.resolve_time(name, None)}"
+            for name in names
+            if name in views and (away := views[name].away) is not None and not is_redefined(views[name])
+        ]
+
+    def warn_of_stale(self, names: Iterable[str]) -> None:
+        for text in self.find_stale(names):
+            warnings.warn(f"{text}; `Pipeline.status()` says why", StaleViewWarning, stacklevel=4)
+
+    def _explain_redefined(self, name: str, record: ViewRecord) -> str:
+        state = record.away.state if record.away is not None else ""
+        why = f"its query changed, and the view is {state}"
+        if record.away is not None and state != ComponentState.HYDRATING:
+            why += f": {record.away.why}"
+        if not record.shard:
+            return why
+        last = self.members().open_collection(name).upper - 1
+        return f"{why}; wait until it is computed, or read the rows of the old query as of time {last}"
 
     def make_frame(self, rows: pa.Table) -> Any:
         if self._to_frame is None:
@@ -114,6 +150,8 @@ class Collections:
 
     def read_tables_at(self, names: Iterable[str], time: int | None) -> dict[str, pa.Table]:
         chosen = [self.view(name) for name in names]
+        if time is None:
+            self.warn_of_stale(view.name for view in chosen)
         if time is not None and time > self.time():
             raise InvalidInput(
                 where=f"time {time}", why=f"this time is not committed yet; the last time is {self.time()}"

@@ -40,3 +40,5 @@ class Answer:
     is_truncated: bool
     engine: Chosen
     took_ms: float
+    stale: tuple[str, ...] = ()
+    """A sentence for each view whose content stands at an earlier transaction than the other collections."""

@@ -14,7 +14,14 @@ from collections.abc import Collection, Iterator, Mapping
 import msgspec
 
 from evertide.errors import Damaged, EvertideError, InvalidInput
-from evertide.pipeline.definition import Away, Definition, ViewRecord, make_definition_write, read_definition
+from evertide.pipeline.definition import (
+    Away,
+    Definition,
+    ViewRecord,
+    make_definition_write,
+    mark_redefined,
+    read_definition,
+)
 from evertide.pipeline.names import ERRORS
 from evertide.pipeline.sinks.sink_record import read_sinks
 from evertide.problem import ComponentState
@@ -116,7 +123,9 @@ class PipelineCollections:
                 f"the view is computed again from its tables: {reason}",
                 self._runtime.wall_s(),
             )
-            changed[name] = msgspec.structs.replace(view, shard="" if name in views else view.shard, away=away)
+            changed[name] = msgspec.structs.replace(
+                view, shard="" if name in views else view.shard, away=mark_redefined(away, view)
+            )
         made = msgspec.structs.replace(
             definition, views=changed, generation=writer.generation + 1, change=self._runtime.new_id()
         )

@@ -15,6 +15,7 @@ from functools import reduce
 from itertools import islice
 from typing import Protocol
 
+import msgspec
 import pyarrow as pa
 
 from evertide.errors import Diverged, InvalidInput, ViewFailed
@@ -183,7 +184,13 @@ def find_differing_views(
 def make_view_record(engine: Engine, name: str, shard: str, away: Away | None = None) -> ViewRecord:
     view = engine.views[name]
     return ViewRecord(
-        view.schema.serialize().to_pybytes(), view.fingerprint, view.reads, shard, away, to_stored_key(view)
+        view.schema.serialize().to_pybytes(),
+        view.fingerprint,
+        view.reads,
+        shard,
+        away,
+        to_stored_key(view),
+        view.query_digest or msgspec.UNSET,
     )
 
 

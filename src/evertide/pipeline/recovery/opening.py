@@ -33,11 +33,12 @@ from evertide.pipeline.definition import (
     TableRecord,
     ViewRecord,
     compare_definition,
+    is_same_query,
     read_definition,
     shard_name,
     to_stored_key,
 )
-from evertide.pipeline.engine import Cohort, DeclaredTable
+from evertide.pipeline.engine import Cohort, DeclaredTable, Engine
 from evertide.pipeline.input.source_positions import assign_sources, is_fed_as_recorded, map_tables_to_sources
 from evertide.pipeline.process_context import OnProgress, ProcessContext
 from evertide.pipeline.recovery.damaged_views import set_unreadable_views_aside
@@ -284,7 +285,7 @@ def _evolve(runner: Runner, evolution: Evolution) -> None:
     for name in evolution.views_keyed:
         views[name] = msgspec.structs.replace(views[name], key=to_stored_key(engine.views[name]))
     for name in evolution.views_new:
-        views[name] = make_view_record(engine, name, known[name].shard if name in known else "", away)
+        views[name] = _make_hydrating_record(engine, name, known.get(name), away)
     runner.change(
         tables=tables,
         sources=tuple(runner.sources),
@@ -294,6 +295,13 @@ def _evolve(runner: Runner, evolution: Evolution) -> None:
     for name in evolution.views_gone:
         if name not in evolution.views_new and known[name].shard:
             runner.members.shard(known[name].shard).finalize(runner.writer)
+
+
+def _make_hydrating_record(engine: Engine, name: str, known: ViewRecord | None, away: Away) -> ViewRecord:
+    record = make_view_record(engine, name, known.shard if known is not None else "", away)
+    if known is None or is_same_query(known, engine.views[name]):
+        return record
+    return msgspec.structs.replace(record, away=msgspec.structs.replace(away, is_redefined=True))
 
 
 def _end_strays(runner: Runner) -> None:

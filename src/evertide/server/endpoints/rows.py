@@ -26,7 +26,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from evertide.errors import EvertideError, Forbidden, InvalidInput, Unavailable
-from evertide.media import ARROW, JSON, LINES, TIME_HEADER
+from evertide.media import ARROW, JSON, LINES
 from evertide.pgexpr.clause import conjoin_both
 from evertide.pgexpr.restriction import Restriction, restriction_in
 from evertide.pipeline.pipeline import Pipeline
@@ -36,7 +36,7 @@ from evertide.server.endpoints.collections import find_declared_name
 from evertide.server.endpoints.columns import Column
 from evertide.server.endpoints.content import CollectionContent, read_changes, select_content
 from evertide.server.endpoints.formats import ROW_FORMATS, encode_rows
-from evertide.server.http.answers import head_response, stream_response
+from evertide.server.http.answers import content_headers, head_response, stream_response
 from evertide.server.http.endpoint import BYTES, Endpoint
 from evertide.server.http.media import choose_media
 from evertide.shard.shard import Shard
@@ -118,7 +118,8 @@ class RowEndpoints:
                 self._select_content, request.path_params["name"], kind, query, restriction_in(request.scope)
             )
             content = await run_in_threadpool(read)
-            headers = {TIME_HEADER: str(content.time)}
+            stale = self._find_stale(content.name) if query.as_of is None else []
+            headers = content_headers(content.time, stale)
             if request.method == "HEAD":
                 return head_response(media, headers)
             tables, facts = content.tables(query.limit), {"time": content.time}
@@ -135,6 +136,10 @@ class RowEndpoints:
         columns = [each.strip() for each in query.columns.split(",") if each.strip()]
         content = select_content(view, shard, columns, query.where, query.params)
         return replace(content, where=conjoin_both(restriction.clause(declared, shard.schema), content.where))
+
+    def _find_stale(self, name: str) -> list[str]:
+        collections = self._pipeline.collections
+        return collections.find_stale([collections.view(name).name])
 
     def _find_declared_name(self, name: str, kind: str, restriction: Restriction) -> str:
         """The error of a restricted token does not list the other collections."""
@@ -156,7 +161,7 @@ class RowEndpoints:
             )
             limiter = self._waiting if query.wait_s else None
             last, schema, tables = await anyio.to_thread.run_sync(read, limiter=limiter)
-            headers = {TIME_HEADER: str(last)}
+            headers = content_headers(last, self._find_stale(request.path_params["name"]))
             if request.method == "HEAD":
                 return head_response(media, headers)
             pieces = encode_rows(ARROW, schema, tables) if media == ARROW else _encode_lines(tables, last)

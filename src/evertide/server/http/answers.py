@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -25,7 +25,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from evertide import errors
 from evertide.errors import EvertideError
 from evertide.json_values import to_json_value
-from evertide.media import JSON
+from evertide.media import JSON, STALE_HEADER, TIME_HEADER
 from evertide.pgexpr.restriction import restriction_in
 from evertide.runtime import Runtime
 from evertide.shapes.http.answers import take_first_pieces
@@ -35,6 +35,7 @@ __all__ = [
     "STATUS",
     "ErrorGuard",
     "choose_status",
+    "content_headers",
     "error_response",
     "head_response",
     "http_error_response",
@@ -105,6 +106,14 @@ def struct_response(value: msgspec.Struct, status: int = 200, headers: Mapping[s
 
 def make_not_found(what: str, why: str) -> HTTPException:
     return HTTPException(404, f"{what}: {why}")
+
+
+def content_headers(time: int, stale: Sequence[str]) -> dict[str, str]:
+    """The headers of rows: their time, and which views stand at an earlier transaction."""
+    headers = {TIME_HEADER: str(time)}
+    if stale:
+        headers[STALE_HEADER] = "; ".join(stale).encode("ascii", "backslashreplace").decode()
+    return headers
 
 
 def head_response(media: str, headers: Mapping[str, str]) -> Response:

@@ -164,7 +164,7 @@ def _answer(engine: QueryEngine, asked: dict[str, Any], out: int, settings: Sett
     try:
         given = engine.answer(question)
         body = _encode(given.rows, question.media, settings.query_bytes_max)
-        facts: dict[str, Any] = {"time": given.time, "is_truncated": given.is_truncated}
+        facts: dict[str, Any] = {"time": given.time, "is_truncated": given.is_truncated, "stale": given.stale}
     except (MemoryError, pa.ArrowMemoryError):
         most = settings.query_memory_bytes
         over = LimitExceeded(where="query", why=f"more than {most} bytes of memory (query_memory_bytes) are needed")

@@ -26,7 +26,7 @@ from evertide.server.query.duck import Duck, NotUnderstood, can_hold
 from evertide.server.query.translation import translate_query
 from evertide.settings import Settings
 
-__all__ = ["Result", "ask", "find_row_limit", "pin_collections", "time_of"]
+__all__ = ["Result", "ask", "find_row_limit", "find_stale", "pin_collections", "time_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,7 @@ class Result:
     time: int
     rows: pa.Table
     is_truncated: bool
+    stale: Sequence[str] = ()
 
 
 def pin_collections(reader: Reader) -> Collections:
@@ -54,11 +55,16 @@ def ask(collections: Collections, question: Question, duck: Duck) -> Result:
     rows, is_truncated = duck.answer(
         translated.sql, tables, list(translated.parameters), find_row_limit(question, duck.settings)
     )
-    return Result(time, rows, is_truncated)
+    return Result(time, rows, is_truncated, find_stale(collections, question, names))
 
 
 def time_of(collections: Collections, question: Question, names: Sequence[str]) -> int:
     return collections.find_common_time(names) if question.as_of is None else question.as_of
+
+
+def find_stale(collections: Collections, question: Question, names: Iterable[str]) -> list[str]:
+    """A reader that names a time asked for the content of that time."""
+    return collections.find_stale(names) if question.as_of is None else []
 
 
 def find_row_limit(question: Question, settings: Settings) -> int:

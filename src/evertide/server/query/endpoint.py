@@ -12,7 +12,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from evertide.media import JSON, TIME_HEADER
+from evertide.media import JSON
 from evertide.pipeline.pipeline import Pipeline
 from evertide.pipeline.reading.query import Chosen, Question
 from evertide.pipeline.spark_engine import SparkEngine
@@ -21,7 +21,7 @@ from evertide.server.bodies.bodies import media_type_of, read_body
 from evertide.server.endpoints.columns import Column
 from evertide.server.endpoints.formats import ROW_FORMATS
 from evertide.server.endpoints.rows import Format
-from evertide.server.http.answers import stream_response
+from evertide.server.http.answers import content_headers, stream_response
 from evertide.server.http.endpoint import BYTES, Endpoint, parse_body
 from evertide.server.http.media import choose_media
 from evertide.server.query.workers import EncodedAnswer, Workers
@@ -54,6 +54,8 @@ class QueryAnswer(msgspec.Struct, frozen=True):
     is_truncated: bool
     engine: str
     took_ms: float
+    stale: list[str]
+    """A sentence for each view whose content stands at an earlier transaction than the other collections."""
     columns: list[Column]
     rows: list[list[Any]]
 
@@ -97,8 +99,8 @@ class QueryEndpoints:
             "took_ms": answer.took_ms,
         }
         text = ", ".join(f"{name}={msgspec.json.encode(value).decode()}" for name, value in facts.items())
-        headers = {TIME_HEADER: str(answer.time), FACTS_HEADER: text.replace('"', "")}
-        head = msgspec.json.encode(facts) if media == JSON else b""
+        headers = {**content_headers(answer.time, answer.stale), FACTS_HEADER: text.replace('"', "")}
+        head = msgspec.json.encode({**facts, "stale": answer.stale}) if media == JSON else b""
         return await stream_response(_slice_body(head, answer.body), media, headers)
 
     def close(self) -> None:

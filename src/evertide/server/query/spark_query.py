@@ -24,7 +24,7 @@ from evertide.plan.catalyst.session import Session, open_session
 from evertide.plan.query.query import configure, query, read_stored
 from evertide.server.query.bounds import heap_bytes
 from evertide.server.query.duck import make_size_error
-from evertide.server.query.duck_query import Result, find_row_limit, pin_collections, time_of
+from evertide.server.query.duck_query import Result, find_row_limit, find_stale, pin_collections, time_of
 from evertide.settings import Settings
 from evertide.shard.read import TimeWindow, list_parts
 
@@ -67,11 +67,13 @@ class SparkQueryEngine:
     def answer(self, question: Question) -> Result:
         settings, collections = self.reader.settings, pin_collections(self.reader)
         time, most = collections.time(), find_row_limit(question, settings)
+        stale: list[str] = []
 
         def load(session: SparkSession, names: Sequence[str]) -> Mapping[str, Any]:
-            nonlocal time
+            nonlocal time, stale
             views = [collections.view(name).name for name in names]
             time = _find_readable_time(collections, question, views)
+            stale = find_stale(collections, question, views)
             return {name: read_stored(session, {**self.options, "as_of": str(time)}, name) for name in views}
 
         try:
@@ -84,7 +86,7 @@ class SparkQueryEngine:
             raise LimitExceeded(where="query", why=why) from error
         if rows.nbytes > settings.query_bytes_max:
             raise make_size_error(settings.query_bytes_max)
-        return Result(time, rows.slice(0, most), rows.num_rows > most)
+        return Result(time, rows.slice(0, most), rows.num_rows > most, stale)
 
     def interrupt(self) -> None:
         self.is_interrupted = True

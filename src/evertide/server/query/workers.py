@@ -49,12 +49,13 @@ class EncodedAnswer:
     is_truncated: bool
     engine: Chosen
     took_ms: float
+    stale: tuple[str, ...]
 
     def decode(self) -> Answer:
         """For rows in Arrow's format."""
         with pa.ipc.open_stream(pa.py_buffer(self.body)) as stream:
             rows = stream.read_all()
-        return Answer(self.time, rows, self.is_truncated, self.engine, self.took_ms)
+        return Answer(self.time, rows, self.is_truncated, self.engine, self.took_ms, self.stale)
 
 
 class Workers:
@@ -174,7 +175,8 @@ class Workers:
         if "error" in facts:
             raise error_from_json(facts["error"]) or QueryEnded(path=engine.value, why=str(facts["error"]))
         took_ms = round((self._runtime.monotonic_s() - began_s) * 1000, 3)
-        return EncodedAnswer(facts["time"], frame.body, facts["is_truncated"], engine, took_ms)
+        stale = tuple(facts["stale"])
+        return EncodedAnswer(facts["time"], frame.body, facts["is_truncated"], engine, took_ms, stale)
 
 
 def _make_stop_error(engine: Chosen) -> QueryEnded:

@@ -22,6 +22,7 @@ from evertide.errors import InvalidInput
 from evertide.pgexpr.clause import Where, conjoin_both, parse_where
 from evertide.pgexpr.restriction import UNRESTRICTED, Restriction
 from evertide.pgexpr.types.texts import column_type
+from evertide.pipeline.definition import is_redefined
 from evertide.pipeline.names import ERRORS
 from evertide.pipeline.transaction.members import Members
 from evertide.shapes.protocol.refusals import refuse_invalid, refuse_not_ready
@@ -121,6 +122,8 @@ def resolve_subject(
         if view.away is not None and restriction.is_free:  # the reason may have values of other collections
             why = view.away.why
         raise refuse_not_ready(f"The view {collection!r} has no content yet: {why}")
+    if view is not None and is_redefined(view):
+        raise refuse_not_ready(f"The query of the view {collection!r} changed, and the view is not computed yet")
     try:
         shard = members.open_collection(collection)
     except InvalidInput as error:

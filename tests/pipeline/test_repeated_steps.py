@@ -14,13 +14,14 @@ import pyarrow as pa
 import pytest
 
 from evertide.checkpoint.catalog import Checkpoints
-from evertide.errors import BlobMissing, OutcomeUnknown, SparkAway, SystemRefused, Unavailable
+from evertide.errors import BlobMissing, NotAllowedNow, OutcomeUnknown, SparkAway, SystemRefused, Unavailable
 from evertide.flow.state.arrangement import Arrangement
 from evertide.pipeline.engine import DeclaredTable
 from evertide.pipeline.pipeline import Pipeline
 from evertide.pipeline.replicas.leadership import promote
 from evertide.pipeline.replicas.ownership import ProcessRole
 from evertide.pipeline.transaction.machine import Machine
+from evertide.pipeline.transaction.runner import Runner
 from evertide.store.open import Storage
 from evertide.store.paths import staged_prefix
 from tests.kit.faulty import Fault, Faults, FaultyBlob, FaultyMeta
@@ -446,3 +447,31 @@ def test_x12_a_commit_that_storage_refuses_keeps_the_pushed_rows() -> None:
             p.commit()
         p.commit()
         assert [rows_of(p, name) for name in ("a", "b")] == [[("a",)], [("b",)]]
+
+
+@pytest.mark.parametrize("step", ["bind", "complete"])
+def test_x12_after_a_commit_that_fails_the_rows_can_be_dropped_unless_they_are_bound(step: str) -> None:
+    """Otherwise a program that aborts, pushes the rows again and commits has them twice."""
+    is_bound = step == "complete"
+
+    def fail(*_: object) -> None:
+        raise Unavailable(path="storage", why="away")
+
+    with open_pipeline(storage(), engine(), settings=AT_ONCE) as p:
+        p.push("notes", [{"text": "first"}])
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(Runner, step, fail)
+            with pytest.raises(Unavailable):
+                p.commit()
+        if is_bound:
+            with pytest.raises(NotAllowedNow, match="transaction 1 has the rows"):
+                p.abort()
+        else:
+            p.abort()
+            p.push("notes", [{"text": "second"}])
+        p.commit()
+        assert rows_of(p, "notes") == [("first" if is_bound else "second",)]
+        p.abort()
+        p.push("notes", [{"text": "third"}])
+        p.commit()
+        assert len(rows_of(p, "notes")) == 2

@@ -200,17 +200,17 @@ class Pipeline:
         return PushTransaction(self._pushes, producer, sequence)
 
     def abort(self) -> None:
-        """Discard the rows pushed since the last commit."""
+        """Discard the rows pushed since the last successful commit. Refused if a failed one has made them durable."""
         with self._turn:
-            self._pushed.abort()
+            self._pushes.abort(self._pushed)
 
     def commit(self) -> int:
-        """Make a transaction of the pushed rows and of what sources offer; return the last transaction's number."""
+        """Commit pushed rows and new input; return the last transaction's number. After an error, repeat or abort."""
         with self._turn:
             self._check_can_commit()
-            self._pushes.offer_pushed(self._pushed)  # if this fails, the next commit has the rows
-            pushed, self._pushed = self._pushed, PushTransaction(self._pushes)
-            return self._commit_pushed(pushed)
+            with self._pushes.begin_commit(self._pushed):  # if this fails, the next commit has the rows
+                pushed, self._pushed = self._pushed, PushTransaction(self._pushes)
+                return self._commit_pushed(pushed)
 
     def take(self, pushed: PushTransaction) -> int:
         """Commit the rows of a block; return their time. After an error, `pushed.time` is set if they are committed."""

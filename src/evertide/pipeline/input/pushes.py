@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from evertide.errors import EvertideError, InvalidInput, OutcomeUnknown, TimeCompacted, Unexpected
+from evertide.errors import EvertideError, InvalidInput, NotAllowedNow, OutcomeUnknown, TimeCompacted, Unexpected
 from evertide.journal.journal import Journal
 from evertide.journal.records import Fragment, ProducerNumber, Staged
 from evertide.journal.staging import staged_of
@@ -140,6 +140,8 @@ class Pushes:
         self._echoes: list[PushTransaction] = []
         """Repeats of offered push transactions; they are settled once the bind is durable."""
         self._offered_time = 0
+        self._begun: list[PushTransaction] = []
+        """Offered by `Pipeline.commit`, which has not succeeded yet."""
 
     def find_declaration(self, table: str) -> TableDeclaration:
         found = self._declarations.get(table.lower())
@@ -154,6 +156,28 @@ class Pushes:
             pushed.stage()
             with self._lock:
                 self._ready.append(pushed)
+
+    @contextmanager
+    def begin_commit(self, pushed: PushTransaction) -> Iterator[None]:
+        """Offer the rows. If the block, which commits them, fails, they stay offered until `abort`."""
+        self.offer_pushed(pushed)
+        self._begun.append(pushed)
+        yield
+        self._begun.clear()
+
+    def abort(self, waiting: PushTransaction) -> None:
+        """Drop the rows that wait, and those of commits that failed; `NotAllowedNow` if a transaction has these."""
+        for pushed in [*self._begun]:
+            time = self._read_bound_time(pushed) if pushed.time is None else pushed.time
+            if time is not None:
+                why = (
+                    f"transaction {time} has the rows of the commit that failed; commit again instead of pushing again"
+                )
+                raise NotAllowedNow(where="abort", why=why)
+            self._forget([pushed])
+            self.drop(pushed.fragments)
+            self._begun.remove(pushed)
+        waiting.abort()
 
     def stage_rows(self, table: str, rows: pa.Table) -> Staged:
         return self._journal.stage(PUSH, table, rows, self._writer)
@@ -187,10 +211,10 @@ class Pushes:
                 self.drop(pushed.fragments)
             raise
 
-    def _read_bound_time(self, pushed: PushTransaction, error: BaseException) -> int | None:
+    def _read_bound_time(self, pushed: PushTransaction, error: BaseException | None = None) -> int | None:
         """The time that bound it, if the bind was durable before the error; None if it will not be bound.
         `OutcomeUnknown` if the journal cannot be read."""
-        if pushed not in self._offered or not isinstance(error, Exception):
+        if pushed not in self._offered or not isinstance(error, Exception | None):
             return None
         time, keys = self._offered_time, {fragment.key for fragment in pushed.fragments}
         try:

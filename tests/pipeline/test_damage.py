@@ -194,6 +194,7 @@ REBUILT = ("roll-up of a table", "address of a table's roll-up", "holds of a tab
 RESTORED = {
     "definition": "restored the definition from checkpoint",
     "generation": "restored the generation from the definition",
+    "committed": "rebuilt committed from the shards",
 }
 """What the repair says if it restores the record by itself, instead of going back to a checkpoint."""
 ROWS = {

@@ -10,6 +10,7 @@ import pytest
 
 from evertide.checkpoint.catalog import Checkpoints
 from evertide.checkpoint.manifest import manifest_key
+from evertide.errors import BlobMissing
 from evertide.journal.journal import Journal
 from evertide.pipeline.pipeline import Pipeline
 from evertide.pipeline.status.status import Status, read_status
@@ -85,6 +86,18 @@ def test_x8_an_older_checkpoint_is_used_and_a_new_one_is_due_at_once(file: str, 
     second.commit()
     second.close()
     assert numbers(second) == [new + 2, new + 1]
+
+
+def test_x8_a_checkpoint_that_is_known_to_be_damaged_is_not_the_newest() -> None:
+    """Its manifest is intact. Fails if only the manifests are compared: no new checkpoint would be due."""
+    pipeline = with_two_checkpoints(storage())
+    checkpoints = pipeline._context.checkpoints
+    newest, older = checkpoints.entries()
+    checkpoints.damage.add(newest, BlobMissing(path="state/part", why="it is not there"))
+    found = checkpoints.newest()
+    assert found is not None
+    assert found[0] == older
+    crash(pipeline)
 
 
 def test_x8_without_an_intact_checkpoint_state_is_computed_from_the_tables() -> None:

@@ -8,10 +8,13 @@ from dataclasses import replace
 
 import pytest
 
-from evertide.errors import Unexpected
+from evertide.errors import BlobMissing, Unexpected
+from evertide.pipeline.maintenance.state_maintenance import StateMaintenance
 from evertide.pipeline.pipeline import Pipeline
+from evertide.pipeline.transaction.machine import Machine
 from evertide.problem import Problem
 from evertide.runtime import SystemRuntime
+from tests.kit.runtime import ManualRuntime
 from tests.kit.small_engine import SmallEngine
 from tests.pipeline.kit import Row, engine, open_pipeline, rows_of, shares, storage
 
@@ -89,3 +92,38 @@ def test_problems_of_a_server_are_in_the_status() -> None:
         p.watch(lambda: [Problem("warning", "unexpected", "the thread evertide-http died", "Start it again.", 1.0)])
         assert whys(p) == ["the thread evertide-http died"]
         assert p.status().state == "running"
+
+
+def test_state_that_cannot_be_merged_is_retried_after_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if each tick, every 0.2 s, tries again."""
+    runtime, tries = ManualRuntime(), [0]
+
+    def fail(*_: object) -> bool:
+        tries[0] += 1
+        raise BlobMissing(path="state/part", why="it is not there")
+
+    with open_pipeline(storage(), runtime=runtime) as p:
+        checkpointer = p._leader_tasks.checkpointer
+        maintenance = StateMaintenance(p._runner, checkpointer, p._turn)
+        with monkeypatch.context() as patched:
+            patched.setattr(Machine, "maintain", fail)
+            assert maintenance.tick()
+            assert maintenance.tick()
+            assert tries == [1]
+            assert [one.error_code for one in p.status().problems] == ["blob_missing"]
+            runtime.advance_s(p.settings.maintenance_interval_s)
+            maintenance.tick()
+            assert tries == [2]
+        runtime.advance_s(60)
+        maintenance.tick()
+        assert p.status().problems == ()
+
+
+def test_status_has_the_failures_of_maintenance() -> None:
+    with open_pipeline(storage(), threads=True) as p:
+        maintenance = p._leader_tasks._maintenance
+        assert maintenance is not None
+        maintenance.failing.add("maintenance of shard gone", BlobMissing(path="parts/gone", why="it is not there"))
+        [found] = p.status().problems
+        assert (found.state, found.error_code) == ("warning", "blob_missing")
+        assert "maintenance of shard gone fails" in found.why

@@ -9,7 +9,7 @@ import sys
 import msgspec
 import pytest
 
-from evertide.store.process import Origin, this_process
+from evertide.store.process import Origin, _start_ticks, this_process
 
 
 def other(**changed: object) -> Origin:
@@ -37,6 +37,20 @@ def test_a_free_pid_proves_the_end_in_the_same_namespace_only() -> None:
     assert other(pid=pid).has_ended()
     assert not other(pid=pid, namespace="pid:[1]").has_ended()
     assert not other(pid=pid, boot="another machine").has_ended()
+
+
+def test_a_process_that_was_not_waited_for_has_ended() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        found = other(pid=child.pid, start_ticks=_start_ticks(child.pid))
+        assert not found.has_ended()
+        assert child.stdin is not None
+        child.stdin.close()
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        assert found.has_ended()
+
+
+def test_a_record_without_a_start_never_proves_the_end() -> None:
+    assert not other(start_ticks=0).has_ended()
 
 
 @pytest.mark.parametrize("pid", [os.getpid(), 2**22 - 1], ids=["lives", "free"])

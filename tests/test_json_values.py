@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 from rich.console import Console
 
-from evertide.cli.commands.query import rows_table
+from evertide.cli.commands.query import make_rows_table
 from evertide.json_values import to_json_value
 from evertide.rows.python_rows import to_python_rows
 
@@ -51,5 +51,5 @@ def test_values_in_pythons_range_are_unchanged() -> None:
 
 def test_a_printed_table_shows_such_values() -> None:
     console = Console(width=80, record=True, file=io.StringIO())
-    console.print(rows_table("", pa.table({"day": pa.array([2_932_897], pa.int32()).cast(pa.date32())})))
+    console.print(make_rows_table("", pa.table({"day": pa.array([2_932_897], pa.int32()).cast(pa.date32())})))
     assert "+10000-01-01" in console.export_text()

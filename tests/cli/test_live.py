@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from evertide.cli.output.live import Watch
+from evertide.cli.output.live import LiveDisplay
 from evertide.cli.output.output import Output
 from evertide.errors import TimeCompacted
 from tests.cli.kit import open_small, order
@@ -21,7 +21,7 @@ def test_a_transaction_that_is_no_longer_recorded_is_not_counted(tmp_path: Path)
             p.checkpoint()
         with pytest.raises(TimeCompacted):
             p._context.journal.read_outcome(1)
-        watch = Watch(p, Output(is_json=True), is_quiet=True)
+        watch = LiveDisplay(p, Output(is_json=True), is_quiet=True)
         watch.record(1, 0.1)
         watch.record(p.time, 0.1)
         assert [made.time for made in watch.finished] == [p.time]

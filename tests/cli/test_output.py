@@ -10,8 +10,15 @@ import pyarrow as pa
 import pytest
 import typer
 
-from evertide.cli.commands.demo import demo_script
-from evertide.cli.output.output import bytes_text, lag_text, report_errors, seconds_text, to_json_value, value_text
+from evertide.cli.commands.demo import read_demo_script
+from evertide.cli.output.output import (
+    format_bytes,
+    format_lag,
+    format_seconds,
+    format_value,
+    report_errors,
+    to_json_value,
+)
 from evertide.cli.recompute import compare_view
 from evertide.errors import CheckpointDamaged, Conflict, EvertideError, Fenced
 from evertide.sources.contract import Lag
@@ -21,11 +28,11 @@ def test_json_keeps_its_own_types_and_writes_others_as_text() -> None:
     row = {"d": Decimal("1.10"), "t": datetime(2026, 1, 2, tzinfo=UTC), "b": b"\x00", "n": float("nan"), "x": (1, None)}
     found = json.loads(json.dumps(to_json_value(row), allow_nan=False))
     assert found == {"d": "1.10", "t": "2026-01-02T00:00:00+00:00", "b": "AA==", "n": "nan", "x": [1, None]}
-    assert (value_text(None), value_text({"a": Decimal(1)}), value_text(2.5)) == ("NULL", '{"a": "1"}', "2.5")
+    assert (format_value(None), format_value({"a": Decimal(1)}), format_value(2.5)) == ("NULL", '{"a": "1"}', "2.5")
 
 
 def test_sizes_are_printed_in_units() -> None:
-    assert [bytes_text(size) for size in (0, 1023, 1024, 5 << 20, 3 << 40)] == [
+    assert [format_bytes(size) for size in (0, 1023, 1024, 5 << 20, 3 << 40)] == [
         "0 B",
         "1,023 B",
         "1.0 KiB",
@@ -35,7 +42,7 @@ def test_sizes_are_printed_in_units() -> None:
 
 
 def test_durations_are_printed_in_two_units() -> None:
-    assert [seconds_text(each) for each in (0, 0.26, 59.9, 60, 75.5, 3600, 90_061)] == [
+    assert [format_seconds(each) for each in (0, 0.26, 59.9, 60, 75.5, 3600, 90_061)] == [
         "0 s",
         "0.3 s",
         "59.9 s",
@@ -47,9 +54,9 @@ def test_durations_are_printed_in_two_units() -> None:
 
 
 def test_only_known_parts_of_a_lag_are_printed() -> None:
-    assert lag_text(None) == lag_text(Lag()) == "-"
-    assert lag_text(Lag(bytes=0, seconds=0.0)) == "0 B, 0 s"
-    assert lag_text(Lag(bytes=2048, rows=1234, files=2, seconds=1.5)) == "2.0 KiB, 1,234 rows, 2 files, 1.5 s"
+    assert format_lag(None) == format_lag(Lag()) == "-"
+    assert format_lag(Lag(bytes=0, seconds=0.0)) == "0 B, 0 s"
+    assert format_lag(Lag(bytes=2048, rows=1234, files=2, seconds=1.5)) == "2.0 KiB, 1,234 rows, 2 files, 1.5 s"
 
 
 @pytest.mark.parametrize(
@@ -94,6 +101,6 @@ def test_multisets_are_compared_with_counts_and_approximate_floats() -> None:
 
 
 def test_the_demo_runs_at_the_given_rate() -> None:
-    assert "rate '0'" in demo_script(0)
-    assert "rate '2000'" in demo_script(2000)
-    assert "rate '2000'" not in demo_script(1.5)
+    assert "rate '0'" in read_demo_script(0)
+    assert "rate '2000'" in read_demo_script(2000)
+    assert "rate '2000'" not in read_demo_script(1.5)

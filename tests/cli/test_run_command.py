@@ -180,7 +180,7 @@ def test_a_second_process_is_refused_before_spark_starts_and_the_first_is_named(
     tmp_path: Path, shop: tuple[str | Path, ...], command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without the early check, a refused process would start a Spark first."""
-    monkeypatch.setattr("evertide.cli.running.open_pipeline.spark_session", _no_spark)
+    monkeypatch.setattr("evertide.cli.running.open_pipeline.open_spark", _no_spark)
     args = {
         "push": ("orders", tmp_path / "a.csv", *shop),
         "checkpoint": shop,
@@ -195,7 +195,7 @@ def test_a_second_process_is_refused_before_spark_starts_and_the_first_is_named(
 def test_a_wrong_command_line_is_refused_at_once(
     tmp_path: Path, shop: tuple[str | Path, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("evertide.cli.running.open_pipeline.spark_session", _no_spark)
+    monkeypatch.setattr("evertide.cli.running.open_pipeline.open_spark", _no_spark)
     make_storage(tmp_path / "s")
     assert "cannot be read" in one_error(evertide("run", tmp_path / "none.sql", *shop[:2]), 2)
     assert "no storage here" in one_error(evertide("checkpoint", "--storage", tmp_path / "x", *shop[2:]), 2)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from evertide.cli import main as command
-from evertide.cli.output.live import Watch
+from evertide.cli.output.live import LiveDisplay
 from evertide.cli.output.output import Output
 from evertide.journal.records import Input
 from evertide.pipeline.input.source_positions import read_positions
@@ -213,9 +213,9 @@ def test_the_live_display_shows_lag_and_problems(tmp_path: Path) -> None:
     source = CandidSource("shop", ("orders",))
     with with_sources(source), open_small(tmp_path / "s") as p:
         output = Output(is_json=False)
-        assert [str(each) for each in Watch(p, output).panels()][1:] == []
+        assert [str(each) for each in LiveDisplay(p, output).panels()][1:] == []
         source.lag, source.problems = Lag(rows=1234, seconds=0.5), (RISK,)
-        shown = "\n".join(map(str, Watch(p, output).panels()))
+        shown = "\n".join(map(str, LiveDisplay(p, output).panels()))
         assert "behind: shop 1,234 rows, 0.5 s" in shown
         assert "warning since" in shown
         assert "12 bytes are left" in shown

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from evertide.cli.commands.demo import demo_script
+from evertide.cli.commands.demo import read_demo_script
 from evertide.logs import Ring
 from evertide.pipeline.pipeline import Pipeline
 from evertide.server.http.app import make_app
@@ -32,7 +32,7 @@ def demo(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Itera
     """The running demo after some transactions, each small, so that a busy machine keeps up."""
     browser_folder()
     storage = str(tmp_path_factory.mktemp("demo"))
-    script = demo_script(100).replace("events_per_transaction '10000'", f"events_per_transaction '{EVENTS}'")
+    script = read_demo_script(100).replace("events_per_transaction '10000'", f"events_per_transaction '{EVENTS}'")
     settings = Settings(checkpoint_interval_s=1, stall_after_s=600)
     with (
         Ring(storage) as logs,

@@ -9,7 +9,7 @@ import pytest
 from starlette.applications import Starlette
 
 import evertide.console
-from evertide.console.routes import POLICY, console_routes
+from evertide.console.routes import POLICY, make_console_routes
 from tests.server.access.kit import Asker
 
 FOLDER = Path(evertide.console.__file__).parent / "static"
@@ -26,7 +26,7 @@ ELSEWHERE = re.compile(r"https?://(?!www\.w3\.org/)|//cdn|@import|\burl\(")
 
 @pytest.fixture(scope="module")
 def client() -> Asker:
-    return Asker(Starlette(routes=console_routes()))
+    return Asker(Starlette(routes=make_console_routes()))
 
 
 def test_the_page_and_every_file_are_served_with_their_types(client: Asker) -> None:

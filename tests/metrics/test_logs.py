@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from evertide.cli.output.logs import LogFormat, LogLevel, LogOptions, log_to
+from evertide.cli.output.logs import LogFormat, LogLevel, LogOptions, configure_logging
 from evertide.cli.output.output import Output
 from evertide.errors import SourceFailed, Unavailable
 from evertide.logs import TRANSACTION, JsonLines, Ring, line_of
@@ -137,7 +137,7 @@ def test_logs_go_to_standard_error_in_the_chosen_format(capsys: pytest.CaptureFi
     try:
         logger.info("a checkpoint")
         logging.getLogger("a.library").warning("something")
-        output.line({"event": "opened"})
+        output.write_line({"event": "opened"})
         out, err = capsys.readouterr()
         assert [json.loads(line) for line in out.splitlines()] == [{"event": "opened"}]
         told = [json.loads(line) for line in err.splitlines()]
@@ -146,7 +146,7 @@ def test_logs_go_to_standard_error_in_the_chosen_format(capsys: pytest.CaptureFi
             ("a.library", "something"),
         ]
         assert {line["pipeline"] for line in told} == {"shop"}
-        log_to(output.err, LogOptions())
+        configure_logging(output.err, LogOptions())
         logger.info("not told")
         logger.warning("told once")
         out, err = capsys.readouterr()

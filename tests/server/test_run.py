@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from evertide.cli.commands import run as running
-from evertide.cli.running.open_pipeline import open_for_command
+from evertide.cli.running.open_pipeline import open_pipeline
 from evertide.server.http.server import Server
 from tests.cli.kit import SHOP, evertide, lines, one_error, order
 from tests.server.kit import Answer, Client
@@ -49,10 +49,10 @@ def test_rows_pushed_over_http_are_transactions_of_the_run(
     @contextmanager
     def slowly(*given: Any, **options: Any) -> Iterator[Any]:
         assert was_told.wait(120)
-        with open_for_command(*given, **options) as pipeline:
+        with open_pipeline(*given, **options) as pipeline:
             yield pipeline
 
-    monkeypatch.setattr(running, "open_for_command", slowly)
+    monkeypatch.setattr(running, "open_pipeline", slowly)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     with ThreadPoolExecutor(1) as threads:

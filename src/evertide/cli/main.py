@@ -25,11 +25,11 @@ from evertide.cli.commands import run as run_commands
 from evertide.cli.commands import shapes
 from evertide.cli.commands import status as status_commands
 from evertide.cli.commands import storage as storage_commands
-from evertide.cli.target.target import Remote
+from evertide.cli.target.target import ServerOptions
 
 __all__ = ["app", "main"]
 
-_REMOTE = (
+_SERVER_COMMANDS = (
     *("status", "query", "push", "subscribe", "explain", "checkpoint", "checkpoints", "journal"),
     *("pause", "resume", "retry"),
 )
@@ -78,11 +78,11 @@ def evertide(
     ] = False,
 ) -> None:
     """Incremental SQL views on Apache Spark."""
-    if url is not None and context.invoked_subcommand not in _REMOTE:
+    if url is not None and context.invoked_subcommand not in _SERVER_COMMANDS:
         if url != os.environ.get("EVERTIDE_URL"):
-            raise typer.BadParameter(f"--url can be used with {', '.join(_REMOTE)}.")
+            raise typer.BadParameter(f"--url can be used with {', '.join(_SERVER_COMMANDS)}.")
         url = None  # set in the environment, for other commands
-    context.obj = Remote(url, token_file, os.environ.get("EVERTIDE_TOKEN"), authority)
+    context.obj = ServerOptions(url, token_file, os.environ.get("EVERTIDE_TOKEN"), authority)
 
 
 app.command("run")(run_commands.run)

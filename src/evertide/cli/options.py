@@ -14,8 +14,8 @@ __all__ = [
     "AllowHost",
     "Insecure",
     "Json",
-    "LogAs",
-    "LogFrom",
+    "LogFormatOption",
+    "LogLevelOption",
     "Master",
     "Meta",
     "Script",
@@ -27,7 +27,7 @@ __all__ = [
     "TlsClientCa",
     "TlsKey",
     "Tokens",
-    "Traced",
+    "TracesOption",
 ]
 
 Storage = Annotated[
@@ -94,11 +94,11 @@ AllowHost = Annotated[
     ),
 ]
 Insecure = Annotated[bool, typer.Option("--insecure", help="Let other machines connect without tokens.")]
-LogAs = Annotated[
+LogFormatOption = Annotated[
     LogFormat,
     typer.Option("--log-format", envvar="EVERTIDE_LOG_FORMAT", help="Format of the log on standard error."),
 ]
-LogFrom = Annotated[
+LogLevelOption = Annotated[
     LogLevel | None,
     typer.Option(
         "--log-level",
@@ -106,7 +106,7 @@ LogFrom = Annotated[
         help="Lowest level to log; by default warning as text, info as JSON.",
     ),
 ]
-Traced = Annotated[
+TracesOption = Annotated[
     bool,
     typer.Option(
         "--traces",

@@ -48,14 +48,14 @@ def recompute_views(pipeline: Pipeline, queries: dict[str, str], time: int) -> I
         yield compare_view(name, view.as_of(at).to_arrow(), pipeline.query(text, as_of=at))
 
 
-def compare_view(name: str, held: pa.Table, expected: pa.Table) -> Comparison:
+def compare_view(name: str, stored: pa.Table, expected: pa.Table) -> Comparison:
     """Compare columns by position, because the query may name them differently."""
-    if not (is_valid_utf8(held) and is_valid_utf8(expected)):
-        held, expected = convert_texts_to_bytes(held), convert_texts_to_bytes(expected)
-    found, wanted = _count_rows(held), _count_rows(expected)
+    if not (is_valid_utf8(stored) and is_valid_utf8(expected)):
+        stored, expected = convert_texts_to_bytes(stored), convert_texts_to_bytes(expected)
+    found, wanted = _count_rows(stored), _count_rows(expected)
     surplus, missing = list((found - wanted).elements()), list((wanted - found).elements())
     surplus, missing = _drop_matches(surplus, missing)
-    return Comparison(name, held.num_rows, tuple(missing), tuple(surplus))
+    return Comparison(name, stored.num_rows, tuple(missing), tuple(surplus))
 
 
 def _count_rows(rows: pa.Table) -> Counter[Row]:
@@ -76,14 +76,14 @@ def _make_hashable(value: Any) -> Any:
 def _drop_matches(left: Sequence[Row], right: Sequence[Row]) -> tuple[list[Row], list[Row]]:
     """The rows without a match, where floats within the tolerance count as equal."""
     rest = sorted(right, key=_order)
-    alone = []
+    unmatched = []
     for row in sorted(left, key=_order):
         match = next((other for other in rest if _is_close(row, other)), None)
         if match is None:
-            alone.append(row)
+            unmatched.append(row)
         else:
             rest.remove(match)
-    return alone, rest
+    return unmatched, rest
 
 
 def _order(row: Row) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""`--set NAME=VALUE`: sets a field of `evertide.settings` by its name."""
+"""The option `--set NAME=VALUE`: sets a field of `evertide.settings.Settings` by its name."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ Assignments = Annotated[
 ]
 
 
-def make_settings(assignments: Sequence[str] | None, **given: float) -> Settings:
-    """The defaults, overridden by `given` (options of their own), and then by `assignments`."""
-    known = {field.name: field.type for field in fields(Settings)}
-    values: dict[str, int | float] = dict(given)
+def make_settings(assignments: Sequence[str] | None, **options: float) -> Settings:
+    """The defaults, overridden by `options` (command line options other than `--set`), and then by `assignments`."""
+    types = {field.name: field.type for field in fields(Settings)}
+    values: dict[str, int | float] = dict(options)
     for text in assignments or ():
         name, _, value = (part.strip() for part in text.partition("="))
         where = f"--set {text}"
-        if name not in known:
-            near = get_close_matches(name, known, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
+        if name not in types:
+            similar = get_close_matches(name, types, n=1)
+            hint = f"; did you mean {similar[0]!r}?" if similar else ""
             raise InvalidInput(where=where, why=f"the setting {name!r} does not exist{hint}")
         try:
-            values[name] = int(value) if known[name] == "int" else float(value)
+            values[name] = int(value) if types[name] == "int" else float(value)
         except ValueError:
-            kind = "a whole number" if known[name] == "int" else "a number"
-            raise InvalidInput(where=where, why=f"{name} must be {kind}, not {value!r}") from None
+            expected = "a whole number" if types[name] == "int" else "a number"
+            raise InvalidInput(where=where, why=f"{name} must be {expected}, not {value!r}") from None
     return Settings(**values)  # type: ignore[arg-type]

@@ -14,31 +14,31 @@ from evertide.client.errors import ServerUnavailable
 __all__ = ["read_batches", "read_table"]
 
 
-class _Incoming(io.RawIOBase):
+class _ResponseFile(io.RawIOBase):
     """The bytes of a response as a readable file."""
 
     def __init__(self, response: httpx.Response) -> None:
         self._pieces = response.iter_bytes()
-        self._left = memoryview(b"")
+        self._rest = memoryview(b"")
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        while not self._left:
+        while not self._rest:
             piece = next(self._pieces, None)
             if piece is None:
                 return 0
-            self._left = memoryview(piece)
-        count = min(len(buffer), len(self._left))
-        buffer[:count] = self._left[:count]
-        self._left = self._left[count:]
+            self._rest = memoryview(piece)
+        count = min(len(buffer), len(self._rest))
+        buffer[:count] = self._rest[:count]
+        self._rest = self._rest[count:]
         return count
 
 
 def read_batches(response: httpx.Response) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
     try:
-        reader = pa.ipc.open_stream(io.BufferedReader(_Incoming(response)))
+        reader = pa.ipc.open_stream(io.BufferedReader(_ResponseFile(response)))
     except pa.ArrowException as error:
         raise _make_error(response, error) from error
     return reader.schema, _read_batches(reader, response)

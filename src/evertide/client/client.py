@@ -27,7 +27,7 @@ import msgspec
 import pyarrow as pa
 
 from evertide.client.arrow_stream import read_batches, read_table
-from evertide.client.errors import check, translate_errors
+from evertide.client.errors import check_response, translate_errors
 from evertide.client.transaction import RemoteTransaction
 from evertide.errors import InvalidInput
 from evertide.json_values import to_json_value
@@ -85,7 +85,7 @@ class Client:
     def explain(self, view: str, form: str = "json") -> Any:
         """A dict; or a text, if `form` is text, mermaid or dot."""
         path = f"/v1/views/{quote(view, safe='')}/explain"
-        response = self._ask("GET", path, params={"format": form})
+        response = self._request("GET", path, params={"format": form})
         return msgspec.json.decode(response.content) if form == "json" else response.text
 
     def transactions(self, before: int | None = None, limit: int = 100) -> list[Json]:
@@ -219,28 +219,28 @@ class Client:
         }
         path = f"/v1/tables/{quote(table, safe='')}/rows"
         params = {"deletes": "true"} if deletes else {}
-        return self._json("POST", path, content=content, params=params, headers=headers)
+        return self._call("POST", path, content=content, params=params, headers=headers)
 
     def transaction(self, producer: str = "", sequence: int | None = None) -> RemoteTransaction:
         """A transaction with rows for several tables, pushed in any number of requests."""
-        begin = partial(self._json, "POST", "/v1/transactions/begin", headers=_producer_headers(producer, sequence))
-        return RemoteTransaction(begin, self._push, partial(self._json, "POST"))
+        begin = partial(self._call, "POST", "/v1/transactions/begin", headers=_producer_headers(producer, sequence))
+        return RemoteTransaction(begin, self._push, partial(self._call, "POST"))
 
     # Control
 
     def checkpoint(self) -> Json:
-        return self._json("POST", "/v1/checkpoints")
+        return self._call("POST", "/v1/checkpoints")
 
     def pause(self) -> Json:
         """Stop starting transactions until `resume`."""
-        return self._json("POST", "/v1/pause")
+        return self._call("POST", "/v1/pause")
 
     def resume(self) -> Json:
-        return self._json("POST", "/v1/resume")
+        return self._call("POST", "/v1/resume")
 
     def retry(self, view: str) -> Json:
         """Recompute a failed view, and wait for the result."""
-        return self._json("POST", f"/v1/views/{quote(view, safe='')}/retry")
+        return self._call("POST", f"/v1/views/{quote(view, safe='')}/retry")
 
     def close(self) -> None:
         self._http.close()
@@ -277,7 +277,7 @@ class Client:
                 "deletes": to_json_value(format_durations(list(deletes))),
             }
             content, media = msgspec.json.encode(body), JSON
-        return self._json("POST", path, content=content, headers={"Content-Type": media, **(extra_headers or {})})
+        return self._call("POST", path, content=content, headers={"Content-Type": media, **(extra_headers or {})})
 
     def _path(self, name: str) -> str:
         if name.lower() not in self._paths:
@@ -295,14 +295,14 @@ class Client:
         return {**query, **{f"params[{at}]": value for at, value in enumerate(params, 1)}}
 
     def _get(self, path: str, **params: Any) -> Json:
-        return self._json("GET", path, params=_drop_none(**params))
+        return self._call("GET", path, params=_drop_none(**params))
 
-    def _json(self, method: str, path: str = "", **options: Any) -> Json:
-        return msgspec.json.decode(self._ask(method, path, **options).content)  # type: ignore[no-any-return]
+    def _call(self, method: str, path: str = "", **options: Any) -> Json:
+        return msgspec.json.decode(self._request(method, path, **options).content)  # type: ignore[no-any-return]
 
-    def _ask(self, method: str, path: str, **options: Any) -> httpx.Response:
+    def _request(self, method: str, path: str, **options: Any) -> httpx.Response:
         with translate_errors(f"{method} {self.url}{path}", is_write=method != "GET" and path != "/v1/query"):
-            return check(self._http.request(method, path, **options))
+            return check_response(self._http.request(method, path, **options))
 
     @contextmanager
     def _stream(self, method: str, path: str, **options: Any) -> Iterator[httpx.Response]:
@@ -310,7 +310,7 @@ class Client:
             translate_errors(f"{method} {self.url}{path}", is_write=False),
             self._http.stream(method, path, **options) as response,
         ):
-            yield check(response)
+            yield check_response(response)
 
 
 def _producer_headers(producer: str, sequence: int | None) -> dict[str, str]:

@@ -19,13 +19,13 @@ import msgspec
 from evertide.errors import EvertideError, InvalidInput, OutcomeUnknown, Unavailable
 from evertide.json_values import error_from_json
 
-__all__ = ["ServerUnavailable", "check", "translate_errors"]
+__all__ = ["ServerUnavailable", "check_response", "translate_errors"]
 
-_OK = 400
-_BROKEN = 500
-_LOST = (500, 502, 504)
+_CLIENT_ERROR = 400
+_SERVER_ERROR = 500
+_GATEWAY_ERRORS = (500, 502, 504)
 """The status codes of a proxy that forwarded a request and got no complete response."""
-_READING = ("GET", "HEAD")
+_SAFE_METHODS = ("GET", "HEAD")
 
 
 @dataclass(eq=False, repr=False)
@@ -36,9 +36,9 @@ class ServerUnavailable(Unavailable):
     remedy = "Nothing was changed; retry. If it lasts, check that the server can be reached."
 
 
-def check(response: httpx.Response) -> httpx.Response:
+def check_response(response: httpx.Response) -> httpx.Response:
     """Return the response if it is successful; otherwise raise its error."""
-    if response.status_code < _OK:
+    if response.status_code < _CLIENT_ERROR:
         return response
     where = f"{response.request.method} {response.request.url.copy_with(query=None)}"
     try:
@@ -46,7 +46,7 @@ def check(response: httpx.Response) -> httpx.Response:
     except msgspec.DecodeError:
         body = None
     if not isinstance(body, dict) or "error_code" not in body:
-        is_lost = response.status_code in _LOST and response.request.method not in _READING
+        is_lost = response.status_code in _GATEWAY_ERRORS and response.request.method not in _SAFE_METHODS
         raise _make_error(where, response.status_code, response.reason_phrase, is_lost=is_lost)
     error = error_from_json(body)
     if error is None:
@@ -57,7 +57,7 @@ def check(response: httpx.Response) -> httpx.Response:
 def _make_error(where: str, status: int, reason: str, *, is_lost: bool = False) -> EvertideError:
     if is_lost:
         return OutcomeUnknown(path=where, why=f"{status} {reason}: a proxy got no answer from the server")
-    if status >= _BROKEN:
+    if status >= _SERVER_ERROR:
         return ServerUnavailable(path=where, why=f"{status} {reason}")
     return InvalidInput(where=where, why=f"{status} {reason}")
 

@@ -21,7 +21,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-__all__ = ["POLICY", "console_routes"]
+__all__ = ["POLICY", "make_console_routes"]
 
 POLICY = "; ".join(
     (
@@ -56,19 +56,19 @@ _HEADERS = {
 
 
 @dataclass(frozen=True, slots=True)
-class _File:
+class _StaticFile:
     content: bytes
     media_type: str
-    tag: str
+    etag: str
 
     def answer(self, request: Request) -> Response:
-        headers = {**_HEADERS, "ETag": self.tag}
-        if self.tag in request.headers.get("if-none-match", ""):
+        headers = {**_HEADERS, "ETag": self.etag}
+        if self.etag in request.headers.get("if-none-match", ""):
             return Response(status_code=304, headers=headers)
         return Response(self.content, headers={**headers, "Content-Type": self.media_type})
 
 
-def console_routes() -> list[BaseRoute]:
+def make_console_routes() -> list[BaseRoute]:
     by_path = dict(_read(files("evertide.console").joinpath("static"), ""))
 
     async def page(request: Request) -> Response:
@@ -83,14 +83,14 @@ def console_routes() -> list[BaseRoute]:
     return [Route("/", page), Route("/console/{path:path}", file)]
 
 
-def _read(folder: Traversable, prefix: str) -> list[tuple[str, _File]]:
+def _read(folder: Traversable, prefix: str) -> list[tuple[str, _StaticFile]]:
     entries = []
     for each in folder.iterdir():
         name = f"{prefix}{each.name}"
-        kind = _TYPES.get(name.rpartition(".")[2])
+        media_type = _TYPES.get(name.rpartition(".")[2])
         if each.is_dir():
             entries += _read(each, f"{name}/")
-        elif kind is not None:
+        elif media_type is not None:
             content = each.read_bytes()
-            entries.append((name, _File(content, kind, f'"{hashlib.sha256(content).hexdigest()[:32]}"')))
+            entries.append((name, _StaticFile(content, media_type, f'"{hashlib.sha256(content).hexdigest()[:32]}"')))
     return entries

@@ -11,9 +11,9 @@ endpoint       `/metrics`
 traces         turns events into OpenTelemetry spans
 """
 
-from evertide.metrics.endpoint import metrics_route
+from evertide.metrics.endpoint import make_metrics_route
 from evertide.metrics.metrics import Metrics
 from evertide.metrics.request_times import RequestTimer
 from evertide.metrics.watch import watch_pipeline, watch_reader
 
-__all__ = ["Metrics", "RequestTimer", "metrics_route", "watch_pipeline", "watch_reader"]
+__all__ = ["Metrics", "RequestTimer", "make_metrics_route", "watch_pipeline", "watch_reader"]

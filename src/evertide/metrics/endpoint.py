@@ -15,12 +15,12 @@ from starlette.routing import Route
 
 from evertide.metrics.metrics import Metrics
 
-__all__ = ["PATH", "metrics_route", "render_metrics"]
+__all__ = ["PATH", "make_metrics_route", "render_metrics"]
 
 PATH = "/metrics"
 
 
-def metrics_route(metrics: Metrics) -> Route:
+def make_metrics_route(metrics: Metrics) -> Route:
     async def answer(request: Request) -> Response:
         content, kind = await run_in_threadpool(render_metrics, metrics.registry, request.headers.get("accept", ""))
         return Response(content, headers={"content-type": kind, "cache-control": "no-store"})
@@ -31,10 +31,10 @@ def metrics_route(metrics: Metrics) -> Route:
 def render_metrics(registry: CollectorRegistry, accept: str = "") -> tuple[bytes, str]:
     """The body and its content type."""
     encode, kind = choose_encoder(accept)
-    return encode(_WithoutCreated(registry)), kind
+    return encode(_WithoutCreatedSamples(registry)), kind
 
 
-class _WithoutCreated(Collector):
+class _WithoutCreatedSamples(Collector):
     """Drops the `_created` samples: they are not used, and would double the number of series."""
 
     def __init__(self, registry: CollectorRegistry) -> None:

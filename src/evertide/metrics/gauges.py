@@ -39,8 +39,10 @@ _WAIT_S = 1.0
 class SampleCache:
     """The last sample, at most a second old while the storage answers."""
 
-    def __init__(self, take: TakeSample, runtime: Runtime, every_s: float = _EVERY_S, wait_s: float = _WAIT_S) -> None:
-        self._take = take
+    def __init__(
+        self, take_sample: TakeSample, runtime: Runtime, every_s: float = _EVERY_S, wait_s: float = _WAIT_S
+    ) -> None:
+        self._take_sample = take_sample
         self._clock = runtime.monotonic_s
         self._every_s = every_s
         self._wait_s = wait_s
@@ -74,7 +76,7 @@ class SampleCache:
 
     def _run(self, done: threading.Event) -> None:
         try:
-            sample = self._take()
+            sample = self._take_sample()
             self._is_up = sample.has_storage
             read_s = self._clock() if self._is_up or self._latest is None else self._latest[0]
             self._latest = read_s, sample
@@ -109,14 +111,14 @@ class _Families:
 class StatusCollector(Collector):
     def __init__(
         self,
-        take: TakeSample,
+        take_sample: TakeSample,
         runtime: Runtime,
         *,
         liveness: Callable[[], LivenessReport] | None = None,
         shapes: Callable[[], ShapesUsage] | None = None,
         wait_s: float = _WAIT_S,
     ) -> None:
-        self._cache = SampleCache(take, runtime, wait_s=wait_s)
+        self._cache = SampleCache(take_sample, runtime, wait_s=wait_s)
         self._liveness = liveness
         self._shapes = shapes
 

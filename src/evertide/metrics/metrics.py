@@ -118,7 +118,7 @@ class Metrics(Observer, Collector):
 
     def collect(self) -> Iterator[Metric]:
         with self._lock:
-            families = [tally.family() for tally in self._tallies]
+            families = [tally.make_family() for tally in self._tallies]
         yield from families
 
     def _add_counts(self, name: str) -> Counts:

@@ -13,7 +13,7 @@ __all__ = ["RequestTimer"]
 
 _METHODS = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
 _SHAPE = "/v1/shape"
-_GONE = 499
+_CLIENT_DISCONNECTED = 499
 """Recorded if the client disconnected before the response began."""
 
 
@@ -29,20 +29,20 @@ class RequestTimer:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        began_s, code = self._clock(), _GONE
+        began_s, code = self._clock(), _CLIENT_DISCONNECTED
 
-        async def send_and_note(message: Message) -> None:
+        async def send_and_record(message: Message) -> None:
             nonlocal code
             if message["type"] == "http.response.start":
                 code = message["status"]
             await send(message)
 
         try:
-            await self._app(scope, receive, send_and_note)
+            await self._app(scope, receive, send_and_record)
         finally:
             method = scope["method"] if scope["method"] in _METHODS else "other"
             route = getattr(scope.get("route"), "path", None) or "other"
-            kind = _kind(scope["query_string"]) if route == _SHAPE else ""
+            kind = _classify_shape_request(scope["query_string"]) if route == _SHAPE else ""
             traceparent = next((value for name, value in scope["headers"] if name == b"traceparent"), b"").decode(
                 "latin-1"
             )
@@ -51,7 +51,7 @@ class RequestTimer:
             )
 
 
-def _kind(query: bytes) -> str:
+def _classify_shape_request(query: bytes) -> str:
     params = parse_qs(query.decode("latin-1"), max_num_fields=None)
     is_live = params.get("live", [""])[-1] == "true"
     if is_live and "true" in (params.get("live_sse", [""])[-1], params.get("experimental_live_sse", [""])[-1]):

@@ -29,7 +29,7 @@ class Counts:
     def add(self, amount: float, *labels: str) -> None:
         self._values[labels] = self._values.get(labels, 0) + amount
 
-    def family(self) -> CounterMetricFamily:
+    def make_family(self) -> CounterMetricFamily:
         family = CounterMetricFamily(self._metric.name, self._metric.description, labels=self._metric.labels)
         for labels, value in self._values.items():
             family.add_metric(labels, value)
@@ -46,13 +46,13 @@ class Times:
         self._values: dict[Labels, tuple[list[int], list[float]]] = {}
 
     def add(self, seconds: float, *labels: str) -> None:
-        entry = self._values.get(labels)
-        if entry is None:
-            entry = self._values[labels] = ([0] * len(self._names), [0.0])
-        entry[0][bisect_left(self._bounds_s, seconds)] += 1
-        entry[1][0] += seconds
+        histogram = self._values.get(labels)
+        if histogram is None:
+            histogram = self._values[labels] = ([0] * len(self._names), [0.0])
+        histogram[0][bisect_left(self._bounds_s, seconds)] += 1
+        histogram[1][0] += seconds
 
-    def family(self) -> HistogramMetricFamily:
+    def make_family(self) -> HistogramMetricFamily:
         family = HistogramMetricFamily(self._metric.name, self._metric.description, labels=self._metric.labels)
         for labels, (counts, [total]) in self._values.items():
             buckets, below = [], 0

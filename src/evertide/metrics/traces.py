@@ -2,7 +2,7 @@
 
     transaction            with its number, how it was committed, and its row counts
       read, bind, compute, commit, replay
-      deliver              to a sink, while the transaction is among the last `_REMEMBERED`
+      deliver              to a sink, while the transaction is among the last `_RECENT_MAX`
     checkpoint
     GET /v1/status         a request, under the trace that its `traceparent` header names
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Traces", "open_traces"]
 
-_REMEMBERED = 1000
+_RECENT_MAX = 1000
 _NS = 1_000_000_000
 
 
@@ -57,7 +57,7 @@ class Traces(Observer):
             "evertide.rows_out": sum(written.rows for written in event.collections.values()),
         }
         self._recent[event.time] = self._record_phases(event.laps, attributes)
-        while len(self._recent) > _REMEMBERED:
+        while len(self._recent) > _RECENT_MAX:
             self._recent.popitem(last=False)
 
     def on_delivery(self, event: DeliveryEvent) -> None:
@@ -81,7 +81,7 @@ class Traces(Observer):
             "http.response.status_code": event.code,
         }
         kind = self._trace.SpanKind.SERVER
-        name, parent = f"{event.method} {event.route}", self._parent(event.traceparent)
+        name, parent = f"{event.method} {event.route}", self._extract_parent(event.traceparent)
         self._record_span(name, event.began_s, event.took_s, attributes, parent, kind)
 
     def close(self) -> None:
@@ -99,7 +99,7 @@ class Traces(Observer):
             )
         if error_code:
             span.set_status(self._trace.StatusCode.ERROR, error_code)
-        span.end(self._ns(first.began_s + whole_s))
+        span.end(self._to_wall_ns(first.began_s + whole_s))
         return parent
 
     def _record_span(  # noqa: PLR0917
@@ -111,21 +111,21 @@ class Traces(Observer):
         parent: Context | None = None,
         kind: Any = None,
     ) -> None:
-        self._start_span(name, began_s, attributes, parent, kind).end(self._ns(began_s + took_s))
+        self._start_span(name, began_s, attributes, parent, kind).end(self._to_wall_ns(began_s + took_s))
 
     def _start_span(
         self, name: str, began_s: float, attributes: Mapping[str, Any], parent: Context | None = None, kind: Any = None
     ) -> Span:
         kind = kind or self._trace.SpanKind.INTERNAL
         return self._tracer.start_span(
-            name, context=parent, kind=kind, attributes=dict(attributes), start_time=self._ns(began_s)
+            name, context=parent, kind=kind, attributes=dict(attributes), start_time=self._to_wall_ns(began_s)
         )
 
-    def _ns(self, at_s: float) -> int:
+    def _to_wall_ns(self, at_s: float) -> int:
         """Convert a monotonic time to the wall clock."""
         return int((self._runtime.wall_s() - (self._runtime.monotonic_s() - at_s)) * _NS)
 
-    def _parent(self, traceparent: str) -> Context | None:
+    def _extract_parent(self, traceparent: str) -> Context | None:
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator  # noqa: PLC0415
 
         if not traceparent:

@@ -1,4 +1,4 @@
-"""`demo`: a simulated auction house (Nexmark), and nine views of it that are always up to date.
+"""`demo`: runs a simulated auction house (Nexmark), and nine views of it that are always up to date.
 
 It is an ordinary pipeline (`demo.sql` beside this file). After any end, even `kill -9`, a new start continues where
 the last one stopped.
@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from evertide.cli.commands.query import rows_table
-from evertide.cli.commands.status import collections_table
+from evertide.cli.commands.query import make_rows_table
+from evertide.cli.commands.status import make_collections_table
 from evertide.cli.options import AllowHost, Insecure, Json, Master, TlsCert, TlsClientCa, TlsKey, Tokens
-from evertide.cli.output.live import Watch
-from evertide.cli.output.output import Bars, Output, bytes_text, make_table, report_errors
+from evertide.cli.output.live import LiveDisplay
+from evertide.cli.output.output import Bars, Output, format_bytes, make_table, report_errors
 from evertide.cli.recompute import Comparison, recompute_views
 from evertide.cli.running.listen_options import make_listen_options
 from evertide.cli.running.observers import open_observers
-from evertide.cli.running.open_pipeline import open_for_command, stop_by_signals
+from evertide.cli.running.open_pipeline import open_pipeline, stop_by_signals
 from evertide.cli.running.serve import open_server, serve_pipeline
 from evertide.errors import Diverged
 from evertide.settings import Settings
@@ -29,11 +29,11 @@ from evertide.settings import Settings
 if TYPE_CHECKING:
     from evertide.pipeline.pipeline import Pipeline
 
-__all__ = ["demo", "demo_script"]
+__all__ = ["demo", "read_demo_script"]
 
 _RATE = "rate '2000'"
-_SHOWN = "category_prices"
-_STATE_EVERY = 5
+_SHOWN_VIEW = "category_prices"
+_COUNT_STATE_EVERY = 5
 
 
 @report_errors
@@ -44,7 +44,7 @@ def demo(
         typer.Option(
             "--storage", metavar="DIR", help="The next start with this storage continues where this one ends."
         ),
-    ] = ("demo.evertide"),
+    ] = "demo.evertide",
     transactions: Annotated[
         int | None,
         typer.Option("--transactions", metavar="N", min=1, help="End after N more transactions, and check all views."),
@@ -75,38 +75,38 @@ def demo(
     output = Output(is_json=is_json)
     settings = Settings(checkpoint_interval_s=20)
     tls = (tls_cert, tls_key, tls_client_ca)
-    listening = make_listen_options(tokens=tokens, tls=tls, hosts=allow_host, insecure=insecure, settings=settings)
+    listen_options = make_listen_options(tokens=tokens, tls=tls, hosts=allow_host, insecure=insecure, settings=settings)
     with (
-        open_server(listen, listening) as server,
-        open_observers(storage, listens=True, traces=False) as watched,
-        open_for_command(
-            demo_script(rate), storage, output, master=master, settings=settings, observer=watched.observer
+        open_server(listen, listen_options) as server,
+        open_observers(storage, listens=True, traces=False) as observers,
+        open_pipeline(
+            read_demo_script(rate), storage, output, master=master, settings=settings, observer=observers.observer
         ) as pipeline,
     ):
         before = pipeline.time
         if is_json:
-            output.line({"event": "opened", "time": before, "views": list(pipeline.definition.views)})
+            output.write_line({"event": "opened", "time": before, "views": list(pipeline.definition.views)})
         else:
             start = f"continuing after transaction {before}" if before > 0 else "a new auction house"
             output.say(Text(f"{start}; storage {pipeline.storage.root}"))
-        watch = _DemoWatch(pipeline, output)
-        serving = serve_pipeline(server, pipeline, output, listening, watched, is_quiet=False)
-        with stop_by_signals(pipeline, output), serving, watch.draw():
-            pipeline.run(transactions=transactions, on_transaction=watch.record)
-        if transactions is not None and watch.transactions >= transactions:
-            _check(pipeline, output, watch)
+        display = _DemoDisplay(pipeline, output)
+        serving = serve_pipeline(server, pipeline, output, listen_options, observers, is_quiet=False)
+        with stop_by_signals(pipeline, output), serving, display.draw():
+            pipeline.run(transactions=transactions, on_transaction=display.record)
+        if transactions is not None and display.transactions >= transactions:
+            _check(pipeline, output, display)
         elif is_json:
-            output.line({"event": "stopped", "time": pipeline.time, "transactions": watch.transactions})
+            output.write_line({"event": "stopped", "time": pipeline.time, "transactions": display.transactions})
         else:
             output.say(Text(f"stopped at time {pipeline.time}; a new start continues from there"))
 
 
-def demo_script(rate: float) -> str:
+def read_demo_script(rate: float) -> str:
     script = files("evertide.cli.commands").joinpath("demo.sql").read_text("utf-8")
     return script.replace(_RATE, f"rate '{rate:g}'", 1)
 
 
-class _DemoWatch(Watch):
+class _DemoDisplay(LiveDisplay):
     """Also shows the state of the views, and the rows of one view."""
 
     def __init__(self, pipeline: Pipeline, output: Output) -> None:
@@ -116,25 +116,25 @@ class _DemoWatch(Watch):
 
     def record(self, time: int, took_s: float) -> None:
         super().record(time, took_s)
-        if self.transactions % _STATE_EVERY == 0:
+        if self.transactions % _COUNT_STATE_EVERY == 0:
             self._count_state()
 
     def _count_state(self) -> None:
-        kept = {each.name: each for found in self.pipeline.explain() for each in found.arrangements}.values()
-        rows, size = sum(each.rows for each in kept), sum(each.bytes for each in kept)
-        self._state = f"state: {len(kept)} arrangements, {rows:,} rows, {bytes_text(size)}"
+        arrangements = {each.name: each for found in self.pipeline.explain() for each in found.arrangements}.values()
+        rows, size = sum(each.rows for each in arrangements), sum(each.bytes for each in arrangements)
+        self._state = f"state: {len(arrangements)} arrangements, {rows:,} rows, {format_bytes(size)}"
 
     def panels(self) -> Iterator[Any]:
         yield from super().panels()
         yield Text(self._state, "dim")
         yield ""
-        yield collections_table(self.status().collections)
+        yield make_collections_table(self.status().collections)
         yield ""
-        yield rows_table(_SHOWN, self.pipeline.view(_SHOWN).to_arrow().sort_by("category"))
+        yield make_rows_table(_SHOWN_VIEW, self.pipeline.view(_SHOWN_VIEW).to_arrow().sort_by("category"))
         yield Text("Ctrl-C ends the demo; or try kill -9, and start it again", "dim")
 
 
-def _check(pipeline: Pipeline, output: Output, watch: Watch) -> None:
+def _check(pipeline: Pipeline, output: Output, display: LiveDisplay) -> None:
     time = pipeline.time
     with Bars(output) as bars:
         found = []
@@ -144,10 +144,10 @@ def _check(pipeline: Pipeline, output: Output, watch: Watch) -> None:
             bars.show("check", len(found), len(queries))
     if output.is_json:
         views = [{"view": one.view, "rows": one.rows, "is_same": one.is_same} for one in found]
-        counts = {"transactions": watch.transactions, "rows": watch.rows}
-        output.line({"event": "checked", "time": time, **counts, "views": views})
+        counts = {"transactions": display.transactions, "rows": display.rows}
+        output.write_line({"event": "checked", "time": time, **counts, "views": views})
     else:
-        _show(output, found, watch)
+        _show_comparison(output, found, display)
     for one in found:
         if not one.is_same:
             surplus = f"{len(one.surplus)} too many, such as {one.surplus[:1]}"
@@ -156,8 +156,8 @@ def _check(pipeline: Pipeline, output: Output, watch: Watch) -> None:
             raise Diverged(where=f"view {one.view!r}", time=time, expected="", found=difference)
 
 
-def _show(output: Output, found: list[Comparison], watch: Watch) -> None:
-    output.say(watch.line())
+def _show_comparison(output: Output, found: list[Comparison], display: LiveDisplay) -> None:
+    output.say(display.summary())
     rows = [
         (one.view, f"{one.rows:,}", Text("the same", "green") if one.is_same else Text("not the same", "red"))
         for one in found

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from evertide.cli.options import Json, Master, Meta, Script, Storage
 from evertide.cli.output.output import Bars, Output, report_errors
 from evertide.cli.running.consent import render_change
-from evertide.cli.running.spark import spark_session
+from evertide.cli.running.spark import open_spark
 from evertide.pipeline.reading.reader import Reader, is_there
 from evertide.pipeline.script import read_script
 from evertide.settings import Settings
@@ -26,7 +26,7 @@ def plan(*, script: Script, storage: Storage, meta: Meta = None, master: Master 
     with ExitStack() as stack, Bars(output) as bars:
         reader = stack.enter_context(Reader.open(storage, meta)) if is_there(storage) else None
         with bars.show_work("Spark"):
-            session = stack.enter_context(spark_session(master))
+            session = stack.enter_context(open_spark(master))
         from evertide.pipeline.script_change import describe_change, read_script_change  # noqa: PLC0415 - pyspark
         from evertide.pipeline.spark_engine import SparkEngine  # noqa: PLC0415 - pyspark
 

@@ -11,7 +11,7 @@ import typer
 from rich.text import Text
 
 from evertide.cli.options import Json, Master, Meta, StorageOrUrl
-from evertide.cli.output.output import Output, make_table, report_errors, value_text
+from evertide.cli.output.output import Output, format_value, make_table, report_errors
 from evertide.cli.target.target import StorageOptions, open_target
 from evertide.pipeline.reading.query import Chosen, Question
 from evertide.rows.changes import DIFF, TIME
@@ -19,7 +19,7 @@ from evertide.rows.python_rows import to_python_rows
 from evertide.server.endpoints.formats import make_names_unique, write_csv
 from evertide.sinks.json_rows import json_rows
 
-__all__ = ["ExplainFormat", "RowFormat", "explain", "query", "rows_table", "subscribe"]
+__all__ = ["explain", "make_rows_table", "query", "subscribe"]
 
 
 class ExplainFormat(StrEnum):
@@ -55,8 +55,8 @@ def explain(
     Example: evertide explain shop.sql --view revenue
     """
     output = Output(is_json=is_json or form is ExplainFormat.json)
-    with open_target(context, output, StorageOptions(script=script, master=master), needs_storage=False) as place:
-        found = place.explain(view, "json" if output.is_json else form.value)
+    with open_target(context, output, StorageOptions(script=script, master=master), needs_storage=False) as target:
+        found = target.explain(view, "json" if output.is_json else form.value)
     if output.is_json:
         output.write_document(found)
     else:
@@ -86,8 +86,8 @@ def query(
     Example: evertide query "SELECT * FROM revenue WHERE total > 100" --storage shop.evertide
     """
     output = Output(is_json=is_json or form is RowFormat.json)
-    with open_target(context, output, StorageOptions(storage, meta, master=master)) as place:
-        answer = place.query(Question(text, as_of, engine, limit))
+    with open_target(context, output, StorageOptions(storage, meta, master=master)) as target:
+        answer = target.query(Question(text, as_of, engine, limit))
     rows = make_names_unique(answer.rows)
     if output.is_json:
         facts = {
@@ -100,7 +100,7 @@ def query(
     elif form is RowFormat.csv:
         output.write_text(write_csv(rows))
     else:
-        output.out.print(rows_table("", rows))
+        output.out.print(make_rows_table("", rows))
     for sentence in answer.stale:
         output.err.print(Text(f"evertide: {sentence}", "yellow"))
     if not output.is_json:
@@ -108,11 +108,11 @@ def query(
         output.err.print(Text(f"{rows.num_rows:,} rows{more}, at time {answer.time}, by {answer.engine}", "dim"))
 
 
-def rows_table(title: str, rows: pa.Table) -> Any:
+def make_rows_table(title: str, rows: pa.Table) -> Any:
     kinds = {field.name: field.type for field in rows.schema}
     right = [name for name, kind in kinds.items() if pa.types.is_integer(kind) or pa.types.is_decimal(kind)]
     right += [name for name, kind in kinds.items() if pa.types.is_floating(kind)]
-    cells = [[value_text(value) for value in row.values()] for row in to_python_rows(rows)]
+    cells = [[format_value(value) for value in row.values()] for row in to_python_rows(rows)]
     return make_table(title, rows.schema.names, cells, right=right)
 
 
@@ -139,8 +139,8 @@ def subscribe(
     """
     output = Output(is_json=is_json)
     try:
-        with open_target(context, output, StorageOptions(storage, meta)) as place:
-            for frontier, changes in place.subscribe(name, since, follow=follow):
+        with open_target(context, output, StorageOptions(storage, meta)) as target:
+            for frontier, changes in target.subscribe(name, since, follow=follow):
                 _print_changes(output, frontier, changes)
     except KeyboardInterrupt:
         return  # the normal end
@@ -148,16 +148,16 @@ def subscribe(
 
 def _print_changes(output: Output, frontier: int, changes: pa.Table) -> None:
     rows = to_python_rows(changes.drop_columns([TIME, DIFF]))
-    changed = zip(changes.column(TIME).to_pylist(), changes.column(DIFF).to_pylist(), rows, strict=True)
+    changes_by_row = zip(changes.column(TIME).to_pylist(), changes.column(DIFF).to_pylist(), rows, strict=True)
     before = None
-    for time, diff, row in changed:
+    for time, diff, row in changes_by_row:
         if output.is_json:
-            output.line({"time": time, "diff": diff, "row": row})
+            output.write_line({"time": time, "diff": diff, "row": row})
             continue
         if time != before:
             output.say(Text(f"time {time}", "bold"))
             before = time
-        cells = "  ".join(f"{name}={value_text(value)}" for name, value in row.items())
+        cells = "  ".join(f"{name}={format_value(value)}" for name, value in row.items())
         output.say(Text(f"  {diff:+d}  {cells}", "green" if diff > 0 else "red"))
     if output.is_json:
-        output.line({"complete": frontier - 1})
+        output.write_line({"complete": frontier - 1})

@@ -1,4 +1,4 @@
-"""`run`, `push`, `checkpoint`, `retry`, `pause`, `resume`: run a pipeline, or act on one.
+"""`run`, `push`, `checkpoint`, `retry`, `pause`, `resume`: run a pipeline, or act on a running one.
 
 `push`, `checkpoint` and `retry` open the pipeline as its only process, or call the server that runs it (`--url`).
 `pause` and `resume` always call a server.
@@ -19,8 +19,8 @@ from evertide.cli.options import (
     AllowHost,
     Insecure,
     Json,
-    LogAs,
-    LogFrom,
+    LogFormatOption,
+    LogLevelOption,
     Master,
     Meta,
     Script,
@@ -32,14 +32,14 @@ from evertide.cli.options import (
     TlsClientCa,
     TlsKey,
     Tokens,
-    Traced,
+    TracesOption,
 )
-from evertide.cli.output.live import Watch
+from evertide.cli.output.live import LiveDisplay
 from evertide.cli.output.logs import LogFormat, LogOptions
 from evertide.cli.output.output import Output, report_errors
 from evertide.cli.running.listen_options import make_listen_options
 from evertide.cli.running.observers import open_observers
-from evertide.cli.running.open_pipeline import open_for_command, stop_by_signals
+from evertide.cli.running.open_pipeline import open_pipeline, stop_by_signals
 from evertide.cli.running.serve import open_server, serve_pipeline
 from evertide.cli.settings import Assignments, make_settings
 from evertide.cli.target.target import StorageOptions, open_target
@@ -91,9 +91,9 @@ def run(
         typer.Option("--yes", "-y", help="Agree to the changes that the script makes; see `evertide plan`."),
     ] = False,
     assignments: Assignments = None,
-    log_format: LogAs = LogFormat.TEXT,
-    log_level: LogFrom = None,
-    traces: Traced = False,
+    log_format: LogFormatOption = LogFormat.TEXT,
+    log_level: LogLevelOption = None,
+    traces: TracesOption = False,
     is_quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only errors and warnings.")] = False,
     is_json: Json = False,
 ) -> None:
@@ -109,16 +109,16 @@ def run(
     output = Output(is_json=is_json, logs=LogOptions(log_format, log_level, storage))
     settings = make_settings(assignments, checkpoint_interval_s=checkpoint_every)
     role = ProcessRole.READ_ONLY if read_only else ProcessRole.REPLICA
-    listening = None
+    listen_options = None
     if listen is not None:
         tls = (tls_cert, tls_key, tls_client_ca)
-        listening = make_listen_options(
+        listen_options = make_listen_options(
             tokens=tokens, secret=secret, tls=tls, hosts=allow_host, insecure=insecure, settings=settings
         )
     with (
-        open_server(listen, listening) if listen and listening else nullcontext() as server,
-        open_observers(storage, listens=listen is not None, traces=traces) as watched,
-        open_for_command(
+        open_server(listen, listen_options) if listen and listen_options else nullcontext() as server,
+        open_observers(storage, listens=listen is not None, traces=traces) as observers,
+        open_pipeline(
             script,
             storage,
             output,
@@ -126,23 +126,25 @@ def run(
             master=master,
             settings=settings,
             role=role,
-            observer=watched.observer,
+            observer=observers.observer,
             is_agreed=is_agreed,
         ) as pipeline,
     ):
         _report_start(output, pipeline, is_quiet=is_quiet)
-        watch = Watch(pipeline, output, is_quiet=is_quiet)
-        kept = nullcontext() if read_only else _enforce_shape_limits(pipeline)
-        if server and listening:
-            kept = serve_pipeline(server, pipeline, output, listening, watched, is_quiet=is_quiet, deletion=deletion)
-        with stop_by_signals(pipeline, output), kept, watch.draw():
-            pipeline.run(transactions=transactions, until_idle=until_idle, on_transaction=watch.record)
+        display = LiveDisplay(pipeline, output, is_quiet=is_quiet)
+        background = nullcontext() if read_only else _enforce_shape_limits(pipeline)
+        if server and listen_options:
+            background = serve_pipeline(
+                server, pipeline, output, listen_options, observers, is_quiet=is_quiet, deletion=deletion
+            )
+        with stop_by_signals(pipeline, output), background, display.draw():
+            pipeline.run(transactions=transactions, until_idle=until_idle, on_transaction=display.record)
         stalled = [source for source in pipeline.status().sources if source.state != ComponentState.RUNNING]
         behind = [
             sink for sink in pipeline.status().sinks if sink.state in (ComponentState.STALLED, ComponentState.FAILED)
         ]
         entry = pipeline.checkpoint() if pipeline.leads else None
-        _report_end(output, watch, entry, is_quiet=is_quiet)
+        _report_end(output, display, entry, is_quiet=is_quiet)
     if until_idle and stalled:
         raise SourceFailed(source=stalled[0].name, where="--until-idle", why=stalled[0].problems[0].why)
     if until_idle and behind and behind[0].problem is not None:
@@ -155,8 +157,8 @@ def _enforce_shape_limits(pipeline: Pipeline) -> Iterator[None]:
     from evertide.shapes.log.follower import LimitEnforcer  # noqa: PLC0415
     from evertide.shapes.log.registry import Shapes  # noqa: PLC0415
 
-    with LimitEnforcer(Shapes(pipeline.collections)) as keeper:
-        pipeline.watch(keeper.list_thread_problems)
+    with LimitEnforcer(Shapes(pipeline.collections)) as enforcer:
+        pipeline.watch(enforcer.list_thread_problems)
         yield
 
 
@@ -166,7 +168,7 @@ def _report_start(output: Output, pipeline: Pipeline, *, is_quiet: bool) -> None
         return
     if output.is_json:
         views, tables = list(definition.views), list(definition.tables)
-        output.line(
+        output.write_line(
             {"event": "opened", "time": pipeline.time, "tables": tables, "views": views, "leads": pipeline.leads}
         )
     else:
@@ -175,16 +177,16 @@ def _report_start(output: Output, pipeline: Pipeline, *, is_quiet: bool) -> None
         output.say(Text(f"open at time {pipeline.time}: {count}, storage {pipeline.storage.root}{follows}"))
 
 
-def _report_end(output: Output, watch: Watch, entry: CatalogEntry | None, *, is_quiet: bool) -> None:
+def _report_end(output: Output, display: LiveDisplay, entry: CatalogEntry | None, *, is_quiet: bool) -> None:
     if is_quiet:
         return
     if output.is_json:
-        counts = {"transactions": watch.transactions, "rows": watch.rows}
+        counts = {"transactions": display.transactions, "rows": display.rows}
         checkpoint = {"number": entry.number, "time": entry.time} if entry is not None else None
-        output.line({"event": "stopped", "time": watch.pipeline.time, **counts, "checkpoint": checkpoint})
+        output.write_line({"event": "stopped", "time": display.pipeline.time, **counts, "checkpoint": checkpoint})
     else:
-        output.say(watch.line())
-        for problem in watch.problems():
+        output.say(display.summary())
+        for problem in display.list_problems():
             output.say(problem)
         ending = (
             f"with checkpoint {entry.number} at time {entry.time}"
@@ -229,8 +231,8 @@ def push(
     output = Output(is_json=is_json)
     if bool(producer) != (sequence is not None):
         raise InvalidInput(where="--producer, --sequence", why="set both options, or neither")
-    with open_target(context, output, StorageOptions(storage, meta, script, master)) as place:
-        rows, time = place.push(table, file, form, is_delete=deletes, producer=producer, sequence=sequence)
+    with open_target(context, output, StorageOptions(storage, meta, script, master)) as target:
+        rows, time = target.push(table, file, form, is_delete=deletes, producer=producer, sequence=sequence)
     text = f"{rows:,} rows {'deleted from' if deletes else 'pushed into'} {table}, at time {time}"
     output.report({"table": table, "rows": rows, "time": time}, text)
 
@@ -250,9 +252,9 @@ def checkpoint(
     Example: evertide checkpoint --storage shop.evertide --script shop.sql
     """
     output = Output(is_json=is_json)
-    with open_target(context, output, StorageOptions(storage, meta, script, master)) as place:
-        made = place.checkpoint()
-    output.report(made, f"checkpoint {made.number} at time {made.time}")
+    with open_target(context, output, StorageOptions(storage, meta, script, master)) as target:
+        new = target.checkpoint()
+    output.report(new, f"checkpoint {new.number} at time {new.time}")
 
 
 @report_errors
@@ -273,8 +275,8 @@ def retry(
     Example: evertide --url http://127.0.0.1:8080 retry revenue
     """
     output = Output(is_json=is_json)
-    with open_target(context, output, StorageOptions(storage, meta, script, master)) as place:
-        place.retry(views)
+    with open_target(context, output, StorageOptions(storage, meta, script, master)) as target:
+        target.retry(views)
     output.report({"views": views}, f"computed: {', '.join(views)}")
 
 
@@ -298,6 +300,6 @@ def resume(context: typer.Context, *, is_json: Json = False) -> None:
 
 def _set_paused(context: typer.Context, what: str, *, is_json: bool) -> None:
     output = Output(is_json=is_json)
-    with open_target(context, output, StorageOptions(), needs_storage=False) as place:
-        state = place.pause() if what == "pause" else place.resume()
+    with open_target(context, output, StorageOptions(), needs_storage=False) as target:
+        state = target.pause() if what == "pause" else target.resume()
     output.report({"state": state}, state)

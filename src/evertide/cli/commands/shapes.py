@@ -14,8 +14,8 @@ from evertide.cli.options import (
     AllowHost,
     Insecure,
     Json,
-    LogAs,
-    LogFrom,
+    LogFormatOption,
+    LogLevelOption,
     Meta,
     ShapesSecret,
     Storage,
@@ -23,7 +23,7 @@ from evertide.cli.options import (
     TlsClientCa,
     TlsKey,
     Tokens,
-    Traced,
+    TracesOption,
 )
 from evertide.cli.output.logs import LogFormat, LogOptions
 from evertide.cli.output.output import Output, report_errors
@@ -62,9 +62,9 @@ def shapes(
         ),
     ] = 10_000,
     meta: Meta = None,
-    log_format: LogAs = LogFormat.TEXT,
-    log_level: LogFrom = None,
-    traces: Traced = False,
+    log_format: LogFormatOption = LogFormat.TEXT,
+    log_level: LogLevelOption = None,
+    traces: TracesOption = False,
     is_json: Json = False,
 ) -> None:
     """Serve every table and view of a storage to Electric's clients, beside the process that runs its pipeline.
@@ -81,17 +81,17 @@ def shapes(
     output = Output(is_json=is_json, logs=LogOptions(log_format, log_level, storage))
     options = ShapeOptions(deletion=deletion, shapes_max=shapes_max)
     tls = (tls_cert, tls_key, tls_client_ca)
-    listening = make_listen_options(tokens=tokens, secret=secret, tls=tls, hosts=allow_host, insecure=insecure)
+    listen_options = make_listen_options(tokens=tokens, secret=secret, tls=tls, hosts=allow_host, insecure=insecure)
     with (
-        open_server(listen, listening) as server,
-        open_observers(storage, listens=True, traces=traces) as watched,
-        Reader.open(storage, meta, observer=watched.observer) as reader,
+        open_server(listen, listen_options) as server,
+        open_observers(storage, listens=True, traces=traces) as observers,
+        Reader.open(storage, meta, observer=observers.observer) as reader,
         ShapeService(reader.collections, options) as service,
     ):
-        watched.watch_reader(reader, service)
-        metrics, observer = watched.metrics, watched.observer
+        observers.watch_reader(reader, service)
+        metrics, observer = observers.metrics, observers.observer
         tune_garbage_collection()
-        server.start(make_shapes_app(reader, service, listening.access, metrics=metrics, observer=observer))
+        server.start(make_shapes_app(reader, service, listen_options.access, metrics=metrics, observer=observer))
         try:
             _report_start(output, server, reader)
             with suppress(KeyboardInterrupt):
@@ -103,6 +103,6 @@ def shapes(
 
 def _report_start(output: Output, server: Server, reader: Reader) -> None:
     if output.is_json:
-        output.line({"event": "listening", "time": reader.collections.time(), "address": server.address})
+        output.write_line({"event": "listening", "time": reader.collections.time(), "address": server.address})
     else:
         output.say(Text(f"shapes of {reader.storage.root} at {server.address}/v1/shape"))

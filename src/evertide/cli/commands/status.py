@@ -12,13 +12,13 @@ from evertide.cli.options import Json, Meta, StorageOrUrl
 from evertide.cli.output.output import (
     STATE_COLOURS,
     Output,
-    bytes_text,
-    lag_text,
+    format_bytes,
+    format_lag,
+    format_position,
+    format_seconds,
+    format_time,
     make_table,
-    position_text,
     report_errors,
-    seconds_text,
-    time_text,
     to_json_value,
 )
 from evertide.cli.target.target import StorageOptions, open_target
@@ -26,7 +26,7 @@ from evertide.pipeline.replicas.ownership import ReplicaRole
 from evertide.pipeline.replicas.replica_record import ReplicaStatus
 from evertide.pipeline.status.status import CollectionStatus, Problem, SinkStatus, SourceStatus, Status
 
-__all__ = ["checkpoints", "collections_table", "journal", "problem_lines", "state_text", "status"]
+__all__ = ["checkpoints", "format_problems", "format_state", "journal", "make_collections_table", "status"]
 
 
 @report_errors
@@ -36,8 +36,8 @@ def status(context: typer.Context, *, storage: StorageOrUrl = None, meta: Meta =
     Example: evertide status --storage shop.evertide
     """
     output = Output(is_json=is_json)
-    with open_target(context, output, StorageOptions(storage, meta)) as place:
-        found = place.status()
+    with open_target(context, output, StorageOptions(storage, meta)) as target:
+        found = target.status()
     if is_json:
         output.write_document({**to_json_value(found), "checkpoints": _list_checkpoints(found)})
     else:
@@ -49,7 +49,7 @@ def _list_checkpoints(found: Status) -> list[dict[str, int]]:
 
 
 def _show(output: Output, found: Status) -> None:
-    output.say(Text.assemble(state_text(found.state), f" since {time_text(found.since_s)}"))
+    output.say(Text.assemble(format_state(found.state), f" since {format_time(found.since_s)}"))
     for line in (found.why, found.remedy, _describe_age(found)):
         if line:
             output.say(Text(f"  {line}"))
@@ -60,7 +60,7 @@ def _show(output: Output, found: Status) -> None:
     output.say(Text(f"  time {found.time}{waiting}, generation {found.generation}"))
     if found.collections:
         output.say()
-        output.say(collections_table(found.collections))
+        output.say(make_collections_table(found.collections))
     for one in found.collections:
         if one.why:
             output.say(Text(f"  {one.name}: {one.why}", STATE_COLOURS.get(one.state, "red")))
@@ -80,7 +80,7 @@ def _show(output: Output, found: Status) -> None:
 def _describe_age(found: Status) -> str:
     if found.stored_at_s is None:
         return ""
-    return f"the storage does not answer; this status is from {time_text(found.stored_at_s)}"
+    return f"the storage does not answer; this status is from {format_time(found.stored_at_s)}"
 
 
 def _show_replicas(output: Output, replicas: tuple[ReplicaStatus, ...]) -> None:
@@ -98,57 +98,57 @@ def _show_replicas(output: Output, replicas: tuple[ReplicaStatus, ...]) -> None:
 
 def _show_sources(output: Output, sources: tuple[SourceStatus, ...]) -> None:
     told_at_s = max((source.told_at_s for source in sources if source.told_at_s is not None), default=None)
-    title = "Sources" if told_at_s is None else f"Sources, as of {time_text(told_at_s)}"
+    title = "Sources" if told_at_s is None else f"Sources, as of {format_time(told_at_s)}"
     rows = [
         (
             source.name,
-            state_text(source.state),
+            format_state(source.state),
             ", ".join(source.tables),
-            lag_text(source.lag),
-            position_text(source.position),
+            format_lag(source.lag),
+            format_position(source.position),
         )
         for source in sources
     ]
     output.say(make_table(title, ("source", "state", "tables", "lag", "position"), rows))
     for source in sources:
-        for line in problem_lines(source.name, source.problems):
+        for line in format_problems(source.name, source.problems):
             output.say(line)
 
 
 def _show_sinks(output: Output, sinks: tuple[SinkStatus, ...]) -> None:
     rows = [
-        (one.name, state_text(one.state or "unknown"), one.collection, one.connector, one.last, one.behind)
+        (one.name, format_state(one.state or "unknown"), one.collection, one.connector, one.last, one.behind)
         for one in sinks
     ]
     columns = ("sink", "state", "collection", "connector", "last", "behind")
     output.say(make_table("Sinks", columns, rows, right=("last", "behind")))
     for one in sinks:
-        for line in problem_lines(one.name, () if one.problem is None else (one.problem,)):
+        for line in format_problems(one.name, () if one.problem is None else (one.problem,)):
             output.say(line)
 
 
-def problem_lines(name: str, problems: Iterable[Problem]) -> Iterator[Text]:
+def format_problems(name: str, problems: Iterable[Problem]) -> Iterator[Text]:
     """The problems of a source or a sink: since when, why, and what to do."""
     for problem in problems:
         colour = STATE_COLOURS.get(problem.state, "red")
-        since = f"{problem.state} since {time_text(problem.since_s)}"
-        again = "" if problem.wait_s is None else f" (retry in {seconds_text(problem.wait_s)})"
-        yield Text(f"  {name}: {since}: {problem.why}{again}", colour)
+        since = f"{problem.state} since {format_time(problem.since_s)}"
+        retry = "" if problem.wait_s is None else f" (retry in {format_seconds(problem.wait_s)})"
+        yield Text(f"  {name}: {since}: {problem.why}{retry}", colour)
         if problem.remedy not in problem.why:
             yield Text(f"    {problem.remedy}")
 
 
-def state_text(state: str) -> Text:
+def format_state(state: str) -> Text:
     return Text(state, STATE_COLOURS.get(state, "red"))
 
 
 def _describe_collection(one: CollectionStatus) -> tuple[str, str, Any]:
-    return one.name, one.kind, state_text(one.state)
+    return one.name, one.kind, format_state(one.state)
 
 
-def collections_table(collections: tuple[CollectionStatus, ...]) -> Any:
+def make_collections_table(collections: tuple[CollectionStatus, ...]) -> Any:
     rows = [
-        (*_describe_collection(one), one.upper, one.since, f"{one.rows:,}", bytes_text(one.bytes), one.shapes)
+        (*_describe_collection(one), one.upper, one.since, f"{one.rows:,}", format_bytes(one.bytes), one.shapes)
         for one in collections
     ]
     numbers = ("upper", "since", "changes", "size", "shapes")
@@ -170,11 +170,11 @@ def journal(
     Example: evertide journal --storage shop.evertide --from 100 --to 120
     """
     output = Output(is_json=is_json)
-    with open_target(context, output, StorageOptions(storage, meta)) as place:
-        lines = place.journal(first, last)
+    with open_target(context, output, StorageOptions(storage, meta)) as target:
+        lines = target.journal(first, last)
     if is_json:
         for line in lines:
-            output.line(line)
+            output.write_line(line)
         return
     rows = [
         (
@@ -182,9 +182,9 @@ def journal(
             line.generation,
             "" if line.committed else Text("bound", "yellow"),
             "?" if line.rows is None else f"{line.rows:,}",
-            bytes_text(line.bytes) if line.bytes else "",
-            ", ".join(f"{source} {position_text(line.positions[source], 40)}" for source in line.moved),
-            time_text(line.bound_at_s),
+            format_bytes(line.bytes) if line.bytes else "",
+            ", ".join(f"{source} {format_position(line.positions[source], 40)}" for source in line.moved),
+            format_time(line.bound_at_s),
         )
         for line in lines
     ]
@@ -201,12 +201,12 @@ def checkpoints(
     Example: evertide checkpoints --storage shop.evertide
     """
     output = Output(is_json=is_json)
-    with open_target(context, output, StorageOptions(storage, meta)) as place:
-        found = place.checkpoints()
+    with open_target(context, output, StorageOptions(storage, meta)) as target:
+        found = target.checkpoints()
     if is_json:
         output.write_document(found)
         return
-    rows = [(one.number, one.time, one.files, bytes_text(one.bytes), time_text(one.made_at_s)) for one in found]
+    rows = [(one.number, one.time, one.files, format_bytes(one.bytes), format_time(one.made_at_s)) for one in found]
     output.say(
         make_table("", ("number", "time", "files", "size", "made"), rows, right=("number", "time", "files", "size"))
     )

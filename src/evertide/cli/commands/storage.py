@@ -15,8 +15,9 @@ from evertide.checkpoint.fsck import Report, check
 from evertide.checkpoint.repair import repair as repair_storage
 from evertide.checkpoint.verification import Progress
 from evertide.cli.options import Json, Meta, Storage
-from evertide.cli.output.output import Bars, Output, bytes_text, error_to_dict, make_table, report_errors, to_json_value
+from evertide.cli.output.output import Bars, Output, error_to_dict, format_bytes, make_table, report_errors
 from evertide.errors import Damaged, InvalidInput
+from evertide.json_values import to_json_value
 from evertide.pipeline.maintenance.sweep import sweep
 from evertide.pipeline.reading.reader import Reader, check_is_there
 from evertide.pipeline.recovery.damaged_views import PipelineCollections
@@ -45,10 +46,10 @@ def fsck(
     check_is_there(storage)
     settings, runtime = Settings(), SystemRuntime()
     opened = open_for_repair(storage, meta, runtime=runtime, settings=settings, change=repair)
-    done: tuple[str, ...] = ()
+    repairs: tuple[str, ...] = ()
     moved: tuple[str, ...] = ()
     try:
-        place = StorageContext(opened.blob, opened.meta, runtime, settings)
+        context = StorageContext(opened.blob, opened.meta, runtime, settings)
         declared = PipelineCollections(opened.meta, runtime, settings)
         with Bars(output) as bars:
 
@@ -56,22 +57,24 @@ def fsck(
                 bars.show_bytes("verify", progress.bytes, progress.bytes_all)
 
             if repair:
-                found = repair_storage(place, show, declared)
-                done, moved, report = found.done, found.moved, found.report
+                found = repair_storage(context, show, declared)
+                repairs, moved, report = found.done, found.moved, found.report
             else:
-                report = check(place, show, declared.collections())
+                report = check(context, show, declared.collections())
     finally:
         opened.close()
     if is_json:
-        output.write_document({**to_json_value(report), "is_sound": report.is_sound, "repaired": done, "moved": moved})
+        output.write_document(
+            {**to_json_value(report), "is_sound": report.is_sound, "repaired": repairs, "moved": moved}
+        )
     else:
-        _show(output, report, done, moved)
+        _show(output, report, repairs, moved)
     if not report.is_sound:
         raise typer.Exit(Damaged.exit_code)
 
 
-def _show(output: Output, report: Report, done: tuple[str, ...], moved: tuple[str, ...]) -> None:
-    for sentence in done:
+def _show(output: Output, report: Report, repairs: tuple[str, ...], moved: tuple[str, ...]) -> None:
+    for sentence in repairs:
         output.say(Text(f"repair: {sentence}", "yellow"))
     if moved:
         output.say(Text(f"moved {len(moved)} files that no record names to lost+found/", "yellow"))
@@ -83,15 +86,10 @@ def _show(output: Output, report: Report, done: tuple[str, ...], moved: tuple[st
     if report.unknown_orphans:
         output.say(Text("files that no record names cannot be listed, because some records cannot be read"))
     seen = f"{report.shards} shards, {report.checkpoints} checkpoints, {report.transactions} transactions, "
-    seen += f"{report.files} files, {bytes_text(report.bytes)}"
-    word = Text("sound", "green") if report.is_sound else Text(_count(report, is_repaired=bool(done)), "red")
-    output.say(Text.assemble(word, f": {seen}"))
-
-
-def _count(report: Report, *, is_repaired: bool) -> str:
-    count = len(report.problems)
-    word = "problem" if count == 1 else "problems"
-    return f"{count} {word} could not be repaired" if is_repaired else f"{count} {word}"
+    seen += f"{report.files} files, {format_bytes(report.bytes)}"
+    problems = f"{len(report.problems)} {'problem' if len(report.problems) == 1 else 'problems'}"
+    problems += " could not be repaired" if repairs else ""
+    output.say(Text.assemble(("sound", "green") if report.is_sound else (problems, "red"), f": {seen}"))
 
 
 @report_errors
@@ -102,27 +100,21 @@ def gc(*, storage: Storage, meta: Meta = None, is_json: Json = False) -> None:
     """
     output = Output(is_json=is_json)
     with Reader.open(storage, meta) as reader, Bars(output) as bars:
-        swept = sweep(reader.storage, bars.show, runtime=reader.runtime, settings=reader.settings)
-    kinds = {
-        "parts": swept.parts,
-        "rollups": swept.rollups,
-        "state": swept.state,
-        "checkpoints": swept.checkpoints,
-        "staged": swept.staged,
-    }
+        garbage = sweep(reader.storage, bars.show, runtime=reader.runtime, settings=reader.settings)
+    kinds = {kind: getattr(garbage, kind) for kind in ("parts", "rollups", "state", "checkpoints", "staged")}
     if is_json:
         output.write_document(
-            {"deleted": kinds, "count": swept.count, "refused": [error_to_dict(one) for one in swept.refused]}
+            {"deleted": kinds, "count": garbage.count, "refused": [error_to_dict(one) for one in garbage.refused]}
         )
     else:
         for kind, keys in kinds.items():
             for key in keys:
                 output.say(Text(f"{kind:<12} {key}", "dim"))
-        output.say(Text(f"{swept.count} files deleted"))
-        for one in swept.refused:
+        output.say(Text(f"{garbage.count} files deleted"))
+        for one in garbage.refused:
             output.err.print(Text(f"evertide: not deleted: {one}", "red"))
-    if swept.refused:
-        raise typer.Exit(swept.refused[0].exit_code)
+    if garbage.refused:
+        raise typer.Exit(garbage.refused[0].exit_code)
 
 
 @report_errors
@@ -155,7 +147,7 @@ def export(
     time = entries[number].time
     output.report(
         {"number": number, "time": time, "file": str(file), "bytes": size},
-        f"checkpoint {number} at time {time}: {file}, {bytes_text(size)}",
+        f"checkpoint {number} at time {time}: {file}, {format_bytes(size)}",
     )
 
 

@@ -1,4 +1,4 @@
-"""`Watch`: shows the progress of a running pipeline, redrawn on a terminal, otherwise line by line."""
+"""`LiveDisplay`: shows the progress of a running pipeline, redrawn on a terminal, otherwise line by line."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from rich.console import Group
 from rich.live import Live
 from rich.text import Text
 
-from evertide.cli.commands.status import problem_lines, state_text
-from evertide.cli.output.output import Output, lag_text
+from evertide.cli.commands.status import format_problems, format_state
+from evertide.cli.output.output import Output, format_lag
 from evertide.errors import EvertideError, TimeCompacted
 from evertide.journal.journal import Journal
 from evertide.problem import ComponentState
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from evertide.pipeline.pipeline import Pipeline
     from evertide.pipeline.status.status import Status
 
-__all__ = ["FinishedTransaction", "Watch"]
+__all__ = ["LiveDisplay"]
 
 _WINDOW_S = 10.0
 _STATUS_EVERY_S = 1.0
@@ -39,7 +39,7 @@ class FinishedTransaction:
     """When it was committed, by the monotonic clock."""
 
 
-class Watch:
+class LiveDisplay:
     """The thread that runs the pipeline calls `record`; the thread that draws calls `render`."""
 
     def __init__(self, pipeline: Pipeline, output: Output, *, is_quiet: bool = False) -> None:
@@ -68,17 +68,17 @@ class Watch:
         self.transactions += 1
         self.rows += rows
         if self._output.is_json and not self._is_quiet:
-            self._output.line({"event": "transaction", "time": time, "rows": rows, "took_s": round(took_s, 6)})
+            self._output.write_line({"event": "transaction", "time": time, "rows": rows, "took_s": round(took_s, 6)})
         elif not self._output.is_live and not self._is_quiet and one.at_s - self._printed_s >= _LINE_EVERY_S:
             self._printed_s = one.at_s
-            self._output.say(self.line())
+            self._output.say(self.summary())
 
     @property
     def rows_per_s(self) -> float:
         """Input rows per second over the last `_WINDOW_S`."""
         now_s = self._runtime.monotonic_s()
-        lately = [one for one in list(self.finished) if one.at_s > now_s - _WINDOW_S]
-        return sum(one.rows for one in lately) / min(_WINDOW_S, max(now_s - self._began_s, 0.001))
+        recent = [one for one in list(self.finished) if one.at_s > now_s - _WINDOW_S]
+        return sum(one.rows for one in recent) / min(_WINDOW_S, max(now_s - self._began_s, 0.001))
 
     @property
     def took_s(self) -> float:
@@ -93,36 +93,36 @@ class Watch:
             self._status = (now_s, self.pipeline.status())
         return self._status[1]
 
-    def line(self) -> Text:
+    def summary(self) -> Text:
         status, time = self.status(), self.pipeline.time
         waiting = status.bound - time
         bound = f", {waiting} waiting" if waiting > 0 else ""
         numbers = f"  time {time}{bound}  {self.rows_per_s:,.0f} rows/s  {self.rows:,} rows in "
         numbers += f"{self.transactions:,} transactions, {self.took_s:.3f} s each"
-        return Text.assemble(state_text(status.state), numbers)
+        return Text.assemble(format_state(status.state), numbers)
 
-    def problems(self) -> Iterator[Text]:
+    def list_problems(self) -> Iterator[Text]:
         status = self.status()
         for problem in status.problems:
             yield Text(f"{problem.state}: {problem.why}", "red")
         for source in status.sources:
             warnings = tuple(each for each in source.problems if each.why not in {one.why for one in status.problems})
-            yield from problem_lines(source.name, warnings)
+            yield from format_problems(source.name, warnings)
         for one in status.collections:
             if one.state == ComponentState.FAILED:
                 yield Text(f"view {one.name} failed: {one.why}", "red")
 
-    def behind(self) -> Iterator[Text]:
+    def list_lags(self) -> Iterator[Text]:
         lags = {source.name: source.lag for source in self.status().sources if source.lag is not None}
-        texts = [f"{name} {lag_text(lag)}" for name, lag in lags.items() if any(astuple(lag))]
+        texts = [f"{name} {format_lag(lag)}" for name, lag in lags.items() if any(astuple(lag))]
         if texts:
             yield Text(f"  behind: {'; '.join(texts)}", "yellow")
 
     def panels(self) -> Iterator[Any]:
         """The lines of the display, from top to bottom."""
-        yield self.line()
-        yield from self.behind()
-        yield from self.problems()
+        yield self.summary()
+        yield from self.list_lags()
+        yield from self.list_problems()
 
     def render(self) -> Any:
         """The content that `Live` draws; an error is shown, and does not end the drawing."""

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from evertide.logs import ROOT, JsonLines, line_of
 
-__all__ = ["LogFormat", "LogLevel", "LogOptions", "log_to"]
+__all__ = ["LogFormat", "LogLevel", "LogOptions", "configure_logging"]
 
 
 class LogFormat(enum.StrEnum):
@@ -40,26 +40,26 @@ class LogOptions:
     """The root of the pipeline's storage."""
 
     @property
-    def number(self) -> int:
+    def level_number(self) -> int:
         chosen = self.level or (LogLevel.INFO if self.form is LogFormat.JSON else LogLevel.WARNING)
         return logging.getLevelNamesMapping()[chosen.value.upper()]
 
 
-class _TextLines(logging.Handler):
+class _TextHandler(logging.Handler):
     def __init__(self, console: Console, level: int) -> None:
         super().__init__(level)
         self._console = console
 
     def emit(self, record: logging.LogRecord) -> None:
         line = line_of(record)
-        number = "" if line.transaction is None else f" (transaction {line.transaction})"
+        transaction = "" if line.transaction is None else f" (transaction {line.transaction})"
         colour = "yellow" if record.levelno >= logging.WARNING else "dim"
-        self._console.print(Text(f"evertide: {line.level}: {line.message}{number}", colour))
+        self._console.print(Text(f"evertide: {line.level}: {line.message}{transaction}", colour))
 
 
-class _JsonLines(logging.Handler):
+class _JsonHandler(logging.Handler):
     def __init__(self, options: LogOptions) -> None:
-        super().__init__(options.number)
+        super().__init__(options.level_number)
         self.setFormatter(JsonLines(options.pipeline))
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -71,14 +71,14 @@ class _JsonLines(logging.Handler):
             self.handleError(record)
 
 
-def log_to(console: Console, options: LogOptions) -> None:
-    """Silences py4j, whose messages after an interrupt do not help."""
+def configure_logging(console: Console, options: LogOptions) -> None:
+    """Send the log to `console`, or as JSON to standard error. Mutes py4j, which logs noise after an interrupt."""
     is_json = options.form is LogFormat.JSON
-    everything, ours = logging.getLogger(), logging.getLogger(ROOT)
-    for log in (everything, ours):
-        log.handlers = [each for each in log.handlers if not isinstance(each, _TextLines | _JsonLines)]
-    (everything if is_json else ours).addHandler(
-        _JsonLines(options) if is_json else _TextLines(console, options.number)
+    root, evertide = logging.getLogger(), logging.getLogger(ROOT)
+    for log in (root, evertide):
+        log.handlers = [each for each in log.handlers if not isinstance(each, _TextHandler | _JsonHandler)]
+    (root if is_json else evertide).addHandler(
+        _JsonHandler(options) if is_json else _TextHandler(console, options.level_number)
     )
-    ours.setLevel(min(options.number, logging.WARNING))
+    evertide.setLevel(min(options.level_number, logging.WARNING))
     logging.getLogger("py4j").setLevel(logging.CRITICAL)

@@ -24,7 +24,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from evertide.cli.output.logs import LogOptions, log_to
+from evertide.cli.output.logs import LogOptions, configure_logging
 from evertide.errors import EvertideError
 from evertide.json_values import error_to_json, one_line, to_json_value
 
@@ -35,23 +35,23 @@ __all__ = [
     "STATE_COLOURS",
     "Bars",
     "Output",
-    "bytes_text",
     "error_to_dict",
-    "lag_text",
+    "format_bytes",
+    "format_lag",
+    "format_position",
+    "format_seconds",
+    "format_time",
+    "format_value",
     "make_table",
-    "position_text",
     "report_error",
     "report_errors",
-    "seconds_text",
-    "time_text",
     "to_json_value",
-    "value_text",
 ]
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-INTERRUPTED = 130
+_INTERRUPTED = 130
 STATE_COLOURS = {
     "running": "green",
     "stopped": "yellow",
@@ -75,7 +75,7 @@ class Output:
         # Output to a pipe is not wrapped at the width of a terminal.
         self.out = Console(width=None if sys.stdout.isatty() else _WIDE, highlight=False)
         self.err = Console(stderr=True, highlight=False, soft_wrap=True)
-        log_to(self.err, logs or LogOptions())
+        configure_logging(self.err, logs or LogOptions())
 
     @property
     def is_live(self) -> bool:
@@ -93,7 +93,7 @@ class Output:
         else:
             self.say(Text(text))
 
-    def line(self, value: Any) -> None:
+    def write_line(self, value: Any) -> None:
         """Print one of several JSON lines."""
         self._write(json.dumps(to_json_value(value), ensure_ascii=False))
 
@@ -124,7 +124,7 @@ def report_errors(command: Callable[P, T]) -> Callable[P, T]:
             raise typer.Exit(error.exit_code) from None
         except KeyboardInterrupt:
             sys.stderr.write("evertide: interrupted\n")
-            raise typer.Exit(INTERRUPTED) from None
+            raise typer.Exit(_INTERRUPTED) from None
         except BrokenPipeError:
             # The reader closed the pipe (`evertide subscribe ... | head`). Python would fail again at its exit.
             sys.stdout = None
@@ -168,7 +168,7 @@ class Bars:
         self._show(what, done, total, f"{done:,} of {total:,}")
 
     def show_bytes(self, what: str, done: int, total: int) -> None:
-        self._show(what, done, total, f"{bytes_text(done)} of {bytes_text(total)}")
+        self._show(what, done, total, f"{format_bytes(done)} of {format_bytes(total)}")
 
     def _show(self, what: str, done: int, total: int, count: str) -> None:
         if what not in self._tasks:
@@ -208,7 +208,7 @@ def make_table(
     return table
 
 
-def value_text(value: Any) -> str:
+def format_value(value: Any) -> str:
     if value is None:
         return "NULL"
     if isinstance(value, str):
@@ -222,7 +222,7 @@ def value_text(value: Any) -> str:
     )
 
 
-def bytes_text(size: float) -> str:
+def format_bytes(size: float) -> str:
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size < _KIB:
             return f"{size:,.0f} {unit}" if unit == "B" else f"{size:,.1f} {unit}"
@@ -230,7 +230,7 @@ def bytes_text(size: float) -> str:
     return f"{size:,.1f} TiB"
 
 
-def seconds_text(seconds: float) -> str:
+def format_seconds(seconds: float) -> str:
     """A duration in its two largest units."""
     if seconds < _MINUTE_S:
         return f"{seconds:.1f} s" if seconds else "0 s"
@@ -240,23 +240,23 @@ def seconds_text(seconds: float) -> str:
     return " ".join([f"{count} {unit}" for unit, count in units.items() if count][:2])
 
 
-def lag_text(lag: Lag | None) -> str:
+def format_lag(lag: Lag | None) -> str:
     """The lag of a source; `-` if it is not known."""
     if lag is None:
         return "-"
     parts = [
-        "" if lag.bytes is None else bytes_text(lag.bytes),
+        "" if lag.bytes is None else format_bytes(lag.bytes),
         "" if lag.rows is None else f"{lag.rows:,} rows",
         "" if lag.files is None else f"{lag.files:,} files",
-        "" if lag.seconds is None else seconds_text(lag.seconds),
+        "" if lag.seconds is None else format_seconds(lag.seconds),
     ]
     return ", ".join(filter(None, parts)) or "-"
 
 
-def time_text(seconds: float) -> str:
+def format_time(seconds: float) -> str:
     """A wall-clock time in the local time zone."""
     return datetime.fromtimestamp(seconds, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S") if seconds else "-"
 
 
-def position_text(text: str, most: int = 60) -> str:
-    return text if len(text) <= most else f"{text[: most - 3]}..."
+def format_position(text: str, length_max: int = 60) -> str:
+    return text if len(text) <= length_max else f"{text[: length_max - 3]}..."

@@ -44,16 +44,16 @@ class Observers:
 def open_observers(storage: str, *, listens: bool, traces: bool) -> Iterator[Observers]:
     """Without `listens` and `traces`, the observer does nothing and costs nothing."""
     with ExitStack() as stack:
-        found: list[Observer] = []
+        observers: list[Observer] = []
         metrics, logs = None, None
         if listens:
             from evertide.metrics.metrics import Metrics  # noqa: PLC0415 - slow to import
 
-            found.append(metrics := Metrics())
+            observers.append(metrics := Metrics())
             logs = stack.enter_context(Ring(storage))
         if traces:
             from evertide.metrics.traces import open_traces  # noqa: PLC0415 - an extra
 
-            found.append(made := open_traces(SystemRuntime()))
-            stack.callback(made.close)
-        yield Observers(ObserverGroup(found) if len(found) > 1 else next(iter(found), NO_OBSERVER), metrics, logs)
+            observers.append(spans := open_traces(SystemRuntime()))
+            stack.callback(spans.close)
+        yield Observers(ObserverGroup(observers) if observers else NO_OBSERVER, metrics, logs)

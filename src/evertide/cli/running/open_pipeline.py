@@ -1,4 +1,4 @@
-"""`open_for_command`: a pipeline for one command. Invalid input is refused before Spark starts."""
+"""`open_pipeline`: a pipeline for one command. Invalid input is refused before Spark starts."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from evertide.cli.output.output import Bars, Output
 from evertide.cli.running.consent import Consent
-from evertide.cli.running.silence import ended_if_silent
-from evertide.cli.running.spark import spark_session
+from evertide.cli.running.silence import end_if_silent
+from evertide.cli.running.spark import open_spark
 from evertide.observer import NO_OBSERVER, Observer
 from evertide.pipeline.reading.reader import Reader, check_is_there, is_there
 from evertide.pipeline.replicas.liveness import watch_for_hang
@@ -25,13 +25,13 @@ from evertide.settings import Settings
 if TYPE_CHECKING:
     from evertide.pipeline.pipeline import Pipeline
 
-__all__ = ["open_for_command", "stop_by_signals"]
+__all__ = ["open_pipeline", "stop_by_signals"]
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 @contextmanager
-def open_for_command(
+def open_pipeline(
     script: Path | str,
     storage: str,
     output: Output,
@@ -56,7 +56,7 @@ def open_for_command(
     with ExitStack() as stack:
         with Bars(output) as bars:
             with bars.show_work("Spark"), watch_for_hang("starting Spark", SystemRuntime(), settings):
-                session = stack.enter_context(spark_session(master))
+                session = stack.enter_context(open_spark(master))
             from evertide.pipeline.pipeline import Pipeline  # noqa: PLC0415 - pyspark
 
             consent = Consent(output, str(script), settings, bars, is_agreed=is_agreed)
@@ -70,10 +70,10 @@ def open_for_command(
                     progress=bars.show,
                     role=role,
                     approve=consent.check if role is not ProcessRole.READ_ONLY else None,
-                    # `ended_if_silent` needs an observed storage, even if nothing else observes it
+                    # `end_if_silent` needs an observed storage, even if nothing else observes it
                     observer=Observer() if observer is NO_OBSERVER else observer,
                 )
-                stack.enter_context(ended_if_silent(pipeline, is_json=output.is_json))
+                stack.enter_context(end_if_silent(pipeline, is_json=output.is_json))
                 stack.enter_context(pipeline)
         yield pipeline
 
@@ -93,12 +93,12 @@ def stop_by_signals(pipeline: Pipeline, output: Output) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    asked: list[int] = []
+    signals: list[int] = []
 
     def stop(number: int, _frame: FrameType | None) -> None:
-        if asked:
+        if signals:
             raise KeyboardInterrupt
-        asked.append(number)
+        signals.append(number)
         pipeline.stop()
         if not output.is_json:
             output.err.print(

@@ -20,11 +20,11 @@ __all__ = ["open_server", "serve_pipeline"]
 
 
 @contextmanager
-def open_server(listen: str, listening: ListenOptions) -> Iterator[Server]:
+def open_server(listen: str, options: ListenOptions) -> Iterator[Server]:
     """Bind before Spark starts, so that errors show at once. Until the app starts, clients get 503 with Retry-After."""
     from evertide.server.http.server import Server  # noqa: PLC0415 - slow to import
 
-    with Server(listen, listening) as server:
+    with Server(listen, options) as server:
         yield server.begin()
 
 
@@ -33,8 +33,8 @@ def serve_pipeline(
     server: Server,
     pipeline: Pipeline,
     output: Output,
-    listening: ListenOptions,
-    watched: Observers,
+    options: ListenOptions,
+    observers: Observers,
     *,
     is_quiet: bool,
     deletion: bool = False,
@@ -46,22 +46,22 @@ def serve_pipeline(
     from evertide.shapes.service import ShapeService  # noqa: PLC0415
 
     with ShapeService(pipeline.collections, ShapeOptions(deletion=deletion)) as shapes:
-        watched.watch(pipeline, shapes)
+        observers.watch(pipeline, shapes)
         for one in (server, shapes):
             pipeline.watch(one.list_thread_problems)
         app = make_app(
             pipeline,
             shapes=shapes,
-            access=listening.access,
-            metrics=watched.metrics,
-            observer=watched.observer,
-            logs=watched.logs,
+            access=options.access,
+            metrics=observers.metrics,
+            observer=observers.observer,
+            logs=observers.logs,
         )
         tune_garbage_collection()
         server.start(app)
         try:
             if output.is_json and not is_quiet:
-                output.line({"event": "listening", "time": pipeline.time, "address": server.address})
+                output.write_line({"event": "listening", "time": pipeline.time, "address": server.address})
             elif not is_quiet:
                 output.say(Text(f"listening at {server.address}; the console is {server.address}/"))
             yield

@@ -1,4 +1,4 @@
-"""`ended_if_silent`: a signal ends a command even if a call to storage does not return.
+"""`end_if_silent`: a signal ends a command even if a call to storage does not return.
 
 A call that fails at once ends the command in an orderly way (`evertide.runtime.StoppableRuntime`). A call that does not
 return blocks its thread, and if that is the main thread, Python runs no signal handler. So another thread learns of the
@@ -27,29 +27,29 @@ from evertide.threads.watched import WatchedThread
 if TYPE_CHECKING:
     from evertide.pipeline.pipeline import Pipeline
 
-__all__ = ["ended_if_silent"]
+__all__ = ["end_if_silent"]
 
-_LOOK_S = 0.25
+_CHECK_EVERY_S = 0.25
 
 
 @contextmanager
-def ended_if_silent(pipeline: Pipeline, *, is_json: bool, end: Callable[[int], object] = os._exit) -> Iterator[None]:
+def end_if_silent(pipeline: Pipeline, *, is_json: bool, end: Callable[[int], object] = os._exit) -> Iterator[None]:
     """Only in the main thread, which receives the signals. `end` is called with the exit code."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    signalled, wake = socket.socketpair()
+    signals, wake = socket.socketpair()
     wake.settimeout(0)
     before = signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
     is_over = threading.Event()
 
     def watch() -> None:
-        if not signalled.recv(1):  # the block has ended
+        if not signals.recv(1):  # the block has ended
             return
         pipeline.stop()
-        since_s = SystemRuntime().monotonic_s()
-        while not is_over.wait(_LOOK_S):
-            silent = find_silence(pipeline.storage, since_s)
+        stopping_s = SystemRuntime().monotonic_s()
+        while not is_over.wait(_CHECK_EVERY_S):
+            silent = find_silence(pipeline.storage, stopping_s)
             if silent:
                 why = f"{silent}; the process ends at once, without a checkpoint, and nothing is lost"
                 error = Unavailable(path=pipeline.storage.root, why=why)
@@ -67,4 +67,4 @@ def ended_if_silent(pipeline: Pipeline, *, is_json: bool, end: Callable[[int], o
         is_over.set()
         wake.close()
         thread.join()
-        signalled.close()
+        signals.close()

@@ -1,4 +1,4 @@
-"""`spark_session`: the Spark session of one command, without Spark's output at its start."""
+"""`open_spark`: the Spark session of one command, without Spark's output at its start."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from evertide.scratch import using_scratch
 if TYPE_CHECKING:
     from evertide.plan.catalyst.session import Session
 
-__all__ = ["spark_session"]
+__all__ = ["open_spark"]
 
 _STDERR = 2
 _LINES_MAX = 3
 
 
 @contextmanager
-def spark_session(master: str | None) -> Iterator[Session]:
+def open_spark(master: str | None) -> Iterator[Session]:
     """The active session, or a new one that is stopped at the end."""
     from evertide.plan.catalyst.session import open_session  # noqa: PLC0415 - pyspark is slow to import
 
     with using_scratch():
-        kept = tempfile.TemporaryFile()  # noqa: SIM115 - closed below
-    with kept as printed:
+        file = tempfile.TemporaryFile()  # noqa: SIM115 - closed below
+    with file as printed:
         try:
             with _redirect_stderr(printed.fileno()):
                 session = open_session(None, master)
@@ -44,10 +44,10 @@ def spark_session(master: str | None) -> Iterator[Session]:
 @contextmanager
 def _redirect_stderr(to: int) -> Iterator[None]:
     """Redirect standard error, which the JVM inherits at its start and prints to."""
-    kept = os.dup(_STDERR)
+    original = os.dup(_STDERR)
     try:
         os.dup2(to, _STDERR)
         yield
     finally:
-        os.dup2(kept, _STDERR)
-        os.close(kept)
+        os.dup2(original, _STDERR)
+        os.close(original)

@@ -1,6 +1,8 @@
 """The target of a command: a storage that it opens, or a server that it calls.
 
-target  the interface `Target`, and the choice between the two
-local   a storage
-remote  a server
+target        the interface `CommandTarget`, and the choice between the two
+local         a storage
+remote        a server
+push_file     the file that `push` reads
+subscription  the changes that `subscribe` prints
 """

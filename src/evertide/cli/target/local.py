@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from evertide.checkpoint.summary import CheckpointSummary, summarize_checkpoints
-from evertide.cli.changes import complete_changes
-from evertide.cli.files import choose_format, read_path
 from evertide.cli.output.output import Bars, Output
-from evertide.cli.running.open_pipeline import open_for_command
-from evertide.cli.running.spark import spark_session
+from evertide.cli.running.open_pipeline import open_pipeline
+from evertide.cli.running.spark import open_spark
+from evertide.cli.target.push_file import choose_format, open_push_file
+from evertide.cli.target.subscription import read_complete_changes
 from evertide.cli.target.target import NewCheckpoint, StorageOptions
 from evertide.errors import InvalidInput
 from evertide.journal.journal import TransactionSummary
@@ -37,30 +37,30 @@ __all__ = ["StorageTarget"]
 
 @dataclass(frozen=True)
 class StorageTarget:
-    given: StorageOptions
+    options: StorageOptions
     output: Output
     stack: ExitStack = field(repr=False)
     bars: Bars = field(repr=False)
 
     @cached_property
     def _reader(self) -> Reader:
-        return self.stack.enter_context(Reader.open(self._storage, self.given.meta))
+        return self.stack.enter_context(Reader.open(self._storage, self.options.meta))
 
     @property
     def _storage(self) -> str:
-        if self.given.storage is None:
+        if self.options.storage is None:
             raise InvalidInput(where="--storage", why="set --storage to a directory or s3://bucket/prefix")
-        return self.given.storage
+        return self.options.storage
 
     @property
     def _script(self) -> Path:
-        if self.given.script is None:
+        if self.options.script is None:
             raise InvalidInput(where="--script", why="set --script to the script of the pipeline")
-        return self.given.script
+        return self.options.script
 
-    def _spark(self) -> SparkSession:
+    def _start_spark(self) -> SparkSession:
         with self.bars.show_work("Spark"):
-            return self.stack.enter_context(spark_session(self.given.master)).spark
+            return self.stack.enter_context(open_spark(self.options.master)).spark
 
     def status(self) -> Status:
         return self._reader.status()
@@ -75,11 +75,15 @@ class StorageTarget:
         from evertide.server.query.workers import Workers  # noqa: PLC0415 - not needed by other commands
 
         reader = self._reader
-        master = self.given.master or os.environ.get("SPARK_MASTER", "local[*]")
+        master = self.options.master or os.environ.get("SPARK_MASTER", "local[*]")
         # The storage does not record the pipeline's time zone, so both engines use UTC.
         results = {"spark.sql.session.timeZone": "UTC"}
         with Workers(
-            reader.storage.address, results.copy, settings=reader.settings, runtime=reader.runtime, master=master
+            reader.storage.address,
+            results.copy,
+            settings=reader.settings,
+            runtime=reader.runtime,
+            master=master,
         ) as workers:
             answer = workers.ask_duckdb(question)
             if answer is not None:
@@ -98,14 +102,14 @@ class StorageTarget:
         if not follow and since == last:
             return
         with source:
-            for frontier, changes in complete_changes(source, shard.schema):
+            for frontier, changes in read_complete_changes(source, shard.schema):
                 yield frontier, changes
                 if not follow and frontier > last:
                     return
 
     def explain(self, view: str | None, form: str) -> Any:
         text, path, _ = read_script(self._script)
-        spark = self._spark()
+        spark = self._start_spark()
         from evertide.flow import Circuit  # noqa: PLC0415 - pyspark
         from evertide.flow import explain as explain_circuit  # noqa: PLC0415 - pyspark
         from evertide.flow.explanation.diagrams import render_dot, render_mermaid  # noqa: PLC0415 - pyspark
@@ -122,13 +126,7 @@ class StorageTarget:
         self, table: str, file: Path, form: PushFormat | None, *, is_delete: bool, producer: str, sequence: int | None
     ) -> tuple[int, int]:
         kind, rows = choose_format(file, form), 0
-        given = self.given
-        with (
-            read_path(file) as path,
-            open_for_command(
-                self._script, self._storage, self.output, meta=given.meta, master=given.master
-            ) as pipeline,
-        ):
+        with open_push_file(file) as path, self._open_pipeline() as pipeline:
             with pipeline.transaction(producer, sequence or 0) as pushed:
                 for batch in read_pushed_file(
                     pipeline.engine.tables, table, path, kind, str(file), is_delete=is_delete
@@ -138,19 +136,19 @@ class StorageTarget:
             return rows, pipeline.take(pushed)
 
     def checkpoint(self) -> NewCheckpoint:
-        with self._existing() as pipeline:
+        with self._open_pipeline(must_exist=True) as pipeline:
             entry = pipeline.checkpoint()
             return NewCheckpoint(entry.number, entry.time, entry.made_at_s)
 
     def retry(self, views: Sequence[str]) -> None:
-        with self._existing() as pipeline:
+        with self._open_pipeline(must_exist=True) as pipeline:
             for view in views:
                 pipeline.retry(view)
 
-    def _existing(self) -> AbstractContextManager[Pipeline]:
-        given = self.given
-        return open_for_command(
-            self._script, self._storage, self.output, meta=given.meta, master=given.master, must_exist=True
+    def _open_pipeline(self, *, must_exist: bool = False) -> AbstractContextManager[Pipeline]:
+        options = self.options
+        return open_pipeline(
+            self._script, self._storage, self.output, meta=options.meta, master=options.master, must_exist=must_exist
         )
 
     def pause(self) -> str:
@@ -165,8 +163,8 @@ def _make_remote_only_error(what: str) -> InvalidInput:
 
 
 def _select_view(found: Explanation, view: str) -> Explanation:
-    own = next((name for name in found.names if name.lower() == view.lower()), None)
-    if own is None:
+    declared = next((name for name in found.names if name.lower() == view.lower()), None)
+    if declared is None:
         why = f"the script has no such materialized view; it has {', '.join(found.names)}"
         raise InvalidInput(where=f"view {view!r}", why=why)
-    return found.select_view(own)
+    return found.select_view(declared)

@@ -14,8 +14,8 @@ import msgspec
 import pyarrow as pa
 
 from evertide.checkpoint.summary import CheckpointSummary
-from evertide.cli.files import choose_format, read_path
-from evertide.cli.target.target import NewCheckpoint, Remote
+from evertide.cli.target.push_file import choose_format, open_push_file
+from evertide.cli.target.target import NewCheckpoint, ServerOptions
 from evertide.client import Client
 from evertide.errors import InvalidInput
 from evertide.journal.journal import TransactionSummary
@@ -36,8 +36,8 @@ class ServerTarget:
 
     @classmethod
     @contextmanager
-    def open(cls, remote: Remote) -> Iterator[Self]:
-        with Client(remote.url or "", _read_token(remote), tls=remote.authority) as client:
+    def open(cls, options: ServerOptions) -> Iterator[Self]:
+        with Client(options.url or "", _read_token(options), tls=options.authority) as client:
             yield cls(client)
 
     def status(self) -> Status:
@@ -84,15 +84,17 @@ class ServerTarget:
         self, table: str, file: Path, form: PushFormat | None, *, is_delete: bool, producer: str, sequence: int | None
     ) -> tuple[int, int]:
         kind = choose_format(file, form)
-        with read_path(file) as path:
+        with open_push_file(file) as path:
             try:
                 content = path.read_bytes()
             except OSError as error:
                 raise InvalidInput(where=str(file), why=f"cannot read the file: {error.strerror}") from error
-        taken = self.client.push_body(table, content, kind, deletes=is_delete, producer=producer, sequence=sequence)
-        if taken.get("problem"):
-            logger.warning("the rows are durable, and become visible when the pipeline continues: %s", taken["problem"])
-        return taken["rows"], taken["time"]
+        result = self.client.push_body(table, content, kind, deletes=is_delete, producer=producer, sequence=sequence)
+        if result.get("problem"):
+            logger.warning(
+                "the rows are durable, and become visible when the pipeline continues: %s", result["problem"]
+            )
+        return result["rows"], result["time"]
 
     def checkpoint(self) -> NewCheckpoint:
         return msgspec.convert(self.client.checkpoint(), NewCheckpoint)
@@ -108,13 +110,13 @@ class ServerTarget:
             self.client.retry(view)
 
 
-def _read_token(remote: Remote) -> str | None:
-    if remote.token_file is None:
-        return remote.token
+def _read_token(options: ServerOptions) -> str | None:
+    if options.token_file is None:
+        return options.token
     try:
-        return remote.token_file.read_text("utf-8").strip()
+        return options.token_file.read_text("utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "not UTF-8"
         raise InvalidInput(
-            where=f"--token-file {os.fspath(remote.token_file)}", why=f"cannot read the file: {why}"
+            where=f"--token-file {os.fspath(options.token_file)}", why=f"cannot read the file: {why}"
         ) from error

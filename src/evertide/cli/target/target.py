@@ -1,6 +1,6 @@
-"""`Target`: the target of a command, a storage or a server (`--url`).
+"""`CommandTarget`: what a command acts on, a storage or a server (`--url`).
 
-All targets return the same values, so that a command need not know which one it has.
+All targets return the same values, so that a command need not know which kind it has.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from evertide.pipeline.input.pushed_files import PushFormat
     from evertide.pipeline.status.status import Status
 
-__all__ = ["NewCheckpoint", "Remote", "StorageOptions", "Target", "open_target"]
+__all__ = ["CommandTarget", "NewCheckpoint", "ServerOptions", "StorageOptions", "open_target"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class NewCheckpoint:
     made_at_s: float
 
 
-class Target(Protocol):
+class CommandTarget(Protocol):
     def status(self) -> Status: ...
 
     def journal(self, first: int, last: int | None) -> list[TransactionSummary]:
@@ -74,7 +74,7 @@ class Target(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Remote:
+class ServerOptions:
     """The global options for a server: `evertide --url URL ...`."""
 
     url: str | None = None
@@ -95,25 +95,25 @@ class StorageOptions:
 
 @contextmanager
 def open_target(
-    context: typer.Context, output: Output, given: StorageOptions, *, needs_storage: bool = True
-) -> Iterator[Target]:
-    remote = context.obj if isinstance(context.obj, Remote) else Remote()
+    context: typer.Context, output: Output, options: StorageOptions, *, needs_storage: bool = True
+) -> Iterator[CommandTarget]:
+    server = context.obj if isinstance(context.obj, ServerOptions) else ServerOptions()
     with ExitStack() as stack:
-        if remote.url is not None:
-            _check_one(given)
+        if server.url is not None:
+            _refuse_storage_options(options)
             from evertide.cli.target.remote import ServerTarget  # noqa: PLC0415 - httpx, not needed locally
 
-            yield stack.enter_context(ServerTarget.open(remote))
+            yield stack.enter_context(ServerTarget.open(server))
             return
-        if given.storage is None and needs_storage:
+        if options.storage is None and needs_storage:
             why = "set --storage, or use a server: `evertide --url URL COMMAND`"
             raise InvalidInput(where="--storage", why=why)
         from evertide.cli.target.local import StorageTarget  # noqa: PLC0415
 
-        yield StorageTarget(given, output, stack, stack.enter_context(Bars(output)))
+        yield StorageTarget(options, output, stack, stack.enter_context(Bars(output)))
 
 
-def _check_one(given: StorageOptions) -> None:
-    for name, value in (("--storage", given.storage), ("--script", given.script), ("--master", given.master)):
+def _refuse_storage_options(options: StorageOptions) -> None:
+    for name, value in (("--storage", options.storage), ("--script", options.script), ("--master", options.master)):
         if value is not None:
             raise InvalidInput(where=name, why="this option cannot be combined with --url; the server has its own")

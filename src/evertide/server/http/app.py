@@ -9,10 +9,10 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 
-from evertide.console.routes import console_routes
+from evertide.console.routes import make_console_routes
 from evertide.errors import EvertideError
 from evertide.logs import Ring
-from evertide.metrics import Metrics, RequestTimer, metrics_route
+from evertide.metrics import Metrics, RequestTimer, make_metrics_route
 from evertide.observer import NO_OBSERVER, Observer
 from evertide.pipeline.pipeline import Pipeline
 from evertide.runtime import Runtime, SystemRuntime
@@ -100,10 +100,10 @@ def make_app(
         rows.drain()
         queries.close()
 
-    metrics_routes = [] if metrics is None else [metrics_route(metrics)]
+    metrics_routes = [] if metrics is None else [make_metrics_route(metrics)]
     shape_routes = [] if shapes is None else [shapes.route()]
     app = Starlette(
-        routes=[*make_routes(endpoints), *shape_routes, *metrics_routes, *console_routes()],
+        routes=[*make_routes(endpoints), *shape_routes, *metrics_routes, *make_console_routes()],
         middleware=[
             Middleware(RequestTimer, observer=observer, runtime=runtime),
             Middleware(ErrorGuard, runtime=runtime),

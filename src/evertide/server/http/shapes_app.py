@@ -19,7 +19,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from evertide.errors import EvertideError
-from evertide.metrics import Metrics, RequestTimer, metrics_route
+from evertide.metrics import Metrics, RequestTimer, make_metrics_route
 from evertide.observer import NO_OBSERVER, Observer
 from evertide.pgexpr.restriction import restriction_in
 from evertide.pipeline.reading.reader import Reader
@@ -70,7 +70,7 @@ def make_shapes_app(
     async def root(_: Request) -> Response:
         return Response()
 
-    metrics_routes = [] if metrics is None else [metrics_route(metrics)]
+    metrics_routes = [] if metrics is None else [make_metrics_route(metrics)]
     return Starlette(
         routes=[shapes.route(), Route("/v1/health", health), Route("/", root), *metrics_routes],
         middleware=[

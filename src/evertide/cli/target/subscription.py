@@ -1,4 +1,4 @@
-"""`complete_changes`: yields the changes of a collection, in order, as soon as all changes of a time are known."""
+"""`read_complete_changes`: reads the changes of a collection in order, each time as soon as it is complete."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import pyarrow.compute as pc
 from evertide.rows.changes import TIME, consolidate, make_empty_changes
 from evertide.shard.source import Delivered, Frozen, Progressed, Restarted, ShardSource
 
-__all__ = ["complete_changes"]
+__all__ = ["read_complete_changes"]
 
 
-def complete_changes(source: ShardSource, schema: pa.Schema) -> Iterator[tuple[int, pa.Table]]:
-    """Whenever the frontier advances: the frontier, and the new changes below it, by time.
+def read_complete_changes(source: ShardSource, schema: pa.Schema) -> Iterator[tuple[int, pa.Table]]:
+    """Yield the frontier whenever it advances, and the new changes below it, ordered by time.
 
     Raises the error of a source that is frozen.
     """
@@ -28,8 +28,8 @@ def complete_changes(source: ShardSource, schema: pa.Schema) -> Iterator[tuple[i
             case Frozen(_, error):
                 raise error
             case Progressed(frontier):
-                together = pa.concat_tables([make_empty_changes(schema), *waiting])
-                is_over = pc.less(together.column(TIME), frontier)
-                rest = together.filter(pc.invert(is_over))
+                known = pa.concat_tables([make_empty_changes(schema), *waiting])
+                is_complete = pc.less(known.column(TIME), frontier)
+                rest = known.filter(pc.invert(is_complete))
                 waiting = [rest] if rest.num_rows else []
-                yield frontier, consolidate(together.filter(is_over)).sort_by(TIME)
+                yield frontier, consolidate(known.filter(is_complete)).sort_by(TIME)

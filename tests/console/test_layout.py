@@ -16,9 +16,9 @@ import evertide.console
 LAYOUT = Path(evertide.console.__file__).parent / "static" / "layout.js"
 ASK = """
 import { readFileSync } from "node:fs"
-const { curve, layered } = await import(process.argv[1])
+const { curve, computeLayers } = await import(process.argv[1])
 const told = JSON.parse(readFileSync(0)).map(({ nodes, edges }) => {
-  const laid = layered(nodes, edges)
+  const laid = computeLayers(nodes, edges)
   const drawn = laid.edges.map((one) => ({ ...one, path: curve(one.points) }))
   return { width: laid.width, height: laid.height, nodes: Object.fromEntries(laid.nodes), edges: drawn }
 })

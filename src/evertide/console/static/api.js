@@ -1,14 +1,14 @@
-// Requests to the server that the page came from, and what went wrong with them.
+// Requests to the server that the page came from, and their errors.
 //
 // 1. Addresses are relative to the page: it also works below a path of a proxy.
 // 2. A token is sent once the user has entered one. It stays in this tab (sessionStorage), and is never in an address.
-// 3. Every failure is a `Refused` (the server's error) or an `Away` (the server did not answer).
+// 3. Every failure is a `ServerError` (the server's error) or a `ServerUnavailable` (the server did not answer).
 // 4. After a 401 the user is asked for a token once; all requests that failed wait for it, and are repeated.
 
 const TOKEN = "evertide.token"
 const LIMIT_MS = 20_000
 
-export class Refused extends Error {
+export class ServerError extends Error {
   constructor(status, body) {
     super(body?.message ?? body?.error ?? `The server answered ${status}.`)
     this.status = status
@@ -22,7 +22,7 @@ export class Refused extends Error {
   }
 }
 
-export class Away extends Error {
+export class ServerUnavailable extends Error {
   constructor(why) {
     super(`The server does not answer: ${why}`)
     this.remedy = "The server may be stopped or starting. The page continues when the server answers."
@@ -48,11 +48,11 @@ function waitForToken() {
 }
 
 export function enterToken(text) {
-  keep(text.trim())
-  const asked = waiting
+  storeToken(text.trim())
+  const prompt = waiting
   waiting = null
   listeners.forEach((each) => each(false))
-  asked?.done()
+  prompt?.done()
 }
 
 export function hasToken() {
@@ -67,7 +67,7 @@ function token() {
   }
 }
 
-function keep(text) {
+function storeToken(text) {
   try {
     if (text) sessionStorage.setItem(TOKEN, text)
     else sessionStorage.removeItem(TOKEN)
@@ -82,7 +82,7 @@ export function address(path, query = {}) {
   return url
 }
 
-// The answer, whatever its type. Follows `signal`; without `limit_ms` for as long as it takes.
+// Sends a request and returns the answer, of any type. `signal` ends it; if `limit_ms` is 0, it has no time limit.
 export async function ask(path, { method = "GET", query, body, headers = {}, signal, limit_ms = LIMIT_MS } = {}) {
   for (;;) {
     const used = token()
@@ -98,7 +98,7 @@ export async function ask(path, { method = "GET", query, body, headers = {}, sig
       })
     } catch (error) {
       if (signal?.aborted) throw error
-      throw new Away(error.name === "TimeoutError" ? `no answer within ${limit_ms / 1000} s` : "the connection failed")
+      throw new ServerUnavailable(error.name === "TimeoutError" ? `no answer within ${limit_ms / 1000} s` : "the connection failed")
     }
     noteClock(answer.headers.get("date"))
     if (answer.status !== 401) return answer
@@ -108,25 +108,25 @@ export async function ask(path, { method = "GET", query, body, headers = {}, sig
 }
 
 export async function get(path, query, options = {}) {
-  return read(await ask(path, { query, ...options }))
+  return readAnswer(await ask(path, { query, ...options }))
 }
 
 export async function post(path, body, options = {}) {
-  return read(await ask(path, { method: "POST", body, ...options }))
+  return readAnswer(await ask(path, { method: "POST", body, ...options }))
 }
 
 export async function remove(path) {
-  return read(await ask(path, { method: "DELETE" }))
+  return readAnswer(await ask(path, { method: "DELETE" }))
 }
 
-async function read(answer) {
+async function readAnswer(answer) {
   let body = null
   try {
     body = answer.status === 204 ? null : JSON.parse(await answer.text(), keepLargeIntegers)
   } catch {
-    if (answer.ok) throw new Refused(answer.status, { message: "The answer is not JSON. Is this an Evertide server?" })
+    if (answer.ok) throw new ServerError(answer.status, { message: "The answer is not JSON. Is this an Evertide server?" })
   }
-  if (!answer.ok) throw new Refused(answer.status, body)
+  if (!answer.ok) throw new ServerError(answer.status, body)
   return body
 }
 

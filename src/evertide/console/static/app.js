@@ -1,13 +1,13 @@
 // The page: its frame, the current screen, and everything that all screens share.
 
 import { enterToken, hasToken, onTokenWanted } from "./api.js"
-import { onCursor } from "./charts.js"
+import { onCursorMove } from "./charts.js"
 import { h, render } from "./dom.js"
 import { count, moment, seconds } from "./format.js"
 import { icon } from "./icons.js"
-import { need, refresh, start, world } from "./live.js"
-import { onMeasured } from "./measure.js"
-import { badge, button, trouble } from "./parts.js"
+import { model, refresh, setNeeds, start } from "./live.js"
+import { onWidthChange } from "./measure.js"
+import { badge, button, errorBox } from "./parts.js"
 import checkpoints from "./screens/checkpoints.js"
 import collection from "./screens/collection.js"
 import collections from "./screens/collections.js"
@@ -20,7 +20,7 @@ import query from "./screens/query.js"
 import reference from "./screens/reference.js"
 import shapes from "./screens/shapes.js"
 
-// A screen: {title, needs, open(pieces of the address, redraw) -> {view(world), close?()}}
+// A screen: {title, needs, open(pieces of the address, redraw) -> {view(model), close?()}}
 const SCREENS = { overview, flow, collections, collection, query, checkpoints, journal, shapes, errors, logs, api: reference }
 const MENU = [
   ["Monitor", [["overview", "Overview", "overview"], ["flow", "Flow", "flow"], ["collections", "Collections", "collections"]]],
@@ -28,7 +28,7 @@ const MENU = [
   ["Storage", [["checkpoints", "Checkpoints", "checkpoints"], ["journal", "Journal", "journal"], ["shapes", "Shapes", "shapes"]]],
   ["Problems", [["errors", "Errors", "errors"], ["logs", "Logs", "logs"]]],
 ]
-const OLD_S = 15
+const STALE_S = 15
 const root = document.getElementById("app")
 
 let shown = { address: null, name: "", title: "", screen: null }
@@ -46,7 +46,7 @@ function redraw() {
   })
 }
 
-function go() {
+function openScreen() {
   const address = location.hash.slice(1) || "/overview"
   if (address === shown.address) return
   shown.screen?.close?.()
@@ -56,7 +56,7 @@ function go() {
   shown = { address, name: SCREENS[name] ? name : "overview", title: known.title, screen: known.open(pieces, redraw) }
   isMenuOpen = false
   document.title = `${known.title} · Evertide`
-  need(known.needs ?? [])
+  setNeeds(known.needs ?? [])
   redraw()
   if (shown.name === before && name === "flow") return // the graph stays where it is
   requestAnimationFrame(() => document.getElementById("content")?.focus({ preventScroll: true }))
@@ -112,7 +112,7 @@ function forget() {
 
 function entry([name, title, picture]) {
   const isHere = shown.name === name || (name === "collections" && shown.name === "collection")
-  const problems = name === "errors" ? world.status?.problems?.length ?? 0 : 0
+  const problems = name === "errors" ? model.status?.problems?.length ?? 0 : 0
   return h("li", null,
     h("a", { href: `#/${name}`, "aria-current": isHere ? "page" : null, onclick: () => { isMenuOpen = false; redraw() } }, icon(picture), title,
       problems > 0 && h("span", { class: "count", "aria-label": `${problems} problems` }, count(problems))))
@@ -135,7 +135,7 @@ function themeChooser() {
 }
 
 function head() {
-  const { status, connection } = world
+  const { status, connection } = model
   return h(
     "header",
     { class: "head" },
@@ -154,20 +154,20 @@ function describeConnection({ mode }) {
 }
 
 function banner() {
-  const { connection, now_s: now, errors: wrong } = world
+  const { connection, now_s: now, errors: failed } = model
   const age_s = connection.seen_s ? now - connection.seen_s : 0
   if (connection.mode === "away") {
     const old = connection.seen_s ? `This page shows the state of ${moment(connection.seen_s)}, ${seconds(age_s)} ago.` : "The server has not answered yet."
     return h("div", { class: "banner bad", role: "alert" }, h("strong", null, "The server does not answer. "), `${old} The page continues when the server answers.`)
   }
-  if (connection.seen_s && age_s > OLD_S) {
+  if (connection.seen_s && age_s > STALE_S) {
     return h("div", { class: "banner waiting", role: "status" }, h("strong", null, "These values are old. "), `The last answer came ${seconds(age_s)} ago.`)
   }
-  return wrong.status ? h("div", { class: "banner-problem" }, trouble(wrong.status, "the status")) : null
+  return failed.status ? h("div", { class: "banner-problem" }, errorBox(failed.status, "the status")) : null
 }
 
 function content() {
-  return h("main", { id: "content", tabindex: -1, key: shown.name === "flow" ? "flow" : shown.address, "data-screen": shown.name }, shown.screen?.view(world))
+  return h("main", { id: "content", tabindex: -1, key: shown.name === "flow" ? "flow" : shown.address, "data-screen": shown.name }, shown.screen?.view(model))
 }
 
 function tokenPrompt() {
@@ -196,14 +196,14 @@ onTokenWanted((isWanted) => {
   isTokenWanted = isWanted
   redraw()
 })
-onMeasured(redraw)
-onCursor(redraw)
-addEventListener("hashchange", go)
+onWidthChange(redraw)
+onCursorMove(redraw)
+addEventListener("hashchange", openScreen)
 addEventListener("keydown", (event) => {
   if (event.key === "Escape" && isMenuOpen) {
     isMenuOpen = false
     redraw()
   }
 })
-go()
+openScreen()
 start(redraw)

@@ -2,18 +2,18 @@
 
 import { h } from "./dom.js"
 import { brief } from "./format.js"
-import { measured } from "./measure.js"
+import { measureWidth } from "./measure.js"
 
 const PAD = { top: 10, right: 12, bottom: 24, left: 52 }
 const cursors = new Map()
 let changed = () => {}
 
-export function onCursor(listener) {
+export function onCursorMove(listener) {
   changed = listener
 }
 
 // samples: [[at_s, value]]
-export function spark(samples, label, { width = 110, height = 26 } = {}) {
+export function sparkline(samples, label, { width = 110, height = 26 } = {}) {
   const kept = samples.filter(([, value]) => value != null)
   const known = kept.map(([, value]) => value)
   if (known.length < 2) return h("span", { class: "spark-none", title: "Drawn once there are two values" }, "·")
@@ -34,7 +34,7 @@ export function spark(samples, label, { width = 110, height = 26 } = {}) {
 
 // points: [{x, y, words}]; `x` is a number, or a text with kind "bars"; `words` is the caption of the point.
 export function plot({ name, label, points, kind = "area", height = 180, formatX = brief, formatY = brief, span = 0 }) {
-  const { props, width } = measured(name)
+  const { props, width } = measureWidth(name)
   const inner = { width: Math.max(40, width - PAD.left - PAD.right), height: height - PAD.top - PAD.bottom }
   const isNamed = kind === "bars" && points.some((one) => typeof one.x !== "number")
   const ys = points.map((one) => one.y)

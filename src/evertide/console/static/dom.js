@@ -4,8 +4,8 @@
 //    row, a name or an error holds is read as markup, and there is no other way to put something on the page.
 // 2. `render(parent, children)` changes what differs and leaves the rest alone, so that focus, selection and scrolling
 //    survive an update. Children with a `key` are found again by it, others by their place.
-// 3. A prop is an attribute, but for: `on...` (a listener), `style` (an object of CSS properties), `value`, `checked` and
-//    `open` (set once they differ from what was said before), `once` (called with the element when it is made).
+// 3. A prop is an attribute, except `on...` (a listener), `style` (an object of CSS properties), `value`, `checked` and
+//    `open` (properties, set when the description changes), `once` (called with the new element).
 
 const SVG = "http://www.w3.org/2000/svg"
 const KNOWN = Symbol("description")
@@ -78,14 +78,13 @@ function update(node, wanted, inSvg) {
   }
   const before = node[KNOWN].props
   node[KNOWN] = wanted
-  if (wanted.props.isOwn) return // the code that made the element owns its content
   reconcile(node, wanted.children, inSvg || wanted.tag === "svg")
   for (const name of Object.keys(before)) if (!(name in wanted.props)) set(node, name, undefined, before[name])
   for (const [name, value] of Object.entries(wanted.props)) if (value !== before[name]) set(node, name, value, before[name])
 }
 
 function set(node, name, value, before) {
-  if (name === "key" || name === "once" || name === "isOwn") return
+  if (name === "key" || name === "once") return
   if (name.startsWith("on")) {
     const kind = name.slice(2)
     if (!before) node.addEventListener(kind, listener)

@@ -1,4 +1,4 @@
-// Values as people read them.
+// Formats numbers, sizes, durations and times for people.
 
 const WHOLE = new Intl.NumberFormat("en")
 const SHORT = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 })

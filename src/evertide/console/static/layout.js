@@ -1,44 +1,45 @@
 // Positions of the nodes of a graph without cycles: in layers from left to right, with few crossings. Pure functions.
 //
-// 1. A node's layer is the longest way to it from a node without inputs, or the one that it asks for, if that is later.
+// 1. A node's layer is the length of the longest path to it from a node without inputs, or its own `layer` if that is higher.
 // 2. An edge over several layers bends around the nodes between: it gets a waypoint in each of them.
-// 3. Within a layer, nodes are put in order by the middle of their neighbours, forth and back; the best order is kept.
-// 4. Each node is then moved towards its neighbours as far as those beside it let it.
-// The same graph gives the same picture, wherever its nodes were first listed; so nothing jumps when numbers change.
+// 3. Within a layer, nodes are sorted by the average place of their neighbours, forwards and backwards; the order with
+//    the fewest crossings is kept.
+// 4. Each node is then moved towards its neighbours, as far as the nodes beside it allow.
+// The layout depends only on the graph, not on the order of its nodes: nothing jumps when numbers change.
 
 const SWEEPS = 12
 const MOVES = 24
 
 // nodes: [{id, width, height, layer?}], edges: [{from, to}] -> {width, height, nodes: Map id -> {x, y}, edges: [{from, to, points}]}
-export function layered(nodes, edges, { gapX = 60, gapXMax = gapX, gapY = 12, waypoint = 12, fit = 0 } = {}) {
+export function computeLayers(nodes, edges, { gapX = 60, gapXMax = gapX, gapY = 12, waypoint = 12, fit = 0 } = {}) {
   const known = new Set(nodes.map((one) => one.id))
   const real = edges.filter((one) => known.has(one.from) && known.has(one.to) && one.from !== one.to)
-  const layerOf = layersOf([...nodes].sort(byId), real)
-  const { boxes, links, chains } = withWaypoints(nodes, real, layerOf, waypoint)
-  const layers = ordered(boxes, links)
-  place(layers, links, gapY)
-  const columns = columnsOf(layers, gapX, gapXMax, fit)
+  const layerOf = assignLayers([...nodes].sort(byId), real)
+  const { boxes, links, chains } = addWaypoints(nodes, real, layerOf, waypoint)
+  const layers = orderLayers(boxes, links)
+  placeBoxes(layers, links, gapY)
+  const columns = placeColumns(layers, gapX, gapXMax, fit)
   const found = new Map()
   for (const box of boxes) found.set(box.id, { x: columns[box.layer].x, y: box.y, width: box.width, height: box.height })
   return {
     width: columns.at(-1) ? columns.at(-1).x + columns.at(-1).width : 0,
     height: Math.max(0, ...boxes.map((box) => box.y + box.height)),
     nodes: new Map(nodes.map((one) => [one.id, found.get(one.id)])),
-    edges: chains.map(({ from, to, ids }) => ({ from, to, points: pointsOf(ids.map((id) => found.get(id)), ids, columns) })),
+    edges: chains.map(({ from, to, ids }) => ({ from, to, points: routeEdge(ids.map((id) => found.get(id)), ids, columns) })),
   }
 }
 
 const byId = (one, other) => (one.id < other.id ? -1 : one.id > other.id ? 1 : 0)
 
-function layersOf(nodes, edges) {
+function assignLayers(nodes, edges) {
   const inputs = new Map(nodes.map((one) => [one.id, edges.filter((edge) => edge.to === one.id).map((edge) => edge.from)]))
-  const wish = new Map(nodes.map((one) => [one.id, one.layer ?? 0]))
+  const least = new Map(nodes.map((one) => [one.id, one.layer ?? 0]))
   const found = new Map()
   const visit = (id, path) => {
     if (found.has(id)) return found.get(id)
     if (path.has(id)) return 0 // a cycle should not be there; it must not hang the page
     path.add(id)
-    const layer = Math.max(wish.get(id), ...inputs.get(id).map((from) => visit(from, path) + 1))
+    const layer = Math.max(least.get(id), ...inputs.get(id).map((from) => visit(from, path) + 1))
     path.delete(id)
     found.set(id, layer)
     return layer
@@ -48,7 +49,7 @@ function layersOf(nodes, edges) {
   return new Map([...found].map(([id, layer]) => [id, used.indexOf(layer)]))
 }
 
-function withWaypoints(nodes, edges, layerOf, height) {
+function addWaypoints(nodes, edges, layerOf, height) {
   const boxes = nodes.map((one) => ({ id: one.id, width: one.width, height: one.height, layer: layerOf.get(one.id), y: 0 })).sort(byId)
   const links = []
   const chains = []
@@ -76,7 +77,7 @@ function neighbours(links, isForward) {
   return found
 }
 
-function ordered(boxes, links) {
+function orderLayers(boxes, links) {
   const layers = []
   for (const box of boxes) (layers[box.layer] ??= []).push(box)
   const before = neighbours(links, true)
@@ -100,8 +101,8 @@ function sortByMiddle(layer, others, layers) {
   const place = new Map(layers.flat().map((box) => [box.id, 0]))
   layers.forEach((each) => each.forEach((box, at) => place.set(box.id, at / Math.max(1, each.length - 1))))
   const middle = new Map(layer.map((box) => {
-    const near = others.get(box.id)
-    return [box.id, near ? near.reduce((sum, id) => sum + place.get(id), 0) / near.length : place.get(box.id)]
+    const beside = others.get(box.id)
+    return [box.id, beside ? beside.reduce((sum, id) => sum + place.get(id), 0) / beside.length : place.get(box.id)]
   }))
   layer.sort((a, b) => middle.get(a.id) - middle.get(b.id))
 }
@@ -124,19 +125,19 @@ function crossings(layers, links) {
   return count
 }
 
-function place(layers, links, gap) {
+function placeBoxes(layers, links, gap) {
   const boxes = new Map(layers.flat().map((box) => [box.id, box]))
-  for (const layer of layers) apart(layer, gap)
+  for (const layer of layers) separate(layer, gap)
   const before = neighbours(links, true)
   const after = neighbours(links, false)
   for (let move = 0; move < MOVES; move += 1) {
     const others = move % 2 === 0 ? before : after
     for (const layer of move % 2 === 0 ? layers : [...layers].reverse()) {
       for (const box of layer) {
-        const near = (others.get(box.id) ?? []).map((id) => boxes.get(id))
-        if (near.length) box.y = near.reduce((sum, one) => sum + one.y + one.height / 2, 0) / near.length - box.height / 2
+        const beside = (others.get(box.id) ?? []).map((id) => boxes.get(id))
+        if (beside.length) box.y = beside.reduce((sum, one) => sum + one.y + one.height / 2, 0) / beside.length - box.height / 2
       }
-      apart(layer, gap)
+      separate(layer, gap)
     }
   }
   const top = Math.min(...[...boxes.values()].map((box) => box.y))
@@ -144,7 +145,7 @@ function place(layers, links, gap) {
 }
 
 // Boxes that overlap are moved apart, half up and half down, in their order.
-function apart(layer, gap) {
+function separate(layer, gap) {
   const wanted = layer.map((box) => box.y)
   const down = []
   layer.forEach((box, at) => down.push(at ? Math.max(wanted[at], down[at - 1] + layer[at - 1].height + gap) : wanted[at]))
@@ -155,8 +156,8 @@ function apart(layer, gap) {
   layer.forEach((box, at) => (box.y = (down[at] + up[at]) / 2))
 }
 
-// Columns are moved apart, up to a point, if there is room for it.
-function columnsOf(layers, gapMin, gapMax, fit) {
+// Columns are moved apart, to fill the width `fit`, by at most `gapMax`.
+function placeColumns(layers, gapMin, gapMax, fit) {
   const widths = layers.map((layer) => Math.max(...layer.map((box) => box.width)))
   const room = (fit - widths.reduce((sum, one) => sum + one, 0)) / Math.max(1, layers.length - 1)
   const gap = Math.floor(Math.min(Math.max(gapMin, room), gapMax))
@@ -168,7 +169,7 @@ function columnsOf(layers, gapMin, gapMax, fit) {
   })
 }
 
-function pointsOf(boxes, ids, columns) {
+function routeEdge(boxes, ids, columns) {
   const points = []
   boxes.forEach((box, at) => {
     const y = box.y + box.height / 2
@@ -179,7 +180,7 @@ function pointsOf(boxes, ids, columns) {
   return points
 }
 
-// A line through the points that leaves and arrives level; upright, if the picture is turned.
+// A curve through the points that starts and ends horizontally; vertically, if `isTurned`.
 export function curve(points, isTurned = false) {
   const at = (x, y) => (isTurned ? `${round(y)} ${round(x)}` : `${round(x)} ${round(y)}`)
   let path = `M${at(...points[0])}`

@@ -2,12 +2,12 @@
 //
 // 1. A screen names the values that it needs; only those are requested, the expensive ones at most every 2 seconds. The
 //    status is always requested: the head of the page shows it.
-// 2. A value that cannot be read keeps its last state, with an error beside it (`world.errors`).
-// 3. `world.connection` says how the page is connected: `live`, `polling` or `away`, since when, and when the server last
+// 2. A value that cannot be read keeps its last state, with an error beside it (`model.errors`).
+// 3. `model.connection` says how the page is connected: `live`, `polling` or `away`, since when, and when the server last
 //    answered, so that the page can mark old values.
 // 4. A hidden page sends no requests.
 
-import { ask, Away, get, now_s } from "./api.js"
+import { ask, get, now_s, ServerUnavailable } from "./api.js"
 import { events } from "./stream.js"
 
 const POLL_S = 2
@@ -21,10 +21,10 @@ const REQUESTS = {
   status: () => get("/v1/status"),
   collections: () => get("/v1/collections"),
   graph: () => get("/v1/graph"),
-  transactions: () => get("/v1/transactions", { limit: world.transactions.length ? 50 : 300 }),
+  transactions: () => get("/v1/transactions", { limit: model.transactions.length ? 50 : 300 }),
 }
 
-export const world = {
+export const model = {
   status: null,
   collections: null,
   graph: null,
@@ -40,7 +40,7 @@ let changed = () => {}
 let requested_s = -Infinity
 const last_s = {}
 let isRequesting = false
-let isWanted = true
+let isRefreshDue = true
 let isStreaming = false
 
 export function start(listener) {
@@ -51,7 +51,7 @@ export function start(listener) {
   refresh()
 }
 
-export function need(names) {
+export function setNeeds(names) {
   needs = names
   for (const name of names) delete last_s[name] // a screen that opens does not wait
   refresh()
@@ -63,41 +63,41 @@ function steady_s() {
 }
 
 function tick() {
-  world.now_s = now_s()
-  const due_s = isStreaming ? (isWanted ? 1 : CHECK_S) : POLL_S
+  model.now_s = now_s()
+  const due_s = isStreaming ? (isRefreshDue ? 1 : CHECK_S) : POLL_S
   if (!document.hidden && steady_s() - requested_s >= due_s) refresh()
   changed()
 }
 
 export async function refresh() {
-  isWanted = true
+  isRefreshDue = true
   if (isRequesting) return
   isRequesting = true
-  isWanted = false
+  isRefreshDue = false
   requested_s = steady_s()
   const names = ["status", ...needs.filter((name) => requested_s - (last_s[name] ?? -Infinity) >= PAUSES_S[name])]
   for (const name of names) last_s[name] = requested_s
   const answers = await Promise.allSettled(names.map((name) => REQUESTS[name]()))
   isRequesting = false
-  names.forEach((name, at) => take(name, answers[at]))
-  connect(answers[0])
-  world.now_s = now_s()
+  names.forEach((name, at) => storeAnswer(name, answers[at]))
+  updateConnection(answers[0])
+  model.now_s = now_s()
   changed()
 }
 
-function take(name, answer) {
+function storeAnswer(name, answer) {
   if (answer.status === "rejected") {
-    world.errors[name] = answer.reason
+    model.errors[name] = answer.reason
     return
   }
-  delete world.errors[name]
-  if (name === "transactions") answer.value.transactions.forEach(takeTransaction)
-  else world[name] = name === "collections" ? answer.value.collections : answer.value
-  if (name === "collections") sample()
+  delete model.errors[name]
+  if (name === "transactions") answer.value.transactions.forEach(mergeTransaction)
+  else model[name] = name === "collections" ? answer.value.collections : answer.value
+  if (name === "collections") addSample()
 }
 
-function takeTransaction(one) {
-  const list = world.transactions
+function mergeTransaction(one) {
+  const list = model.transactions
   const at = list.findIndex((each) => each.time >= one.time)
   if (at < 0) list.push(one)
   else if (list[at].time === one.time) list[at] = { ...list[at], ...one }
@@ -106,25 +106,25 @@ function takeTransaction(one) {
 }
 
 // The number of rows of each collection over time, since the page was opened.
-function sample() {
-  const rows = Object.fromEntries(world.collections.map((one) => [one.name, one.rows]))
-  world.samples.push({ at_s: now_s(), rows })
-  if (world.samples.length > SAMPLES_MAX) world.samples.shift()
+function addSample() {
+  const rows = Object.fromEntries(model.collections.map((one) => [one.name, one.rows]))
+  model.samples.push({ at_s: now_s(), rows })
+  if (model.samples.length > SAMPLES_MAX) model.samples.shift()
 }
 
-function connect(answer) {
-  const isAway = answer.status === "rejected" && answer.reason instanceof Away
+function updateConnection(answer) {
+  const isAway = answer.status === "rejected" && answer.reason instanceof ServerUnavailable
   const mode = isAway ? "away" : isStreaming ? "live" : "polling"
-  const before = world.connection
-  if (mode !== before.mode) world.connection = { ...before, mode, since_s: now_s() }
-  world.connection.why = isAway ? answer.reason.message : ""
-  if (answer.status === "fulfilled") world.connection.seen_s = now_s()
+  const before = model.connection
+  if (mode !== before.mode) model.connection = { ...before, mode, since_s: now_s() }
+  model.connection.why = isAway ? answer.reason.message : ""
+  if (answer.status === "fulfilled") model.connection.seen_s = now_s()
 }
 
 async function follow() {
   for (let wait_s = 1; ; wait_s = Math.min(wait_s * 2, 15)) {
     try {
-      if (!(await stream(() => (wait_s = 1)))) return // the server has no events: poll
+      if (!(await readEvents(() => (wait_s = 1)))) return // the server has no events: poll
     } catch {
       // The next request shows whether the server answers.
     }
@@ -134,7 +134,7 @@ async function follow() {
   }
 }
 
-async function stream(received) {
+async function readEvents(received) {
   const silence = new AbortController()
   const answer = await ask("/v1/events", { headers: { Accept: "text/event-stream" }, limit_ms: 0, signal: silence.signal })
   if (answer.status === 404 || answer.status === 405) return false
@@ -146,8 +146,8 @@ async function stream(received) {
   try {
     for await (const event of events(answer.body, () => (heard_s = steady_s()))) {
       received()
-      if (event.kind === "transaction") takeTransaction(event.value)
-      isWanted = true
+      if (event.kind === "transaction") mergeTransaction(event.value)
+      isRefreshDue = true
     }
   } finally {
     clearInterval(watch)

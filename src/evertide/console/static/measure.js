@@ -14,11 +14,11 @@ const observer = new ResizeObserver((entries) => {
   if (isNew) changed()
 })
 
-export function onMeasured(listener) {
+export function onWidthChange(listener) {
   changed = listener
 }
 
-// Props for the element that is measured, and its width as known so far.
-export function measured(name, guess = 640) {
-  return { props: { "data-measured": name, once: (node) => observer.observe(node) }, width: widths.get(name) ?? guess }
+// The props of the element to measure, and its last known width.
+export function measureWidth(name, fallback = 640) {
+  return { props: { "data-measured": name, once: (node) => observer.observe(node) }, width: widths.get(name) ?? fallback }
 }

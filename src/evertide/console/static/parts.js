@@ -1,6 +1,6 @@
-// Pieces that several screens share.
+// Elements that several screens share: cards, tables, badges, problems.
 
-import { Away, Refused } from "./api.js"
+import { ServerError, ServerUnavailable } from "./api.js"
 import { h } from "./dom.js"
 import { bytes, cell, count, isNumberType, moment, NOTHING, seconds } from "./format.js"
 
@@ -54,12 +54,12 @@ export function empty(words, more) {
 }
 
 // An error, and what to do. It is shown above the last values, which stay on the page.
-export function trouble(error, what) {
+export function errorBox(error, what) {
   if (!error) return null
-  if (error instanceof Refused && error.isMissing && error.code !== "invalid_input") {
+  if (error instanceof ServerError && error.isMissing && error.code !== "invalid_input") {
     return empty(`This server does not offer ${what}.`, "It may be an earlier version; everything else works.")
   }
-  const head = error instanceof Away ? "The server does not answer" : `${what[0].toUpperCase()}${what.slice(1)} cannot be shown`
+  const head = error instanceof ServerUnavailable ? "The server does not answer" : `${what[0].toUpperCase()}${what.slice(1)} cannot be shown`
   return h(
     "div",
     { class: "problem bad", role: "alert" },
@@ -69,13 +69,13 @@ export function trouble(error, what) {
   )
 }
 
-export function waiting(what) {
+export function loading(what) {
   return h("div", { class: "empty", role: "status" }, h("span", { class: "spinner", "aria-hidden": "true" }), `Loading ${what}…`)
 }
 
 // What a screen shows before it has values.
-export function missing(error, what) {
-  return error ? trouble(error, what) : waiting(what)
+export function loadingOrError(error, what) {
+  return error ? errorBox(error, what) : loading(what)
 }
 
 // columns: [{name, title?, isNumber?, isSorted?, show?: row => content, onsort?}]

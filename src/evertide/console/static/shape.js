@@ -6,7 +6,7 @@
 // 3. When deletions leave the page half empty, the rows are requested again.
 // 4. A shape that has ended (409), or that the server no longer knows, is requested again from the start.
 
-import { ask, Away, Refused } from "./api.js"
+import { ask, ServerError, ServerUnavailable } from "./api.js"
 import { isNumberType } from "./format.js"
 
 const BURST_MS = 400
@@ -20,7 +20,7 @@ export class LiveRows {
     this.isMore = false
     this.state = "loading"
     this.changes = 0
-    this._asked = { table: `"${collection.replaceAll('"', '""')}"`, where, replica: "full", log: "changes_only" }
+    this._definition = { table: `"${collection.replaceAll('"', '""')}"`, where, replica: "full", log: "changes_only" }
     this._order = order
     this._limit = limit
     this._changed = changed
@@ -35,21 +35,21 @@ export class LiveRows {
   async _follow() {
     for (let wait_s = 1; !this._stop.signal.aborted; wait_s = Math.min(wait_s * 2, 15)) {
       try {
-        let place = await this._begin()
+        let place = await this._requestFirstRows()
         wait_s = 1
-        while (place) place = await this._next(place)
+        while (place) place = await this._requestChanges(place)
       } catch (error) {
         if (this._stop.signal.aborted) return
         this.error = error
-        this.state = error instanceof Away ? "away" : "failed"
+        this.state = error instanceof ServerUnavailable ? "away" : "failed"
         this._changed()
-        if (error instanceof Refused && error.status === 400) return // the same request fails again
+        if (error instanceof ServerError && error.status === 400) return // the same request fails again
       }
       await new Promise((done) => setTimeout(done, wait_s * 1000))
     }
   }
 
-  async _begin() {
+  async _requestFirstRows() {
     const { column, isDown } = this._order
     const order = `"${column.replaceAll('"', '""')}" ${isDown ? "desc nulls last" : "asc"}`
     const answer = await this._get({ offset: "now", subset__order_by: order, subset__limit: this._limit })
@@ -64,29 +64,29 @@ export class LiveRows {
     return { handle: answer.headers.get("electric-handle"), offset: answer.headers.get("electric-offset") }
   }
 
-  async _next({ handle, offset }) {
+  async _requestChanges({ handle, offset }) {
     const answer = await this._get({ handle, offset, live: "true" }, 60_000)
     if (answer.status === 409) return null
     const messages = answer.status === 204 ? [] : await answer.json()
-    const isChanged = messages.filter((each) => this._take(each)).length > 0
+    const isChanged = messages.filter((each) => this._apply(each)).length > 0
     if (isChanged) {
       this.state = "live"
       this._changed()
-      await new Promise((done) => setTimeout(done, BURST_MS)) // a busy collection is drawn some times a second
+      await new Promise((done) => setTimeout(done, BURST_MS)) // a busy collection is redrawn at most about twice a second
     }
     if (this.isMore && this.rows.length < this._limit / 2) return null
     return { handle, offset: answer.headers.get("electric-offset") ?? offset }
   }
 
   async _get(query, limit_ms = 20_000) {
-    const answer = await ask("/v1/shape", { query: { ...this._asked, ...query }, signal: this._stop.signal, limit_ms })
+    const answer = await ask("/v1/shape", { query: { ...this._definition, ...query }, signal: this._stop.signal, limit_ms })
     if (answer.ok || answer.status === 409) return answer
     const body = await answer.json().catch(() => null)
     const why = body?.errors && Object.entries(body.errors).map(([name, whys]) => `${name}: ${[whys].flat().join("; ")}`).join(" · ")
-    throw new Refused(answer.status, why ? { ...body, message: why } : body)
+    throw new ServerError(answer.status, why ? { ...body, message: why } : body)
   }
 
-  _take({ key, value, headers }) {
+  _apply({ key, value, headers }) {
     if (!headers.operation) return false
     this.changes += 1
     this.time = Math.max(this.time, Number(headers.lsn ?? 0) - 1)

@@ -1,4 +1,4 @@
-// Light or dark, before anything is drawn. Not a module: a module would run too late, and the page would flash.
+// Applies the chosen colours before the page is drawn. Not a module: a module runs later, and the page would flash.
 try {
   const chosen = localStorage.getItem("evertide.theme")
   if (chosen === "light" || chosen === "dark") document.documentElement.dataset.theme = chosen

@@ -5,25 +5,25 @@ import { Poll } from "../poll.js"
 import { plot } from "../charts.js"
 import { h } from "../dom.js"
 import { ago, bytes, count, moment } from "../format.js"
-import { button, card, missing, table, tile, trouble } from "../parts.js"
+import { button, card, errorBox, loadingOrError, table, tile } from "../parts.js"
 
 export default {
   title: "Checkpoints",
   open: (_, redraw) => {
     const poll = new Poll(() => get("/v1/checkpoints"), redraw)
-    const made = { isBusy: false, error: null, words: "" }
-    return { view: (world) => view(world, poll, made, redraw), close: () => poll.close() }
+    const creation = { isBusy: false, error: null, words: "" }
+    return { view: (model) => view(model, poll, creation, redraw), close: () => poll.close() }
   },
 }
 
-function view({ status, now_s: now }, poll, made, redraw) {
-  if (!poll.value) return missing(poll.error, "the checkpoints")
+function view({ status, now_s: now }, poll, creation, redraw) {
+  if (!poll.value) return loadingOrError(poll.error, "the checkpoints")
   const all = poll.value.checkpoints
   const newest = all[0]
   const sized = all.filter((one) => one.bytes != null).reverse()
   const since = newest && status ? status.time - newest.time + 1 : null
   return [
-    trouble(poll.error, "the checkpoints"),
+    errorBox(poll.error, "the checkpoints"),
     h("dl", { class: "tiles" },
       tile("Newest", newest ? count(newest.number) : "none", newest?.made_at_s ? ago(newest.made_at_s, now) : ""),
       tile("To replay", since == null ? "–" : count(Math.max(0, since)), "transactions that a restart would replay"),
@@ -33,9 +33,9 @@ function view({ status, now_s: now }, poll, made, redraw) {
       name: "checkpoints", label: "Size of each checkpoint", kind: "bars", height: 150, formatY: bytes,
       points: sized.map((one) => ({ x: String(one.number), y: one.bytes, words: `checkpoint ${one.number}, at time ${count(one.time)}: ${bytes(one.bytes)}` })),
     })),
-    card("Kept", { class: "flush", actions: button(made.isBusy ? "Making a checkpoint…" : "Make a checkpoint", () => make(made, poll, redraw), { disabled: made.isBusy }) },
-      made.error && h("div", { class: "inset" }, trouble(made.error, "a new checkpoint")),
-      made.words && h("p", { class: "inset quiet", role: "status" }, made.words),
+    card("Kept checkpoints", { class: "flush", actions: button(creation.isBusy ? "Making a checkpoint…" : "Make a checkpoint", () => make(creation, poll, redraw), { disabled: creation.isBusy }) },
+      creation.error && h("div", { class: "inset" }, errorBox(creation.error, "a new checkpoint")),
+      creation.words && h("p", { class: "inset quiet", role: "status" }, creation.words),
       table({
         label: "Checkpoints",
         rows: all,
@@ -53,16 +53,16 @@ function view({ status, now_s: now }, poll, made, redraw) {
   ]
 }
 
-async function make(made, poll, redraw) {
-  Object.assign(made, { isBusy: true, error: null, words: "" })
+async function make(creation, poll, redraw) {
+  Object.assign(creation, { isBusy: true, error: null, words: "" })
   redraw()
   try {
     const entry = await post("/v1/checkpoints", undefined, { limit_ms: 300_000 })
-    made.words = `Checkpoint ${count(entry.number)} contains everything up to time ${count(entry.time)}.`
+    creation.words = `Checkpoint ${count(entry.number)} contains everything up to time ${count(entry.time)}.`
   } catch (error) {
-    made.error = error
+    creation.error = error
   }
-  made.isBusy = false
+  creation.isBusy = false
   redraw()
   poll.now()
 }

@@ -1,9 +1,9 @@
 // One table or view: its facts, and its rows, live.
 
-import { spark } from "../charts.js"
+import { sparkline } from "../charts.js"
 import { h } from "../dom.js"
 import { bytes, count, isNumberType, plural } from "../format.js"
-import { badge, button, card, empty, link, missing, pathOf, table, tile, trouble, value } from "../parts.js"
+import { badge, button, card, empty, errorBox, link, loadingOrError, pathOf, table, tile, value } from "../parts.js"
 import { LiveRows } from "../shape.js"
 import { highlightSql } from "../sql.js"
 
@@ -13,67 +13,67 @@ export default {
   title: "Collection",
   needs: ["collections"],
   open: ([name], redraw) => {
-    const here = { name, where: "", draft: "", order: null, live: null }
-    return { view: (world) => view(world, here, redraw), close: () => here.live?.close() }
+    const screen = { name, where: "", draft: "", order: null, live: null }
+    return { view: (model) => view(model, screen, redraw), close: () => screen.live?.close() }
   },
 }
 
-function view(world, here, redraw) {
-  const { collections: all, errors } = world
-  if (!all) return missing(errors.collections, "the collections")
-  const found = all.find((one) => one.name === here.name)
-  if (!found) return empty(`The pipeline has no collection ${here.name}.`, link("/collections", "All collections"))
-  if (!here.live && found.columns.length) follow(here, found, redraw)
+function view(model, screen, redraw) {
+  const { collections: all, errors } = model
+  if (!all) return loadingOrError(errors.collections, "the collections")
+  const found = all.find((one) => one.name === screen.name)
+  if (!found) return empty(`The pipeline has no collection ${screen.name}.`, link("/collections", "All collections"))
+  if (!screen.live && found.columns.length) follow(screen, found, redraw)
   return [
     h("p", { class: "crumbs" }, link("/collections", "Collections"), " / ", h("strong", null, found.name)),
     found.comment && h("p", { class: "quiet" }, found.comment),
     h("dl", { class: "tiles" },
       tile("State", badge(found.state), found.kind),
-      tile("Rows", count(found.rows), spark(world.samples.map((one) => [one.at_s, one.rows[found.name]]), `Rows of ${found.name}`)),
+      tile("Rows", count(found.rows), sparkline(model.samples.map((one) => [one.at_s, one.rows[found.name]]), `Rows of ${found.name}`)),
       tile("Upper", count(found.upper), "the first time that is not complete"),
       tile("Stored", bytes(found.bytes), plural(found.parts, "part")),
     ),
-    rows(found, here, redraw),
+    rows(found, screen, redraw),
     h("div", { class: "columns" }, columns(found), definition(found)),
   ]
 }
 
-function follow(here, found, redraw) {
-  here.live?.close()
-  here.order ??= { column: (found.key ?? [found.columns[0].name])[0], isDown: false }
-  here.live = new LiveRows({ collection: found.name, where: here.where, order: here.order, limit: LIMIT, changed: redraw })
+function follow(screen, found, redraw) {
+  screen.live?.close()
+  screen.order ??= { column: (found.key ?? [found.columns[0].name])[0], isDown: false }
+  screen.live = new LiveRows({ collection: found.name, where: screen.where, order: screen.order, limit: LIMIT, changed: redraw })
 }
 
-function rows(found, here, redraw) {
-  const { live } = here
+function rows(found, screen, redraw) {
+  const { live } = screen
   const submit = (event) => {
     event.preventDefault()
-    here.where = here.draft.trim()
-    follow(here, found, redraw)
+    screen.where = screen.draft.trim()
+    follow(screen, found, redraw)
     redraw()
   }
   const filter = h("form", { class: "filter", onsubmit: submit },
-    h("label", null, h("span", null, "where"), h("input", { value: here.draft, spellcheck: "false", autocapitalize: "off", placeholder: example(found), "aria-label": "Only rows where", oninput: (event) => { here.draft = event.target.value } })),
+    h("label", null, h("span", null, "where"), h("input", { value: screen.draft, spellcheck: "false", autocapitalize: "off", placeholder: example(found), "aria-label": "Only rows where", oninput: (event) => { screen.draft = event.target.value } })),
     h("button", { type: "submit" }, "Filter"),
-    here.where && button("All rows", () => { here.where = here.draft = ""; follow(here, found, redraw); redraw() }),
+    screen.where && button("All rows", () => { screen.where = screen.draft = ""; follow(screen, found, redraw); redraw() }),
   )
   return card("Rows", { class: "flush", actions: live && h("span", { class: `connection ${live.state === "live" ? "live" : live.state}`, "data-rows": live.state }, h("span", { class: "dot-mark", "aria-hidden": "true" }), describe(live)) },
     filter,
-    live?.error && h("div", { class: "inset" }, trouble(live.error, "the rows")),
+    live?.error && h("div", { class: "inset" }, errorBox(live.error, "the rows")),
     live && table({
       label: `Rows of ${found.name}`,
       kind: "rows",
       rows: live.rows,
       keyOf: (row) => row.key,
       classOf: (row) => row.change && `${row.change} ${row.number % 2 ? "odd" : "even"}`,
-      none: live.state === "loading" ? "Loading rows…" : here.where ? "No row matches." : "The collection is empty.",
+      none: live.state === "loading" ? "Loading rows…" : screen.where ? "No row matches." : "The collection is empty.",
       columns: found.columns.map(({ name, type }) => ({
         name, isNumber: isNumberType(type), show: (row) => value(row.value[name]),
-        order: here.order?.column === name && (here.order.isDown ? "down" : "up"),
-        onsort: () => { here.order = { column: name, isDown: here.order?.column === name && !here.order.isDown }; follow(here, found, redraw); redraw() },
+        order: screen.order?.column === name && (screen.order.isDown ? "down" : "up"),
+        onsort: () => { screen.order = { column: name, isDown: screen.order?.column === name && !screen.order.isDown }; follow(screen, found, redraw); redraw() },
       })),
     }),
-    live?.isMore && h("p", { class: "quiet inset" }, `The first ${LIMIT} rows by ${here.order.column}. Sort by another column, or filter, to see others.`))
+    live?.isMore && h("p", { class: "quiet inset" }, `The first ${LIMIT} rows by ${screen.order.column}. Sort by another column, or filter, to see others.`))
 }
 
 function describe(live) {

@@ -1,22 +1,22 @@
 // All tables and views.
 
-import { spark } from "../charts.js"
+import { sparkline } from "../charts.js"
 import { h } from "../dom.js"
 import { bytes, count, plural } from "../format.js"
-import { badge, card, link, missing, pathOf, table, trouble } from "../parts.js"
+import { badge, card, errorBox, link, loadingOrError, pathOf, table } from "../parts.js"
 
 export default {
   title: "Collections",
   needs: ["collections"],
   open: (_, redraw) => {
     const filter = { text: "" }
-    return { view: (world) => view(world, filter, redraw) }
+    return { view: (model) => view(model, filter, redraw) }
   },
 }
 
-function view(world, filter, redraw) {
-  const { collections: all, errors } = world
-  if (!all) return missing(errors.collections, "the collections")
+function view(model, filter, redraw) {
+  const { collections: all, errors } = model
+  if (!all) return loadingOrError(errors.collections, "the collections")
   const text = filter.text.toLowerCase()
   const found = all.filter((one) => one.name.toLowerCase().includes(text))
   const search = h("input", {
@@ -27,7 +27,7 @@ function view(world, filter, redraw) {
     },
   })
   return [
-    trouble(errors.collections, "the collections"),
+    errorBox(errors.collections, "the collections"),
     card("", { label: "Collections", class: "flush" },
       h("header", { class: "card-head" }, search, h("span", { class: "quiet" }, `${plural(found.length, "collection")}`)),
       table({
@@ -40,7 +40,7 @@ function view(world, filter, redraw) {
           { name: "kind", kind: "hide-small" },
           { name: "state", show: (row) => badge(row.state) },
           { name: "rows", isNumber: true, show: (row) => count(row.rows) },
-          { name: "lately", show: (row) => spark(world.samples.map((one) => [one.at_s, one.rows[row.name]]), `Rows of ${row.name}`) },
+          { name: "recent", show: (row) => sparkline(model.samples.map((one) => [one.at_s, one.rows[row.name]]), `Rows of ${row.name}`) },
           { name: "upper", isNumber: true, show: (row) => count(row.upper) },
           { name: "parts", isNumber: true, show: (row) => count(row.parts) },
           { name: "bytes", title: "size", isNumber: true, show: (row) => bytes(row.bytes) },

@@ -4,7 +4,7 @@ import { get } from "../api.js"
 import { Poll } from "../poll.js"
 import { h } from "../dom.js"
 import { count, plural } from "../format.js"
-import { card, empty, link, missing, pathOf, problem, table, trouble, value } from "../parts.js"
+import { card, empty, errorBox, link, loadingOrError, pathOf, problem, table, value } from "../parts.js"
 
 const LIMIT = 100
 
@@ -12,23 +12,23 @@ export default {
   title: "Errors",
   open: (_, redraw) => {
     const poll = new Poll(() => get("/v1/errors", { limit: LIMIT }), redraw)
-    return { view: (world) => view(world, poll), close: () => poll.close() }
+    return { view: (model) => view(model, poll), close: () => poll.close() }
   },
 }
 
-function view(world, poll) {
-  const { status } = world
-  if (!poll.value && !status) return missing(poll.error, "the errors")
+function view(model, poll) {
+  const { status } = model
+  if (!poll.value && !status) return loadingOrError(poll.error, "the errors")
   const found = poll.value?.problems ?? status?.problems ?? []
   const letters = poll.value?.errors ?? []
   return [
-    card("Now", null, found.length ? found.map((one) => problem(one, one.of)) : empty("No problems.", "Sources, views, sinks and storage work.")),
+    card("Current problems", null, found.length ? found.map((one) => problem(one, one.of)) : empty("No problems.", "Sources, views, sinks and storage work.")),
     poll.value
       ? card("Dead letters", { class: "flush", actions: h("span", { class: "quiet" }, poll.value.is_truncated ? `${count(letters.length)} of ${plural(poll.value.count, "row")}` : plural(letters.length, "row")) },
-          h("p", { class: "quiet inset" }, "Rows that do not fit their table. They stop nothing. If the key of such a row is known, the table has no row for that key until a valid one arrives. Correct the rows in their source."),
+          h("p", { class: "quiet inset" }, "Rows that do not fit their table. The pipeline continues without them. If the key of such a row is known, the table has no row for that key until a valid one arrives. Correct the rows in their source."),
           table({ label: "Dead letters", rows: letters, none: "All rows fit their tables.", columns: lettersColumns(letters) }))
-      : missing(poll.error, "dead letters"),
-    poll.value && trouble(poll.error, "dead letters"),
+      : loadingOrError(poll.error, "dead letters"),
+    poll.value && errorBox(poll.error, "dead letters"),
   ]
 }
 

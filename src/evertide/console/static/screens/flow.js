@@ -4,8 +4,8 @@ import { h } from "../dom.js"
 import { brief, bytes, count, seconds } from "../format.js"
 import { graph } from "../graph.js"
 import { icon } from "../icons.js"
-import { measured } from "../measure.js"
-import { card, empty, missing, pathOf, tone, trouble } from "../parts.js"
+import { measureWidth } from "../measure.js"
+import { card, empty, errorBox, loadingOrError, pathOf, tone } from "../parts.js"
 import { openPlan } from "./plan.js"
 
 const SIZE = { width: 208, height: 74 }
@@ -16,16 +16,16 @@ export default {
   needs: ["graph"],
   open: ([chosen = ""], redraw) => {
     const plan = chosen && openPlan(chosen, redraw)
-    return { view: (world) => view(world, chosen, plan), close: () => plan && plan.close() }
+    return { view: (model) => view(model, chosen, plan), close: () => plan && plan.close() }
   },
 }
 
-function view(world, chosen, plan) {
-  const { graph: found, errors } = world
-  if (!found) return missing(errors.graph, "the flow")
+function view(model, chosen, plan) {
+  const { graph: found, errors } = model
+  if (!found) return loadingOrError(errors.graph, "the flow")
   if (!found.nodes.length) return empty("The pipeline has no tables.", "The script declares no table.")
   return [
-    trouble(errors.graph, "the flow"),
+    errorBox(errors.graph, "the flow"),
     card("", { class: "graph-card", label: "Data flow" }, legend(), drawFlow(found, chosen)),
     plan ? plan.view() : h("p", { class: "quiet hint" }, "Choose a view to see how it is maintained: its operators, their cost, and their state."),
   ]
@@ -36,7 +36,7 @@ function legend() {
 }
 
 function drawFlow(found, chosen) {
-  const { props, width } = measured("flow", 900)
+  const { props, width } = measureWidth("flow", 900)
   const isNarrow = width < NARROW
   const size = { ...SIZE, width: isNarrow ? 156 : SIZE.width }
   const last = found.nodes.length

@@ -4,33 +4,33 @@ import { get } from "../api.js"
 import { Poll } from "../poll.js"
 import { h } from "../dom.js"
 import { bytes, count, moment } from "../format.js"
-import { badge, button, card, missing, table, trouble } from "../parts.js"
+import { badge, button, card, errorBox, loadingOrError, table } from "../parts.js"
 
 const LIMIT = 50
 
 export default {
   title: "Journal",
   open: (_, redraw) => {
-    const here = { before: null }
-    const poll = new Poll(() => get("/v1/journal", { limit: LIMIT, before: here.before }), redraw)
+    const screen = { before: null }
+    const poll = new Poll(() => get("/v1/journal", { limit: LIMIT, before: screen.before }), redraw)
     const go = (before) => () => {
-      here.before = before
+      screen.before = before
       poll.now()
     }
-    return { view: () => view(poll, here, go), close: () => poll.close() }
+    return { view: () => view(poll, screen, go), close: () => poll.close() }
   },
 }
 
-function view(poll, here, go) {
-  if (!poll.value) return missing(poll.error, "the journal")
+function view(poll, screen, go) {
+  if (!poll.value) return loadingOrError(poll.error, "the journal")
   const lines = poll.value.records
   const oldest = lines.at(-1)?.time
   const moves = h("div", { class: "pages" },
-    button("Newest", go(null), { disabled: here.before == null }),
+    button("Newest", go(null), { disabled: screen.before == null }),
     button("Older", go(oldest), { disabled: lines.length < LIMIT || !oldest }),
   )
   return [
-    trouble(poll.error, "the journal"),
+    errorBox(poll.error, "the journal"),
     h("p", { class: "quiet hint" }, "A record is durable before its transaction is visible. Records that no checkpoint needs are deleted."),
     card("Transactions", { class: "flush", actions: moves }, table({
       label: "Journal",

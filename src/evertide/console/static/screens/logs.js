@@ -4,7 +4,7 @@ import { get } from "../api.js"
 import { Poll } from "../poll.js"
 import { h } from "../dom.js"
 import { clock, count } from "../format.js"
-import { card, empty, missing, trouble } from "../parts.js"
+import { card, empty, errorBox, loadingOrError } from "../parts.js"
 
 const LIMIT = 300
 const LEVELS = { debug: "everything", info: "info and worse", warning: "warnings and worse", error: "errors" }
@@ -12,21 +12,21 @@ const LEVELS = { debug: "everything", info: "info and worse", warning: "warnings
 export default {
   title: "Logs",
   open: (_, redraw) => {
-    const here = { level: "info", text: "" }
-    const poll = new Poll(() => get("/v1/logs", { limit: LIMIT, level: here.level }), redraw)
-    return { view: () => view(poll, here, redraw), close: () => poll.close() }
+    const screen = { level: "info", text: "" }
+    const poll = new Poll(() => get("/v1/logs", { limit: LIMIT, level: screen.level }), redraw)
+    return { view: () => view(poll, screen, redraw), close: () => poll.close() }
   },
 }
 
-function view(poll, here, redraw) {
-  if (!poll.value) return missing(poll.error, "the log")
-  const search_text = here.text.toLowerCase()
+function view(poll, screen, redraw) {
+  if (!poll.value) return loadingOrError(poll.error, "the log")
+  const search_text = screen.text.toLowerCase()
   const found = poll.value.logs.filter((one) => `${one.logger} ${one.message} ${one.error_code ?? ""}`.toLowerCase().includes(search_text))
-  const level = h("select", { "aria-label": "Level", value: here.level, onchange: (event) => { here.level = event.target.value; poll.now() } },
+  const level = h("select", { "aria-label": "Level", value: screen.level, onchange: (event) => { screen.level = event.target.value; poll.now() } },
     Object.entries(LEVELS).map(([name, words]) => h("option", { value: name }, words)))
-  const search = h("input", { type: "search", placeholder: "Find in the log", "aria-label": "Find in the log", value: here.text, oninput: (event) => { here.text = event.target.value; redraw() } })
+  const search = h("input", { type: "search", placeholder: "Find in the log", "aria-label": "Find in the log", value: screen.text, oninput: (event) => { screen.text = event.target.value; redraw() } })
   return [
-    trouble(poll.error, "the log"),
+    errorBox(poll.error, "the log"),
     card("", { class: "flush", label: "Log" },
       h("header", { class: "card-head" }, level, search, h("span", { class: "quiet" }, "the newest first")),
       found.length ? h("ol", { class: "log" }, found.map(line)) : h("div", { class: "inset" }, empty("No line matches."))),

@@ -5,7 +5,7 @@ import { plot } from "../charts.js"
 import { h } from "../dom.js"
 import { ago, brief, bytes, clock, count, moment, plural, seconds } from "../format.js"
 import { refresh } from "../live.js"
-import { badge, button, card, empty, lag, link, missing, pathOf, problem, table, tile, trouble } from "../parts.js"
+import { badge, button, card, empty, errorBox, lag, link, loadingOrError, pathOf, problem, table, tile } from "../parts.js"
 
 const WINDOW_S = 120
 const RATE_S = 10
@@ -17,18 +17,18 @@ export default {
   needs: ["collections", "transactions"],
   open: (_, redraw) => {
     const control = { isBusy: false, error: null, redraw }
-    return { view: (world) => view(world, control) }
+    return { view: (model) => view(model, control) }
   },
 }
 
-function view(world, control) {
-  const { status } = world
-  if (!status) return missing(world.errors.status, "the status")
+function view(model, control) {
+  const { status } = model
+  if (!status) return loadingOrError(model.errors.status, "the status")
   return [
-    health(world, control),
-    h("dl", { class: "tiles" }, tiles(world)),
-    h("div", { class: "columns" }, throughput(world), timeline(world)),
-    h("div", { class: "columns" }, collections(world), h("div", { class: "stack" }, sources(status), sinks(status), replicas(status))),
+    health(model, control),
+    h("dl", { class: "tiles" }, tiles(model)),
+    h("div", { class: "columns" }, throughput(model), timeline(model)),
+    h("div", { class: "columns" }, collections(model), h("div", { class: "stack" }, sources(status), sinks(status), replicas(status))),
   ]
 }
 
@@ -39,7 +39,7 @@ function health({ status, now_s: now }, control) {
   const failed = status.collections.filter((one) => one.why)
   return card("", { class: `health ${status.state}`, label: "Health" },
     h("div", { class: "health-line" }, badge(status.state), h("p", null, h("strong", null, sentence(status)), ` since ${moment(status.since_s)}`, h("span", { class: "quiet" }, ` · ${seconds(now - status.since_s)}`)), pausing(status, control)),
-    control.error && trouble(control.error, "the new state"),
+    control.error && errorBox(control.error, "the new state"),
     status.why && !problems.some(([one]) => one.why === status.why) && h("p", { class: "why" }, status.why),
     status.remedy && !problems.length && h("p", { class: "remedy" }, h("span", null, "What to do"), status.remedy),
     problems.filter(isNew).map(([one, where]) => problem(one, where)),
@@ -93,7 +93,7 @@ function throughput({ transactions, errors, now_s: now }) {
   const points = perSecond(transactions, now)
   return card("Throughput", { class: "wide", actions: h("span", { class: "quiet" }, `rows a second, last ${WINDOW_S / 60} minutes`) },
     errors.transactions && !transactions.length
-      ? trouble(errors.transactions, "the last transactions")
+      ? errorBox(errors.transactions, "the last transactions")
       : points.length > 1
         ? plot({ name: "throughput", label: "Rows a second", points, kind: "area", formatX: clock })
         : empty("No transaction yet.", "The chart appears when rows arrive."))
@@ -122,7 +122,7 @@ function timeline({ transactions, errors }) {
   const points = shown.map((one) => ({ x: one.at_s, y: (one.took_ms ?? 0) / 1000, words: words(one) }))
   return card("Transactions", { class: "wide", actions: h("span", { class: "quiet" }, "each when it was committed, and how long it took") },
     errors.transactions && !transactions.length
-      ? trouble(errors.transactions, "the last transactions")
+      ? errorBox(errors.transactions, "the last transactions")
       : points.length
         ? plot({ name: "timeline", label: "How long each transaction took", points, kind: "bars", formatX: clock, formatY: (value) => `${Number(value.toFixed(3))} s` })
         : empty("No transaction yet."))

@@ -4,20 +4,20 @@ import { get } from "../api.js"
 import { h } from "../dom.js"
 import { bytes, count, plural } from "../format.js"
 import { graph } from "../graph.js"
-import { measured } from "../measure.js"
-import { card, link, missing, pathOf, table, trouble } from "../parts.js"
+import { measureWidth } from "../measure.js"
+import { card, errorBox, link, loadingOrError, pathOf, table } from "../parts.js"
 import { Poll } from "../poll.js"
 
 const REPEAT_S = 5
 const WIDTH = 300
 const NARROW = 600
-const COSTS = { none: "nothing", delta: "what changed", "touched groups": "the groups that changed", scan: "all rows of the other side", "whole input": "everything, again" }
+const COSTS = { none: "none", delta: "the changed rows", "touched groups": "the groups that changed", scan: "all rows of the other side", "whole input": "all rows, recomputed" }
 
 // The plan of one view, requested again from time to time, because state grows.
 export function openPlan(name, redraw) {
   const poll = new Poll(() => get(`/v1/views/${encodeURIComponent(name)}/explain`, { format: "json" }), redraw, REPEAT_S)
   return {
-    view: () => (poll.value ? [trouble(poll.error, "the plan"), drawPlan(name, poll.value)] : missing(poll.error, "the plan")),
+    view: () => (poll.value ? [errorBox(poll.error, "the plan"), drawPlan(name, poll.value)] : loadingOrError(poll.error, "the plan")),
     close: () => poll.close(),
   }
 }
@@ -27,7 +27,7 @@ function drawPlan(name, explanation) {
   if (!found) return h("p", { class: "quiet" }, "The server does not know the operators of this view.")
   const states = new Map((explanation.arrangements ?? []).map((one) => [one.name, one]))
   const used = [...new Set(found.operators.flatMap((one) => one.state))].map((each) => states.get(each)).filter(Boolean)
-  const { props, width } = measured("plan", 900)
+  const { props, width } = measureWidth("plan", 900)
   const size = width < NARROW ? 250 : WIDTH
   return [
     card(`How ${name} is maintained`, { class: "graph-card", "data-plan": name, once: (node) => requestAnimationFrame(() => node.scrollIntoView({ block: "start" })), key: name, actions: link(pathOf("collection", name), "its rows") },
@@ -83,7 +83,7 @@ function operator(one, states) {
     { class: `operator cost-${one.cost.replace(" ", "-")}`, tabindex: 0, "data-operator": one.number, title: `${one.what}\n${one.how}` },
     h("span", null, h("b", null, one.kind), h("span", { class: "quiet" }, ` ${one.how}`)),
     h("span", { class: "operator-what" }, words(one)),
-    h("span", null, h("span", { class: "quiet" }, "a change costs "), COSTS[one.cost] ?? one.cost),
+    h("span", null, h("span", { class: "quiet" }, "work per change: "), COSTS[one.cost] ?? one.cost),
     kept(one, states).map(({ rows, bytes: size }) => h("span", { class: "operator-state" }, `keeps ${count(rows)} rows, ${bytes(size)}`)),
   )
 }

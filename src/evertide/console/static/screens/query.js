@@ -4,7 +4,7 @@ import { post } from "../api.js"
 import { plot } from "../charts.js"
 import { h } from "../dom.js"
 import { cell, count, isNumberType, plural, seconds } from "../format.js"
-import { button, card, empty, link, pathOf, table, trouble, valueColumns } from "../parts.js"
+import { button, card, empty, errorBox, table, valueColumns } from "../parts.js"
 
 const HISTORY = "evertide.queries"
 const DRAFT = "evertide.query"
@@ -16,36 +16,36 @@ export default {
   title: "SQL",
   needs: ["collections"],
   open: (_, redraw) => {
-    const here = { sql: read(DRAFT, ""), history: read(HISTORY, []), answer: null, error: null, stop: null, chart: null, redraw }
-    return { view: (world) => view(world, here), close: () => here.stop?.abort() }
+    const screen = { sql: read(DRAFT, ""), history: read(HISTORY, []), answer: null, error: null, stop: null, chart: null, redraw }
+    return { view: (model) => view(model, screen), close: () => screen.stop?.abort() }
   },
 }
 
-function view({ collections }, here) {
-  const isBusy = Boolean(here.stop)
+function view({ collections }, screen) {
+  const isBusy = Boolean(screen.stop)
   const submit = (event) => {
     event?.preventDefault()
-    run(here)
+    run(screen)
   }
   return [
     card("", { label: "Query", class: "question" },
       h("form", { onsubmit: submit },
         h("textarea", {
-          "aria-label": "SQL", rows: 6, spellcheck: "false", autocapitalize: "off", autocomplete: "off", value: here.sql,
+          "aria-label": "SQL", rows: 6, spellcheck: "false", autocapitalize: "off", autocomplete: "off", value: screen.sql,
           placeholder: example(collections),
-          oninput: (event) => { here.sql = event.target.value; keep(DRAFT, here.sql) },
+          oninput: (event) => { screen.sql = event.target.value; store(DRAFT, screen.sql) },
           onkeydown: (event) => (event.ctrlKey || event.metaKey) && event.key === "Enter" && submit(event),
         }),
         h("div", { class: "question-foot" },
           h("button", { type: "submit", class: "primary", disabled: isBusy }, isBusy ? "Running…" : "Run"),
-          isBusy ? button("Stop", () => here.stop.abort()) : h("kbd", { class: "hide-small" }, "Ctrl Enter"),
+          isBusy ? button("Stop", () => screen.stop.abort()) : h("kbd", { class: "hide-small" }, "Ctrl Enter"),
           h("span", { class: "quiet" }, "Read only. All collections are read at the same time."),
         )),
-      collections && h("div", { class: "chips", "aria-label": "Collections" }, collections.map((one) => button(one.name, () => { here.sql = `SELECT * FROM ${quoteName(one.name)} LIMIT 100`; run(here) }, { key: one.name, class: "chip", title: `Show rows of ${one.name}` })))),
-    here.error && trouble(here.error, "the answer"),
-    here.answer && [chart(here), result(here)],
-    !here.answer && !here.error && empty("No query yet.", "Choose a collection above, or write a SELECT."),
-    showHistory(here),
+      collections && h("div", { class: "chips", "aria-label": "Collections" }, collections.map((one) => button(one.name, () => { screen.sql = `SELECT * FROM ${quoteName(one.name)} LIMIT 100`; run(screen) }, { key: one.name, class: "chip", title: `Show rows of ${one.name}` })))),
+    screen.error && errorBox(screen.error, "the answer"),
+    screen.answer && [chart(screen), result(screen)],
+    !screen.answer && !screen.error && empty("No query yet.", "Choose a collection above, or write a SELECT."),
+    showHistory(screen),
   ]
 }
 
@@ -58,32 +58,32 @@ function quoteName(name) {
   return /^[A-Za-z_]\w*$/.test(name) ? name : "`" + name.replaceAll("`", "``") + "`"
 }
 
-async function run(here) {
-  const sql = here.sql.trim() || ""
-  if (!sql || here.stop) return
-  here.stop = new AbortController()
-  here.error = null
-  here.redraw()
+async function run(screen) {
+  const sql = screen.sql.trim() || ""
+  if (!sql || screen.stop) return
+  screen.stop = new AbortController()
+  screen.error = null
+  screen.redraw()
   try {
-    here.answer = await post("/v1/query", { sql, limit: LIMIT }, { limit_ms: 120_000, signal: here.stop.signal })
-    here.chart = guess(here.answer)
-    remember(here, sql)
+    screen.answer = await post("/v1/query", { sql, limit: LIMIT }, { limit_ms: 120_000, signal: screen.stop.signal })
+    screen.chart = chooseChart(screen.answer)
+    remember(screen, sql)
   } catch (error) {
-    here.error = here.stop.signal.aborted ? Object.assign(new Error("The query was stopped."), { remedy: "" }) : error
+    screen.error = screen.stop.signal.aborted ? Object.assign(new Error("The query was stopped."), { remedy: "" }) : error
   }
-  here.stop = null
-  here.redraw()
+  screen.stop = null
+  screen.redraw()
 }
 
-function remember(here, sql) {
-  here.history = [{ sql, at_s: Date.now() / 1000 }, ...here.history.filter((one) => one.sql !== sql)].slice(0, HISTORY_MAX)
-  keep(HISTORY, here.history)
-  keep(DRAFT, here.sql)
+function remember(screen, sql) {
+  screen.history = [{ sql, at_s: Date.now() / 1000 }, ...screen.history.filter((one) => one.sql !== sql)].slice(0, HISTORY_MAX)
+  store(HISTORY, screen.history)
+  store(DRAFT, screen.sql)
 }
 
 function result({ answer }) {
   const { columns, rows } = answer
-  const facts = `${plural(rows.length, "row")}${answer.is_truncated ? " (of more)" : ""} at time ${count(answer.time)}, by ${answer.engine} in ${seconds(answer.took_ms / 1000)}`
+  const facts = `${answer.is_truncated ? "the first " : ""}${plural(rows.length, "row")} at time ${count(answer.time)}, by ${answer.engine} in ${seconds(answer.took_ms / 1000)}`
   return card("Answer", { class: "flush", actions: [h("span", { class: "quiet", role: "status" }, facts), button("Copy as CSV", () => navigator.clipboard?.writeText(csv(answer)))] },
     table({ label: "Answer", kind: "rows", rows, none: "No rows.", columns: valueColumns(columns) }))
 }
@@ -94,18 +94,18 @@ function csv({ columns, rows }) {
 }
 
 // The first column that is not a number, against the first that is.
-function guess({ columns, rows }) {
+function chooseChart({ columns, rows }) {
   const numbers = columns.map((one, at) => (isNumberType(one.type) || typeof rows[0]?.[at] === "number" ? at : -1)).filter((at) => at >= 0)
   const x = columns.findIndex((_, at) => !numbers.includes(at))
   const y = numbers.find((at) => at !== x)
   return y == null ? null : { kind: "bars", x: x >= 0 ? x : 0, y: x < 0 && numbers.length > 1 ? numbers[1] : y }
 }
 
-function chart(here) {
-  const { chart: chosen, answer } = here
+function chart(screen) {
+  const { chart: chosen, answer } = screen
   if (!chosen || answer.rows.length < 2) return null
   const pick = (name, options, value) =>
-    h("label", null, h("span", null, name), h("select", { value: String(value), onchange: (event) => { chosen[name] = name === "kind" ? event.target.value : Number(event.target.value); here.redraw() } },
+    h("label", null, h("span", null, name), h("select", { value: String(value), onchange: (event) => { chosen[name] = name === "kind" ? event.target.value : Number(event.target.value); screen.redraw() } },
       options.map(([key, words]) => h("option", { value: String(key) }, words))))
   const columns = answer.columns.map((one, at) => [at, one.name])
   const points = pointsOf(answer, chosen)
@@ -126,15 +126,15 @@ function pointsOf({ rows }, { kind, x, y }) {
   return kind === "bars" ? points.slice(0, BARS_MAX).map((one) => ({ ...one, x: one.name })) : points.map((one, at) => ({ ...one, x: at }))
 }
 
-function showHistory(here) {
-  if (!here.history.length) return null
+function showHistory(screen) {
+  if (!screen.history.length) return null
   const clear = () => {
-    here.history = []
-    keep(HISTORY, [])
-    here.redraw()
+    screen.history = []
+    store(HISTORY, [])
+    screen.redraw()
   }
   return card("History", { actions: button("Clear", clear) },
-    h("ul", { class: "history" }, here.history.map((one) => h("li", { key: one.sql }, h("button", { type: "button", class: "quiet-button", onclick: () => { here.sql = one.sql; keep(DRAFT, one.sql); run(here) } }, one.sql)))))
+    h("ul", { class: "history" }, screen.history.map((one) => h("li", { key: one.sql }, h("button", { type: "button", class: "quiet-button", onclick: () => { screen.sql = one.sql; store(DRAFT, one.sql); run(screen) } }, one.sql)))))
 }
 
 function read(name, fallback) {
@@ -145,7 +145,7 @@ function read(name, fallback) {
   }
 }
 
-function keep(name, value) {
+function store(name, value) {
   try {
     localStorage.setItem(name, JSON.stringify(value))
   } catch {

@@ -3,7 +3,7 @@
 import { address, get } from "../api.js"
 import { Poll } from "../poll.js"
 import { h } from "../dom.js"
-import { button, card, missing, table } from "../parts.js"
+import { button, card, loadingOrError, table } from "../parts.js"
 
 const METHODS = ["get", "post", "put", "patch", "delete"]
 
@@ -11,22 +11,22 @@ export default {
   title: "API",
   open: (_, redraw) => {
     const poll = new Poll(() => get("/v1/openapi.json"), redraw, 0)
-    const here = { text: "" }
-    return { view: () => view(poll, here, redraw), close: () => poll.close() }
+    const screen = { text: "" }
+    return { view: () => view(poll, screen, redraw), close: () => poll.close() }
   },
 }
 
-function view(poll, here, redraw) {
-  if (!poll.value) return missing(poll.error, "the description of its API")
+function view(poll, screen, redraw) {
+  if (!poll.value) return loadingOrError(poll.error, "the description of its API")
   const { info, paths = {} } = poll.value
-  const search_text = here.text.toLowerCase()
+  const search_text = screen.text.toLowerCase()
   const all = Object.entries(paths).flatMap(([path, item]) => METHODS.filter((method) => item[method]).map((method) => ({ path, method, shared: item.parameters ?? [], ...item[method] })))
   const found = all.filter((one) => `${one.method} ${one.path} ${one.summary ?? ""}`.toLowerCase().includes(search_text))
   const groups = groupByTag(found)
   return [
     card(info?.title ?? "HTTP API", { actions: h("a", { href: address("/v1/openapi.json").href }, "openapi.json") },
       info?.description && h("p", null, info.description),
-      h("input", { type: "search", placeholder: "Find an address", "aria-label": "Find an address", value: here.text, oninput: (event) => { here.text = event.target.value; redraw() } })),
+      h("input", { type: "search", placeholder: "Find an address", "aria-label": "Find an address", value: screen.text, oninput: (event) => { screen.text = event.target.value; redraw() } })),
     [...groups].map(([name, operations]) => card(name, { class: "flush", key: name }, operations.map((one) => operation(one, poll.value)))),
   ]
 }

@@ -4,7 +4,7 @@ import { get, remove } from "../api.js"
 import { Poll } from "../poll.js"
 import { h } from "../dom.js"
 import { bytes, count, moment, plural } from "../format.js"
-import { button, card, link, missing, pathOf, table, text, trouble } from "../parts.js"
+import { button, card, errorBox, link, loadingOrError, pathOf, table, text } from "../parts.js"
 
 export default {
   title: "Shapes",
@@ -16,7 +16,7 @@ export default {
 }
 
 function view(poll, ended) {
-  if (!poll.value) return missing(poll.error, "the shapes")
+  if (!poll.value) return loadingOrError(poll.error, "the shapes")
   const all = poll.value.shapes
   const end = (handle) => async () => {
     if (!confirm("End this shape? Its clients start again with a new one.")) return
@@ -29,8 +29,8 @@ function view(poll, ended) {
     poll.now()
   }
   return [
-    trouble(poll.error, "the shapes"),
-    ended.error && trouble(ended.error, "the end of the shape"),
+    errorBox(poll.error, "the shapes"),
+    ended.error && errorBox(ended.error, "the end of the shape"),
     h("p", { class: "quiet hint" }, "A shape is a live, filtered subscription to a table or a view. Browsers and services follow it at /v1/shape; so does this console."),
     card("Shapes", { class: "flush", actions: h("span", { class: "quiet" }, plural(all.length, "shape")) }, table({
       label: "Shapes",

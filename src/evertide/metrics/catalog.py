@@ -65,14 +65,14 @@ ALL: tuple[Metric, ...] = (
     _histogram("transaction_phase", "Time per phase of a transaction: read, bind, compute, commit, replay.", "phase"),
     _counter("source_rows", "Rows from a source in transactions that this process committed.", "source"),
     _counter("changes", "Changes that this process committed to a collection.", "collection"),
-    _counter("changes_bytes", "Stored bytes of these changes.", "collection"),
+    _counter("changes_bytes", "Stored bytes of the changes that this process committed.", "collection"),
     _counter("faults", "Failures, one per occurrence; most are retried.", "part", "name", "error_code"),
     # Collections and state
     _gauge("collection_upper", "The first time that is not complete yet.", "collection", "kind"),
     _gauge("collection_since", "The first time that can still be read.", "collection", "kind"),
     _gauge("collection_changes", "Stored changes; some may cancel each other.", "collection", "kind"),
     _gauge("collection_bytes", "Size of the stored changes.", "collection", "kind"),
-    _gauge("collection_parts", "Number of parts that hold them.", "collection", "kind"),
+    _gauge("collection_parts", "Number of parts that hold the stored changes.", "collection", "kind"),
     _gauge(
         "collection_state",
         "1 for the current state of a collection: running, hydrating, failed.",
@@ -80,8 +80,8 @@ ALL: tuple[Metric, ...] = (
         "state",
     ),
     _gauge("arrangement_rows", "Rows of an arrangement; some may cancel each other.", "arrangement"),
-    _gauge("arrangement_bytes", "Size of these rows, in memory and in parts.", "arrangement"),
-    _gauge("arrangement_parts", "Number of parts that hold them.", "arrangement"),
+    _gauge("arrangement_bytes", "Size of the rows of an arrangement, in memory and in parts.", "arrangement"),
+    _gauge("arrangement_parts", "Number of parts that hold the rows of an arrangement.", "arrangement"),
     # Sources, sinks, replicas
     _gauge("source_state", "1 for the current state of a source: running, reconnecting, stalled.", "source", "state"),
     _gauge("source_lag_bytes", "Bytes that wait at a source and are not bound, if known.", "source"),

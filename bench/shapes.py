@@ -137,7 +137,7 @@ class _Served:
         known = self.service.shapes
         for owner in range(self.shapes, count):
             asked = parse_request({"table": "orders", "where": f"owner = {owner}", "offset": "-1"})
-            known.obtain(known.definition(asked))
+            known.obtain(known.find_definition(asked))
         self.shapes = max(count, self.shapes)
 
     @contextmanager

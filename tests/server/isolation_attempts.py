@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from evertide.server.query.isolation import Wanted, isolate
+from evertide.server.query.isolation import NeededAccess, isolate
 
 
 def attempt(get: Callable[[], Any]) -> str | None:
@@ -27,7 +27,7 @@ def attempt(get: Callable[[], Any]) -> str | None:
 
 
 def main(engine: str, storage: str, scratch: str, secret: str, url: str) -> None:
-    isolation = isolate(Wanted(storage, scratch, False, engine == "spark", os.environ))
+    isolation = isolate(NeededAccess(storage, scratch, False, engine == "spark", os.environ))
     import socket  # noqa: PLC0415 - nothing is imported before that may start a thread
     import urllib.request  # noqa: PLC0415
 

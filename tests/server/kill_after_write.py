@@ -21,7 +21,7 @@ from typing import Any
 import uvicorn
 
 from evertide.runtime import SystemRuntime
-from evertide.server.access.connections import protocol_of
+from evertide.server.access.connections import make_protocol
 from evertide.server.http import server as serving
 from evertide.settings import Settings
 from evertide.store.open import open_storage
@@ -51,7 +51,7 @@ class Deadly:
 
 
 def deadly(settings: Settings) -> type[asyncio.Protocol]:
-    base: Any = protocol_of(settings)
+    base: Any = make_protocol(settings)
 
     class Protocol(base):  # type: ignore[misc]
         def connection_made(self, transport: asyncio.Transport) -> None:
@@ -66,7 +66,7 @@ def deadly(settings: Settings) -> type[asyncio.Protocol]:
 
 
 def main(path: Path, rows: int) -> None:
-    serving.protocol_of = deadly  # type: ignore[attr-defined]
+    serving.make_protocol = deadly  # type: ignore[attr-defined]
     uvicorn.Config = functools.partial(uvicorn.Config, loop="asyncio")  # type: ignore[misc,assignment]
     store = open_storage(path, runtime=SystemRuntime(), settings=Settings())
     with shop(store, replace(OPTIONS, long_poll_s=20, sse_s=60)) as made:

@@ -103,7 +103,7 @@ def test_a_client_that_does_not_read_is_disconnected() -> None:
     """Fails if events for a slow client are kept without a limit."""
     listener: asyncio.Queue[bytes | None] = asyncio.Queue(2)
     for piece in (b"a", b"b", b"c"):
-        events._offer(listener, piece)
+        events._enqueue(listener, piece)
     assert listener.get_nowait() is None
     assert listener.empty()
 
@@ -128,7 +128,12 @@ def test_a_stream_ends_when_its_token_expires(monkeypatch: pytest.MonkeyPatch) -
     runtime = ManualRuntime()
     texts = "short-token-0123456789", "long-token-0123456789"
     short, long = (Token.of(text, Role.READ, text) for text in texts)
-    access = Access.of([replace(short, ends_at_s=runtime.wall_s() + 10), long])
+    access = Access(
+        (
+            replace(short, ends_at_s=runtime.wall_s() + 10),
+            long,
+        )
+    )
     with open_pipeline(storage()) as p, Server(listening=ListenOptions(access=access)) as server:
         server.start(make_app(p, access=access, runtime=runtime))
         first, second = (Client(server.host, server.port, token=text) for text in texts)

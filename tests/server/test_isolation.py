@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from evertide.server.query import isolation
-from evertide.server.query.isolation import Wanted, isolate
+from evertide.server.query.isolation import NeededAccess, isolate
 from tests.cli.kit import ROOT
 from tests.servers.lure import Lure, running_lure
 
@@ -53,9 +53,9 @@ def test_x16_a_worker_reaches_nothing_but_its_storage(engine: str, lure: Lure, t
 
 def test_an_isolation_step_that_the_system_refuses_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
-    found = isolate(Wanted("/s", "/c", has_network=False, has_processes=True, environment={}))
+    found = isolate(NeededAccess("/s", "/c", has_network=False, has_processes=True, environment={}))
     assert (found.has, set(found.lacks)) == ({}, {"files", "network", "privileges"})
-    found = isolate(Wanted("s3://b/p", "/c", has_network=True, has_processes=False, environment={}))
+    found = isolate(NeededAccess("s3://b/p", "/c", has_network=True, has_processes=False, environment={}))
     assert "storage" in found.lacks["network"]
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setattr(platform, "machine", lambda: "pdp11")
@@ -63,5 +63,5 @@ def test_an_isolation_step_that_the_system_refuses_is_named(monkeypatch: pytest.
         isolation, "_restrict_files", lambda _: None
     )  # otherwise the tests that follow would be isolated
     monkeypatch.setattr(isolation, "_drop_privileges", lambda: None)
-    found = isolate(Wanted("/s", "/c", has_network=False, has_processes=False, environment={}))
+    found = isolate(NeededAccess("/s", "/c", has_network=False, has_processes=False, environment={}))
     assert "pdp11" in found.lacks["network"]

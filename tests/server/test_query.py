@@ -19,7 +19,7 @@ from evertide.errors import InvalidInput, LimitExceeded
 from evertide.media import PARQUET
 from evertide.pipeline.engine import DeclaredTable
 from evertide.server.endpoints.formats import encode_rows, make_names_unique
-from evertide.server.query.duck import Duck, NotUnderstood
+from evertide.server.query.duck import Duck, DuckDeclined
 from evertide.settings import Settings
 from tests.kit.small_engine import SmallEngine
 from tests.pipeline.kit import open_pipeline
@@ -280,7 +280,7 @@ def test_an_error_after_the_first_rows_is_reported_like_an_error_at_once() -> No
     """Later rows and their errors come through Arrow, the errors as a bare OSError, which was a 500 without a retry on
     Spark. Fails if it is not caught."""
     last = pa.array(np.append(np.zeros(3_000_000, np.int64), 1 << 40))
-    with pytest.raises(NotUnderstood, match="out of range"):
+    with pytest.raises(DuckDeclined, match="out of range"):
         Duck(Settings()).answer("SELECT CAST(l AS INTEGER) FROM t", {"t": pa.table({"l": last})}, [], 1 << 30)
     many = pa.table({"l": np.arange(3_000_000)})
     ordered = "SELECT row_number() OVER (ORDER BY l DESC, l::VARCHAR || repeat('x', 20)) AS n FROM t"
@@ -319,9 +319,9 @@ def test_a_statement_that_is_no_select_is_refused_without_spark() -> None:
     for sql in ("DELETE FROM orders", "SELECT 1; DROP VIEW orders", "EXPLAIN SELECT 1"):
         with pytest.raises(InvalidInput) as refused:
             duck.parse(sql)
-        assert not isinstance(refused.value, NotUnderstood)
+        assert not isinstance(refused.value, DuckDeclined)
     for sql in ("SELEKT", "FROM orders |> LIMIT 1"):
-        with pytest.raises(NotUnderstood):
+        with pytest.raises(DuckDeclined):
             duck.parse(sql)
 
 

@@ -11,7 +11,7 @@ from evertide.errors import InvalidInput
 from evertide.plan.query import functions as of_spark
 from evertide.plan.query.query import query, remove_forbidden_functions
 from evertide.server.query import duck_functions as of_duckdb
-from evertide.server.query.duck import Duck, NotUnderstood
+from evertide.server.query.duck import Duck, DuckDeclined
 from evertide.settings import Settings
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def test_duckdb_refuses_a_function_in_every_position(name: str) -> None:
 
 
 def test_a_function_outside_the_table_of_duckdb_is_left_to_spark() -> None:
-    with pytest.raises(NotUnderstood):
+    with pytest.raises(DuckDeclined):
         Duck(Settings()).parse("SELECT date_format(a, 'y') FROM t")
     for name in of_duckdb.REFUSED_IN_FROM:
         with pytest.raises(InvalidInput, match="in FROM"):

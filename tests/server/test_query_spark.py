@@ -315,17 +315,17 @@ class Tasks:
         return self.looks >= 0
 
 
-@pytest.mark.parametrize(("looks", "is_worn"), [(0, False), (3, False), (10_000, True)])
-def test_a_worker_whose_task_continues_after_its_query_is_replaced(looks: int, is_worn: bool) -> None:
+@pytest.mark.parametrize(("looks", "needs_replacement"), [(0, False), (3, False), (10_000, True)])
+def test_a_worker_whose_task_continues_after_its_query_is_replaced(looks: int, needs_replacement: bool) -> None:
     """Otherwise the task takes resources from the next query without a limit. Without a cancelled query, tasks are not
     checked."""
     asked = SparkQueryEngine(
         cast("Reader", SimpleNamespace(runtime=SystemRuntime())), cast("Session", Tasks(looks)), {}
     )
-    assert not asked.is_worn()
+    assert not asked.needs_replacement()
     asked.interrupt()
-    assert asked.is_worn() == is_worn
-    assert not asked.is_worn(), "the next query is not affected"
+    assert asked.needs_replacement() == needs_replacement
+    assert not asked.needs_replacement(), "the next query is not affected"
 
 
 def _sparks() -> list[int]:

@@ -19,8 +19,8 @@ import pyarrow as pa
 import pytest
 
 from evertide.pipeline.reading.query import Chosen, Question
-from evertide.server.query.duck import Duck, NotUnderstood
-from evertide.server.query.duck_query import ask
+from evertide.server.query.duck import Duck, DuckDeclined
+from evertide.server.query.duck_query import answer_with_duckdb
 from evertide.server.query.translation import translate_query
 from evertide.settings import Settings
 from tests.pipeline.kit import open_pipeline, storage
@@ -90,7 +90,7 @@ class Both:
     session: SparkSession
 
     def by_duckdb(self, sql: str, *parameters: Any) -> pa.Table:
-        """Raise `NotUnderstood` if the query goes to Spark."""
+        """Raise `DuckDeclined` if the query goes to Spark."""
         question = Question(sql, parameters=parameters)
         said = translate_query(question, self.duck.parse(sql).tree, SCHEMAS, self.duck.zone)
         return self.duck.answer(said.sql, TABLES, [], 1_000_000)[0]
@@ -99,7 +99,7 @@ class Both:
         """Whether DuckDB runs the query."""
         try:
             translate_query(Question(sql, parameters=parameters), self.duck.parse(sql).tree, SCHEMAS, self.duck.zone)
-        except NotUnderstood:
+        except DuckDeclined:
             return False
         return True
 
@@ -191,7 +191,7 @@ def _computed(both: Both, texts: list[str]) -> list[str]:
     """Return the expressions that DuckDB computes without an error."""
     try:
         both.by_duckdb(_select(texts))
-    except NotUnderstood:
+    except DuckDeclined:
         half = len(texts) // 2
         return [*_computed(both, texts[:half]), *_computed(both, texts[half:])] if half else []
     return texts
@@ -205,7 +205,7 @@ def test_random_queries_have_the_same_result_in_both_engines(both: Both) -> None
         query = words.query()
         try:
             found = both.by_duckdb(query.sql)
-        except NotUnderstood:
+        except DuckDeclined:
             continue
         compare(query.sql, found, both.by_spark(query.sql), is_ordered=query.is_ordered)
         taken += 1
@@ -247,7 +247,7 @@ def test_queries_not_known_to_agree_go_to_spark(both: Both, sql: str) -> None:
 def test_rows_on_which_the_engines_differ_go_to_spark(both: Both, sql: str) -> None:
     """DuckDB runs the query, and fails. Fails without the guard of each function."""
     assert both.is_asked(sql)
-    with pytest.raises(NotUnderstood):
+    with pytest.raises(DuckDeclined):
         both.by_duckdb(sql)
 
 
@@ -257,7 +257,7 @@ def test_queries_that_depend_on_another_time_zone_go_to_spark(both: Both) -> Non
         tree = both.duck.parse(sql).tree
         assert translate_query(Question(sql), tree, SCHEMAS, "Etc/UTC")
         for zone in ("", "America/New_York"):
-            with pytest.raises(NotUnderstood):
+            with pytest.raises(DuckDeclined):
                 translate_query(Question(sql), tree, SCHEMAS, zone)
     for sql in ("SELECT hour(nt) AS h, year(da) AS y FROM one", "SELECT max(ts) FROM one WHERE ts < ts"):
         assert translate_query(Question(sql), both.duck.parse(sql).tree, SCHEMAS, "America/New_York")
@@ -268,7 +268,7 @@ def test_an_unknown_field_is_refused(both: Both) -> None:
     sql = "SELECT id FROM one WHERE n > 1"
     tree = both.duck.parse(sql).tree
     tree["node"]["where_clause"]["is_reversed"] = True
-    with pytest.raises(NotUnderstood, match="is_reversed of COMPARE_GREATERTHAN"):
+    with pytest.raises(DuckDeclined, match="is_reversed of COMPARE_GREATERTHAN"):
         translate_query(Question(sql), tree, SCHEMAS)
 
 
@@ -277,9 +277,11 @@ def test_a_query_that_names_duckdb_has_the_meaning_of_duckdb() -> None:
     duck = Duck(Settings())
     with open_pipeline(storage()) as pipeline:
         asked = Question("SELECT CAST(1.5 AS INT) AS a", engine=Chosen.duckdb)
-        assert ask(pipeline.collections, asked, duck).rows.to_pylist() == [{"a": 2}]
-        with pytest.raises(NotUnderstood):
-            ask(pipeline.collections, replace(asked, engine=Chosen.auto), duck)
+        assert answer_with_duckdb(pipeline.collections, asked, duck).rows.to_pylist() == [{"a": 2}]
+        with pytest.raises(DuckDeclined):
+            answer_with_duckdb(pipeline.collections, replace(asked, engine=Chosen.auto), duck)
         for engine, name in ((Chosen.duckdb, "count_star()"), (Chosen.auto, "count(1)")):
-            found = ask(pipeline.collections, Question("SELECT count(*) FROM orders", engine=engine), duck)
+            found = answer_with_duckdb(
+                pipeline.collections, Question("SELECT count(*) FROM orders", engine=engine), duck
+            )
             assert found.rows.to_pylist() == [{name: 0}]

@@ -29,7 +29,7 @@ from evertide.server.http.app import make_app
 from evertide.server.http.server import Server
 from evertide.server.query.answering import _answer
 from evertide.server.query.process import EngineOptions, Worker
-from evertide.server.query.usage import disk_bytes, list_processes
+from evertide.server.query.usage import list_processes, measure_disk_bytes
 from evertide.server.query.wire import read_frame
 from evertide.server.query.workers import Workers
 from evertide.settings import Settings
@@ -318,7 +318,7 @@ def test_memory_and_disk_of_all_worker_processes_are_limited(here: Served, tmp_p
         assert worker.is_over
         assert is_gone(pid)
         assert not worker._scratch.exists()
-    assert disk_bytes(tmp_path / "nothing") == 0
+    assert measure_disk_bytes(tmp_path / "nothing") == 0
 
 
 def test_a_missing_storage_is_reported(tmp_path: Path) -> None:
@@ -349,7 +349,7 @@ class Faulty:
 
     def interrupt(self) -> None: ...
 
-    def is_worn(self) -> bool:
+    def needs_replacement(self) -> bool:
         return False
 
     def close(self) -> None: ...

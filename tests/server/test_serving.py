@@ -82,7 +82,7 @@ def test_other_machines_connect_only_with_insecure_and_a_warning(caplog: pytest.
             Server(listen)
     with Server("0.0.0.0:0", ListenOptions(is_insecure=True)):
         assert "every client that reaches 0.0.0.0:0 may read and write everything" in caplog.text
-    known = Access.of([Token.of("one", Role.READ, "a-token-of-some-length")])
+    known = Access((Token.of("one", Role.READ, "a-token-of-some-length"),))
     with Server("0.0.0.0:0", ListenOptions(access=known)):
         assert "--tls-cert" in caplog.text
 

@@ -11,10 +11,10 @@ import pytest
 
 from evertide.client import Client as PythonClient
 from evertide.errors import InvalidInput
-from evertide.pgexpr.types.texts import texts as postgres_texts
+from evertide.pgexpr.types.texts import write_column as postgres_texts
 from evertide.pipeline.engine import DeclaredTable
 from evertide.rows.utf8 import convert_texts_to_bytes
-from evertide.server.query.duck import Duck, NotUnderstood
+from evertide.server.query.duck import Duck, DuckDeclined
 from evertide.settings import Settings
 from evertide.sources.values.columns import from_arrow
 from tests.kit.small_engine import SmallEngine
@@ -27,13 +27,13 @@ BAD = b"\xff\xfe\x80abc"
 SHOWN = "\ufffd\ufffd\ufffdabc"
 
 
-def texts(*values: bytes | None) -> pa.Array:
+def write_column(*values: bytes | None) -> pa.Array:
     return pa.array(values, pa.binary()).view(pa.string())
 
 
 def rows(*values: bytes) -> pa.Table:
-    lists = pa.ListArray.from_arrays(pa.array(range(len(values) + 1), pa.int32()), texts(*values))
-    return pa.Table.from_arrays([pa.array(range(len(values))), texts(*values), lists], schema=SCHEMA)
+    lists = pa.ListArray.from_arrays(pa.array(range(len(values) + 1), pa.int32()), write_column(*values))
+    return pa.Table.from_arrays([pa.array(range(len(values))), write_column(*values), lists], schema=SCHEMA)
 
 
 def engine() -> SmallEngine:
@@ -64,16 +64,16 @@ def test_v7_a_shape_has_every_row() -> None:
     """Two rows without a key differ only in bytes that a text does not show: both arrive, and one leaves."""
     with shop(made=engine()) as served_shop:
         p = served_shop.pipeline
-        p.push("bare", pa.table({"s": texts(BAD, b"ok")}))
-        p.push("byname", pa.table({"s": texts(b"\xff")}))
+        p.push("bare", pa.table({"s": write_column(BAD, b"ok")}))
+        p.push("byname", pa.table({"s": write_column(b"\xff")}))
         p.commit()
         followers = {name: Follower(served_shop, {"table": name}).caught_up() for name in ("bare", "byname")}
-        p.push("bare", pa.table({"s": texts(b"\xfe\xfe\x80abc", b"\xef\xbf\xbd")}))
-        p.push("byname", pa.table({"s": texts(b"\xfe", b"\xef\xbf\xbd")}))
+        p.push("bare", pa.table({"s": write_column(b"\xfe\xfe\x80abc", b"\xef\xbf\xbd")}))
+        p.push("byname", pa.table({"s": write_column(b"\xfe", b"\xef\xbf\xbd")}))
         p.commit()
         assert followers["bare"].caught_up().content() == [("ok",), ("\ufffd",), (SHOWN,), (SHOWN,)]
         assert followers["byname"].caught_up().content() == [("\ufffd",)] * 3
-        p.push("byname", deletes=pa.table({"s": texts(b"\xff")}))
+        p.push("byname", deletes=pa.table({"s": write_column(b"\xff")}))
         p.commit()
         assert followers["byname"].caught_up().rows == Follower(served_shop, {"table": "byname"}).caught_up().rows
         assert len(followers["byname"].rows) == 2
@@ -95,7 +95,7 @@ def test_v7_a_clause_reads_such_texts(where: str) -> None:
 def test_v7_duckdb_leaves_such_rows_to_spark() -> None:
     """A function that met them would make DuckDB refuse all later queries."""
     duck = Duck(Settings())
-    with pytest.raises(NotUnderstood, match="'t' has a text that is not valid UTF-8"):
+    with pytest.raises(DuckDeclined, match="'t' has a text that is not valid UTF-8"):
         duck.answer("SELECT upper(s) FROM t", {"t": rows(BAD)}, [], 10)
     assert duck.answer("SELECT upper(s) AS s FROM t", {"t": rows(b"a")}, [], 10)[0].to_pylist() == [{"s": "A"}]
 
@@ -104,23 +104,23 @@ def test_v7_pushed_rows_keep_their_bytes_or_are_refused() -> None:
     """Arrow holds any bytes. JSON, and a conversion to another type, do not: other keys or values would result."""
     point = pa.struct([pa.field("a", pa.string()), pa.field("b", pa.int64(), nullable=False)])
     table = DeclaredTable("t", pa.schema([pa.field("id", pa.int64(), nullable=False), ("p", point)]), key=("id",))
-    other = pa.StructArray.from_arrays([texts(BAD), pa.array([1], pa.int32())], ["a", "b"])
+    other = pa.StructArray.from_arrays([write_column(BAD), pa.array([1], pa.int32())], ["a", "b"])
     with open_pipeline(storage(), SmallEngine([table], [])) as p, served(p) as client:
         with (
             PythonClient(f"http://{client.host}:{client.port}") as python,
             pytest.raises(InvalidInput, match="not valid UTF-8"),
         ):
-            python.push("t", [], deletes=pa.table({"id": texts(b"\xff")}))
+            python.push("t", [], deletes=pa.table({"id": write_column(b"\xff")}))
         with pytest.raises(InvalidInput, match="row 1, column 'p': the text is not valid UTF-8"):
             p.push("t", pa.table({"id": [3], "p": other}))
         with pytest.raises(InvalidInput, match="\ufffd"):
-            p.push("t", pa.table({"id": texts(b"4\xff")}))
-    found = from_arrow(pa.StructArray.from_arrays([texts(BAD, b"a"), pa.array([1, None])], ["a", "b"]), point)
+            p.push("t", pa.table({"id": write_column(b"4\xff")}))
+    found = from_arrow(pa.StructArray.from_arrays([write_column(BAD, b"a"), pa.array([1, None])], ["a", "b"]), point)
     assert [*found.misfits] == [1]
     assert convert_texts_to_bytes(pa.table({"p": found.array})).to_pylist() == [{"p": {"a": BAD, "b": 1}}, {"p": None}]
 
 
 def test_v7_a_map_whose_keys_become_equal_is_a_list_of_pairs() -> None:
     """In the jsonb of a shape; as an object it would lose an entry."""
-    maps = pa.MapArray.from_arrays([0, 2, 3], texts(b"\xff", b"\xfe", b"k"), pa.array([1, 2, 3]))
+    maps = pa.MapArray.from_arrays([0, 2, 3], write_column(b"\xff", b"\xfe", b"k"), pa.array([1, 2, 3]))
     assert postgres_texts(maps) == ['[["\ufffd",1],["\ufffd",2]]', '{"k":3}']

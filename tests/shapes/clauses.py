@@ -14,7 +14,7 @@ import psycopg
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from evertide.pgexpr.types.texts import column_type, texts
+from evertide.pgexpr.types.texts import describe_column, write_column
 from tests.servers.postgres import PostgresServer
 
 UTC = pa.timestamp("us", "UTC")
@@ -125,7 +125,7 @@ def quote(name: str) -> str:
 
 
 def pg_type(field: Any) -> str:
-    described = column_type(field)
+    described = describe_column(field)
     return str(described["type"] + "[]" * described.get("dims", 0))
 
 
@@ -146,7 +146,7 @@ def _load(connection: psycopg.Connection[Any]) -> None:
     declared = ", ".join(f"{quote(field.name)} {pg_type(field)}" for field in SCHEMA)
     connection.execute(f"CREATE TEMP TABLE rows ({declared})")
     values = ", ".join(f"%s::{pg_type(field)}" for field in SCHEMA)
-    columns = [texts(column) for column in ROWS.columns]
+    columns = [write_column(column) for column in ROWS.columns]
     with connection.cursor() as cursor:
         cursor.executemany(f"INSERT INTO rows VALUES ({values})", list(zip(*columns, strict=True)))
     connection.execute(

@@ -172,7 +172,7 @@ def shop(
     """Without `follow`, no background thread runs."""
     with open_pipeline(store or storage(), made or engine(), settings=settings, role=role) as pipeline:
         service = ShapeService(pipeline.collections, options)
-        with Server(listen, ListenOptions(access=access or Access.open())) as server:
+        with Server(listen, ListenOptions(access=access or Access())) as server:
             server.start(make_app(pipeline, shapes=service, access=access))
             if follow:
                 service.start()

@@ -196,7 +196,7 @@ def test_parsed_requests_are_cached_up_to_a_length(monkeypatch: pytest.MonkeyPat
         made: list[ShapeDefinition] = []
         for number in range(20):
             query = {"table": "orders", "offset": "-1", "where": "customer = $1", "params[1]": f"{number:020}"}
-            made.append(shapes.definition(parse_request(query)))
+            made.append(shapes.find_definition(parse_request(query)))
             assert shapes.definition_known(parse_request(query)) is made[-1]
             assert len(shapes._definitions) <= 5
         assert len({one.id for one in made}) == 20

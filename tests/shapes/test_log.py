@@ -248,7 +248,7 @@ def test_a_change_between_the_check_and_the_wait_is_returned_at_once() -> None:
         s.push(rows=[order(1)])
         client = Follower(s, {"table": "orders"}).caught_up()
         shapes = s.service.shapes
-        known, look = shapes.span_known, shapes.span
+        known, look = shapes.span_known, shapes.read_span
 
         def push_after_check(*question: Any) -> Any:
             shapes.span_known = known  # type: ignore[method-assign]
@@ -258,5 +258,5 @@ def test_a_change_between_the_check_and_the_wait_is_returned_at_once() -> None:
             return found
 
         shapes.span_known = lambda *_: None  # type: ignore[method-assign]
-        shapes.span = push_after_check  # type: ignore[method-assign, assignment]
+        shapes.read_span = push_after_check  # type: ignore[method-assign, assignment]
         assert operations(client.step(live=True).changes) == [("insert", "2")]

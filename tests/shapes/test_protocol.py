@@ -16,7 +16,7 @@ from tests.shapes.kit import Follower, Shop, order, shop
 
 SECRET = "oh so ünsafe, this one"
 WRONG: list[dict[str, Any]] = [{}, {"secret": ""}, {"secret": "oh"}, {"secret": SECRET.upper()}]
-GUARDED = Access.of([Token.of("shapes", Role.READ, SECRET)])
+GUARDED = Access((Token.of("shapes", Role.READ, SECRET),))
 PARAM: dict[str, Any] = {"params[1]": 1}
 CORS = {
     "access-control-allow-origin": "*",

@@ -10,8 +10,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from evertide.shapes.log.numbers import Visible
-from evertide.shapes.log.record import EndRecord, ShapeRecord, log_rows
+from evertide.shapes.log.numbers import VisibleNumbers
+from evertide.shapes.log.record import EndRecord, ShapeRecord, estimate_log_rows
 from evertide.shapes.log.record import _key as key_of
 from evertide.shard.parts.part import Part
 from evertide.shard.state import Batch, ShardState
@@ -33,9 +33,9 @@ RECORD = ShapeRecord(
 )
 RECORDS: dict[str, msgspec.Struct] = {
     "shape": RECORD,
-    "shape-visible": msgspec.structs.replace(RECORD, visible=Visible(939, 1004, (939, 1002))),
+    "shape-visible": msgspec.structs.replace(RECORD, visible=VisibleNumbers(939, 1004, (939, 1002))),
     "shape-pushed": msgspec.structs.replace(
-        RECORD, visible=Visible(939, 1004, (939, 1002)), pushed=(2**32 + 7, 2**32 + 9)
+        RECORD, visible=VisibleNumbers(939, 1004, (939, 1002)), pushed=(2**32 + 7, 2**32 + 9)
     ),
     "shape-ended": EndRecord(RECORD.handle, "its log grew too long", "0123456789abcdef"),
 }
@@ -78,10 +78,10 @@ def batch(lower: int, upper: int, rows: int, since: int | None = None) -> Batch:
 def test_the_size_kept_for_a_shape_is_known_after_merging() -> None:
     record = msgspec.structs.replace(RECORD, time=10, rows=100)
     before, after = batch(0, 11, 100), [batch(11, 20, 30), batch(20, 25, 5)]
-    assert log_rows(record, ShardState("s", b"", Time(0), Time(25), (before, *after))) == 35
-    assert log_rows(record, ShardState("s", b"", Time(0), Time(25), (batch(0, 25, 135),))) == 35
-    assert log_rows(record, ShardState("s", b"", Time(0), Time(25), (batch(0, 20, 130), after[1]))) == 35
-    assert log_rows(record, ShardState("s", b"", Time(0), Time(11), (before,))) == 0
+    assert estimate_log_rows(record, ShardState("s", b"", Time(0), Time(25), (before, *after))) == 35
+    assert estimate_log_rows(record, ShardState("s", b"", Time(0), Time(25), (batch(0, 25, 135),))) == 35
+    assert estimate_log_rows(record, ShardState("s", b"", Time(0), Time(25), (batch(0, 20, 130), after[1]))) == 35
+    assert estimate_log_rows(record, ShardState("s", b"", Time(0), Time(11), (before,))) == 0
 
 
 def test_truncated_ends_are_found_by_listing_all_shapes() -> None:
@@ -104,7 +104,8 @@ def test_logs_are_the_same_bytes_in_every_version(monkeypatch: pytest.MonkeyPatc
         s.push(rows=[order(1, "a/b", 1), order(2, None, None), order(3, 'q"', 3)])
         tables = ("orders", "revenue", "buyers")
         new = [s.get(table, where="true").body for table in tables]
-        monkeypatch.setattr(s.service.shapes.numbers, "visible", lambda time: msgspec.UNSET)  # as earlier versions did
+        numbers = s.service.shapes.numbers
+        monkeypatch.setattr(numbers, "find_visible", lambda time: msgspec.UNSET)  # as earlier versions did
         handles = {table: s.get(table).handle for table in tables}
         s.push(rows=[order(1, "a/b", 2), order(4, "é", -1), order(5, "é", 0)], deletes=[2])
         s.push(rows=[order(3, 'q"', 3), order(5, None, 7)], deletes=[4])

@@ -315,7 +315,7 @@ def test_a_shape_that_is_dropped_during_a_request_is_not_answered_from_stale_mem
             shapes.span_known = known  # type: ignore[method-assign]
             shapes.release_idle()
             s.push(rows=[order(2)])
-            shapes.obtain(shapes.definition(parse_request({"table": "orders", "offset": "-1", "where": "id > 0"})))
+            shapes.obtain(shapes.find_definition(parse_request({"table": "orders", "offset": "-1", "where": "id > 0"})))
             return known(shape, after)
 
         shapes.span_known = late  # type: ignore[method-assign]

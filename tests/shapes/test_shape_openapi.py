@@ -17,11 +17,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from evertide.shapes.http.openapi import shape_paths
+from evertide.shapes.http.openapi import describe_shape_paths
 from evertide.shapes.protocol.requests import _SUBSET_FIELDS, parse_request
 from tests.shapes.kit import OPTIONS, Shop, order, shop
 
-[(PATH, METHODS)] = shape_paths().items()
+[(PATH, METHODS)] = describe_shape_paths().items()
 NAMES = sorted({one["name"] for operation in METHODS.values() for one in operation["parameters"]})
 SENSIBLE: dict[str, list[str]] = {
     "table": ["orders", "revenue", "buyers", "public.orders", '"orders"', "nope", "public.", "a.b.c"],

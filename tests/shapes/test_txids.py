@@ -19,7 +19,7 @@ from evertide.pipeline.engine import DeclaredTable
 from evertide.pipeline.pipeline import Pipeline
 from evertide.pipeline.replicas.ownership import ProcessRole
 from evertide.runtime import SystemRuntime
-from evertide.shapes.log.numbers import TransactionNumbers, Visible
+from evertide.shapes.log.numbers import TransactionNumbers, VisibleNumbers
 from evertide.sources.postgres.snapshot import _last_xids as last_xids
 from evertide.store import MemoryMeta
 from evertide.store.meta import Write
@@ -282,7 +282,7 @@ def test_without_a_database_upstream_a_transaction_has_its_own_number() -> None:
     commit_record(meta, 0)
     commit_record(meta, 1)
     assert ([*found.txids(0)], [*found.txids(1)]) == ([1], [2])
-    assert found.visible(1) == Visible(3, 3)
+    assert found.find_visible(1) == VisibleNumbers(3, 3)
     with shop(storage()) as s:
         s.push(rows=[order(1)])
         begun = s.get()
@@ -309,8 +309,8 @@ def test_a_push_beside_a_database_resolves_when_it_is_visible() -> None:
     own = {time: own_number(time, has_upstream=True) for time in range(4)}
     firsts = [found.txids(time)[:2] for time in range(4)]
     assert firsts == [(1000,), (own[1], own[1] + 2**52 + 2**31), (1001, own[2]), ()]
-    assert all(not is_visible(number, found.visible(3).json_fields) for number in own.values())
-    assert (found.pushed_numbers(0), found.pushed_numbers(1), found.pushed_numbers(3)) == (
+    assert all(not is_visible(number, found.find_visible(3).json_fields) for number in own.values())
+    assert (found.list_push_numbers(0), found.list_push_numbers(1), found.list_push_numbers(3)) == (
         (),
         (own[1],),
         (own[1], own[2]),
@@ -324,18 +324,18 @@ def test_missing_transactions_count_as_open_across_wraparound() -> None:
     meta = MemoryMeta()
     found = numbers(meta)
     commit_record(meta, 0, xids=())
-    assert (found.txids(0), found.visible(0)) == ((), Visible(0, 0)), (
+    assert (found.txids(0), found.find_visible(0)) == ((), VisibleNumbers(0, 0)), (
         "without information, no number counts as contained"
     )
     commit_record(meta, 1, xids=(1000, 1003))
     commit_record(meta, 2, xids=(1001,))
     missing = (*range(939, 1000), 1002)
-    assert found.visible(2) == Visible(939, 1004, missing)
-    assert found.visible(1) == Visible(939, 1004, (*range(939, 1000), 1001, 1002)), "as of that time"
-    assert numbers(meta).visible(2) == found.visible(2)
+    assert found.find_visible(2) == VisibleNumbers(939, 1004, missing)
+    assert found.find_visible(1) == VisibleNumbers(939, 1004, (*range(939, 1000), 1001, 1002)), "as of that time"
+    assert numbers(meta).find_visible(2) == found.find_visible(2)
     meta = MemoryMeta()
     commit_record(meta, 0, xids=(2**32 - 2, 2**32 - 1, 5, 6))
-    assert numbers(meta).visible(0) == Visible(3, 7, (3, 4))
+    assert numbers(meta).find_visible(0) == VisibleNumbers(3, 7, (3, 4))
 
 
 def test_the_first_snapshot_contains_transactions_that_were_not_open() -> None:

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from pyspark.sql.types import VariantVal
 
 from evertide.errors import InvalidInput
-from evertide.pgexpr.types.calendar import date_of, days_of
-from evertide.pgexpr.types.texts import column_type, texts
+from evertide.pgexpr.types.calendar import count_days, find_date
+from evertide.pgexpr.types.texts import describe_column, write_column
 from tests.servers.postgres import PostgresServer
 
 FEW = settings(max_examples=40, deadline=None, derandomize=True)
@@ -55,16 +55,16 @@ def some(values: st.SearchStrategy[Any]) -> st.SearchStrategy[list[Any]]:
 def test_integers_and_booleans(
     server: psycopg.Connection[Any], ints: list[int], longs: list[int], truths: list[bool]
 ) -> None:
-    assert texts(pa.array(ints, pa.int32())) == read_texts(server, "%s::int4", ints)
-    assert texts(pa.chunked_array([longs, longs], pa.int64())) == 2 * read_texts(server, "%s::int8", longs)
-    assert texts(pa.array(truths, pa.bool_())) == read_texts(server, "%s::bool", truths)
+    assert write_column(pa.array(ints, pa.int32())) == read_texts(server, "%s::int4", ints)
+    assert write_column(pa.chunked_array([longs, longs], pa.int64())) == 2 * read_texts(server, "%s::int8", longs)
+    assert write_column(pa.array(truths, pa.bool_())) == read_texts(server, "%s::bool", truths)
 
 
 @settings(FEW, max_examples=120)
 @given(some(st.floats() | st.integers(-(2**70), 2**70).map(float)), some(st.floats(width=32)))
 def test_floats(server: psycopg.Connection[Any], doubles: list[float | None], singles: list[float | None]) -> None:
-    assert texts(pa.array(doubles, pa.float64())) == read_texts(server, "%b::float8", doubles)
-    assert texts(pa.array(singles, pa.float32())) == read_texts(server, "(%b::float8)::float4", singles)
+    assert write_column(pa.array(doubles, pa.float64())) == read_texts(server, "%b::float8", doubles)
+    assert write_column(pa.array(singles, pa.float32())) == read_texts(server, "(%b::float8)::float4", singles)
 
 
 HALFWAY_8 = [
@@ -102,8 +102,8 @@ def test_floats_with_a_shorter_text_between_them(server: psycopg.Connection[Any]
     singles = HALFWAY_4 + [
         float(2**24 + 2 * step) * scale for step in range(0, 400, 3) for scale in (1, 0.5, 0.25, 4, 64)
     ]
-    assert texts(pa.array(doubles, pa.float64())) == read_texts(server, "%b::float8", doubles)
-    assert texts(pa.array(singles, pa.float32())) == read_texts(server, "(%b::float8)::float4", singles)
+    assert write_column(pa.array(doubles, pa.float64())) == read_texts(server, "%b::float8", doubles)
+    assert write_column(pa.array(singles, pa.float32())) == read_texts(server, "(%b::float8)::float4", singles)
 
 
 @FEW
@@ -112,15 +112,15 @@ def test_floats_with_a_shorter_text_between_them(server: psycopg.Connection[Any]
 def test_decimals(server: psycopg.Connection[Any], precision: int, scale: int, numbers: list[int | None]) -> None:
     cut = [None if number is None else Decimal(f"{number}e-{scale}") for number in numbers]
     kind = pa.decimal128(precision, scale)
-    assert texts(pa.array(cut, kind)) == read_texts(server, f"%s::numeric({precision}, {scale})", cut)
+    assert write_column(pa.array(cut, kind)) == read_texts(server, f"%s::numeric({precision}, {scale})", cut)
 
 
 @FEW
 @given(some(st.text(st.characters(exclude_characters="\0", codec="utf-8"))), some(st.binary()))
 def test_texts_and_bytes(server: psycopg.Connection[Any], strings: list[str], bytes_: list[bytes]) -> None:
-    assert texts(pa.array(strings, pa.string())) == strings
-    assert texts(pa.array(strings, pa.string()).dictionary_encode()) == strings
-    assert texts(pa.array(bytes_, pa.binary())) == read_texts(server, "%b::bytea", bytes_)
+    assert write_column(pa.array(strings, pa.string())) == strings
+    assert write_column(pa.array(strings, pa.string()).dictionary_encode()) == strings
+    assert write_column(pa.array(bytes_, pa.binary())) == read_texts(server, "%b::bytea", bytes_)
 
 
 @FEW
@@ -128,9 +128,9 @@ def test_texts_and_bytes(server: psycopg.Connection[Any], strings: list[str], by
 def test_dates(server: psycopg.Connection[Any], far: list[int | None], near: list[int | None]) -> None:
     for days in (far, near):
         column = pa.array(days, pa.int32()).cast(pa.date32())
-        assert texts(column) == read_texts(server, "date '1970-01-01' + %s::int4", days)
+        assert write_column(column) == read_texts(server, "date '1970-01-01' + %s::int4", days)
     for day in far:
-        assert day is None or days_of(*date_of(day)) == day
+        assert day is None or count_days(*find_date(day)) == day
 
 
 MOMENT = "timestamp '1970-01-01' + %s::int4 * interval '1 day' + %s * interval '1 microsecond'"
@@ -153,17 +153,17 @@ def test_timestamps(server: psycopg.Connection[Any], near: bool, moments: list[t
         ).fetchone()
         for day, clock in moments
     ]
-    assert texts(numbers.cast(pa.timestamp("us"))) == [row and row[0] for row in expected] + [None]
-    assert texts(numbers.cast(pa.timestamp("us", "UTC"))) == [row and row[1] for row in expected] + [None]
+    assert write_column(numbers.cast(pa.timestamp("us"))) == [row and row[0] for row in expected] + [None]
+    assert write_column(numbers.cast(pa.timestamp("us", "UTC"))) == [row and row[1] for row in expected] + [None]
 
 
 @FEW
 @given(some(st.times()), some(st.timedeltas(timedelta(days=-999_999), timedelta(days=999_999))))
 def test_times_and_intervals(server: psycopg.Connection[Any], times: list[time], spans: list[timedelta | None]) -> None:
     """Whole days are counted as days, with the sign of the interval."""
-    assert texts(pa.array(times, pa.time64("ns"))) == read_texts(server, "%s::time", times)
+    assert write_column(pa.array(times, pa.time64("ns"))) == read_texts(server, "%s::time", times)
     made = [None if span is None else _spoken(span // timedelta(microseconds=1)) for span in spans]
-    assert texts(pa.array(spans, pa.duration("us"))) == read_texts(server, "%s::interval", made)
+    assert write_column(pa.array(spans, pa.duration("us"))) == read_texts(server, "%s::interval", made)
 
 
 def _spoken(micros: int) -> str:
@@ -189,9 +189,9 @@ def test_arrays(server: psycopg.Connection[Any], name: str) -> None:
     @FEW
     @given(st.lists(st.lists(elements | st.none(), max_size=4) | st.none(), min_size=1, max_size=6))
     def check(rows: list[Any]) -> None:
-        assert texts(pa.array(rows, pa.list_(kind))) == read_texts(server, f"%s::{name}[]", rows)
+        assert write_column(pa.array(rows, pa.list_(kind))) == read_texts(server, f"%s::{name}[]", rows)
         square = [None if row is None else [row, row[::-1]] for row in rows if row != []]
-        assert texts(pa.array(square, pa.list_(pa.list_(kind)))) == (
+        assert write_column(pa.array(square, pa.list_(pa.list_(kind)))) == (
             read_texts(server, f"%s::{name}[]", square) if square else []
         )
 
@@ -200,15 +200,15 @@ def test_arrays(server: psycopg.Connection[Any], name: str) -> None:
 
 def test_arrays_that_postgresql_does_not_support() -> None:
     rows = [[[1], [2, 3], None], [[], []]]
-    assert texts(pa.array(rows, pa.list_(pa.list_(pa.int32())))) == ["{{1},{2,3},NULL}", "{{},{}}"]
+    assert write_column(pa.array(rows, pa.list_(pa.list_(pa.int32())))) == ["{{1},{2,3},NULL}", "{{},{}}"]
 
 
 def test_sliced_columns_are_written_correctly() -> None:
     lists = pa.array([[1], None, [2, 3], [4]])
-    assert texts(lists.slice(1, 2)) == [None, "{2,3}"]
-    assert texts(pa.array([{"a": 1}, None, {"a": 2}]).slice(1)) == [None, '{"a":2}']
+    assert write_column(lists.slice(1, 2)) == [None, "{2,3}"]
+    assert write_column(pa.array([{"a": 1}, None, {"a": 2}]).slice(1)) == [None, '{"a":2}']
     maps = pa.array([[(5, 1)], None, [(6, None)]], pa.map_(pa.int32(), pa.int32()))
-    assert texts(maps.slice(1)) == [None, '{"6":null}']
+    assert write_column(maps.slice(1)) == [None, '{"6":null}']
 
 
 def test_structs_and_maps_are_compact_json(server: psycopg.Connection[Any]) -> None:
@@ -238,14 +238,14 @@ def test_structs_and_maps_are_compact_json(server: psycopg.Connection[Any]) -> N
         "l": [1, None],
         "m": [("ü", {"k": None})],
     }
-    (found,) = texts(pa.array([row], kind))
+    (found,) = write_column(pa.array([row], kind))
     assert found == (
         '{"i":4611686018427387904,"n":1.500,"f":"NaN","b":true,"s":"a\\"\\\\\\n\\u0001ä","d":"2026-01-31",'
         '"at":"2026-01-31T10:20:30.5+00:00","x":"\\\\x01","l":[1,null],"m":{"ü":{"k":null}}}'
     )
     (same,) = read_texts(server, "%s::jsonb -> 'm'", [found])
     assert same == '{"ü": {"k": null}}'
-    assert texts(pa.array([None, {}], pa.struct([]))) == [None, "{}"]
+    assert write_column(pa.array([None, {}], pa.struct([]))) == [None, "{}"]
 
 
 def test_variants_are_json() -> None:
@@ -253,8 +253,8 @@ def test_variants_are_json() -> None:
     fields = [pa.field("value", pa.binary(), nullable=False)]
     fields.append(pa.field("metadata", pa.binary(), nullable=False, metadata={b"variant": b"true"}))
     column = pa.array([{"value": bytes(value.value), "metadata": bytes(value.metadata)}, None], pa.struct(fields))
-    assert texts(column) == ['{"a":[1,2.5,"x",null]}', None]
-    assert column_type(pa.field("v", column.type)) == {"type": "jsonb"}
+    assert write_column(column) == ['{"a":[1,2.5,"x",null]}', None]
+    assert describe_column(pa.field("v", column.type)) == {"type": "jsonb"}
 
 
 TYPES: list[tuple[Any, dict[str, Any]]] = [
@@ -285,17 +285,17 @@ TYPES: list[tuple[Any, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("kind", "described"), TYPES, ids=str)
 def test_types(kind: Any, described: dict[str, Any]) -> None:
-    assert column_type(pa.field("c", kind)) == described
-    assert column_type(pa.field("c", kind, nullable=False)) == described | {"not_null": True}
-    assert texts(pa.nulls(2, kind)) == [None, None]
-    assert texts(pa.chunked_array([], kind)) == []
+    assert describe_column(pa.field("c", kind)) == described
+    assert describe_column(pa.field("c", kind, nullable=False)) == described | {"not_null": True}
+    assert write_column(pa.nulls(2, kind)) == [None, None]
+    assert write_column(pa.chunked_array([], kind)) == []
 
 
 def test_a_column_of_type_null() -> None:
-    assert column_type(pa.field("c", pa.null())) == {"type": "text"}
-    assert texts(pa.nulls(2)) == [None, None]
+    assert describe_column(pa.field("c", pa.null())) == {"type": "text"}
+    assert write_column(pa.nulls(2)) == [None, None]
 
 
 def test_an_unknown_type_is_refused() -> None:
     with pytest.raises(InvalidInput, match="month_day_nano_interval"):
-        column_type(pa.field("c", pa.month_day_nano_interval()))
+        describe_column(pa.field("c", pa.month_day_nano_interval()))

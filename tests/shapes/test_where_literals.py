@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evertide.pgexpr.literals import Misread, read_uuid, read_value
-from evertide.pgexpr.types.output import text_of
+from evertide.pgexpr.literals import InvalidLiteral, read_uuid, read_value
+from evertide.pgexpr.types.output import write_value
 from evertide.pgexpr.types.sqltypes import TYPE_NAMES, SqlType
 from tests.servers.postgres import PostgresServer
 
@@ -35,8 +35,8 @@ def theirs(server: psycopg.Connection[Any], text: str, kind: str) -> str | None:
 
 def ours(text: str, kind: SqlType) -> str | None:
     try:
-        return text_of(read_value(text, kind), kind)
-    except Misread:
+        return write_value(read_value(text, kind), kind)
+    except InvalidLiteral:
         return None
 
 
@@ -141,6 +141,6 @@ def test_uuids(server: psycopg.Connection[Any], digits: str, hyphens: set[int], 
     text = f"{{{text}}}" if braces else text
     try:
         found = read_uuid(text)
-    except Misread:
+    except InvalidLiteral:
         found = None
     assert found == theirs(server, text, "uuid")

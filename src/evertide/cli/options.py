@@ -43,8 +43,7 @@ StorageOrUrl = Annotated[
     ),
 ]
 ScriptOrUrl = Annotated[
-    Path | None,
-    typer.Option("--script", metavar="SCRIPT", help="SQL file of the pipeline; not with `evertide --url`."),
+    Path | None, typer.Option("--script", metavar="SCRIPT", help="SQL file of the pipeline; not with `evertide --url`.")
 ]
 Meta = Annotated[
     str | None,
@@ -83,8 +82,7 @@ TlsCert = Annotated[
 ]
 TlsKey = Annotated[Path | None, typer.Option("--tls-key", metavar="FILE", help="Key of the certificate in PEM.")]
 TlsClientCa = Annotated[
-    Path | None,
-    typer.Option("--tls-client-ca", metavar="FILE", help="Require client certificates of this authority."),
+    Path | None, typer.Option("--tls-client-ca", metavar="FILE", help="Require client certificates of this authority.")
 ]
 AllowDeletion = Annotated[bool, typer.Option("--allow-deletion", help="Let clients end shapes.")]
 AllowHost = Annotated[
@@ -95,8 +93,7 @@ AllowHost = Annotated[
 ]
 Insecure = Annotated[bool, typer.Option("--insecure", help="Let other machines connect without tokens.")]
 LogFormatOption = Annotated[
-    LogFormat,
-    typer.Option("--log-format", envvar="EVERTIDE_LOG_FORMAT", help="Format of the log on standard error."),
+    LogFormat, typer.Option("--log-format", envvar="EVERTIDE_LOG_FORMAT", help="Format of the log on standard error.")
 ]
 LogLevelOption = Annotated[
     LogLevel | None,

@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from evertide.errors import InvalidInput
-from evertide.pgexpr.syntax import Node, parse_clause
+from evertide.pgexpr.syntax import SyntaxNode, parse_clause
 from evertide.pgexpr.tokens import refuse, shorten
 from evertide.pgexpr.types.sqltypes import DATE, TIMESTAMP
 from evertide.shard.parts.part import Part, Predicate, may_match
@@ -89,7 +89,7 @@ class _ConditionReader:
         self._schema = schema
         self._names: dict[str, str] = {name.lower(): name for name in schema.names}
 
-    def read_conditions(self, node: Node) -> Iterator[Condition]:
+    def read_conditions(self, node: SyntaxNode) -> Iterator[Condition]:
         if node.form == "and":
             for arg in node.args:
                 yield from self.read_conditions(arg)
@@ -109,7 +109,7 @@ class _ConditionReader:
             why = "expected conditions with =, <, <=, >, >=, BETWEEN, IN or IS [NOT] NULL, joined by AND"
             refuse(node.at, f"{shorten(node.token)}: {why}")
 
-    def _column(self, node: Node) -> str:
+    def _column(self, node: SyntaxNode) -> str:
         if node.form != "column":
             refuse(node.at, f"{shorten(node.token)}: a condition must start with a column")
         name: str = node.facts[0]
@@ -118,7 +118,7 @@ class _ConditionReader:
             refuse(node.at, f"the collection has no column {shorten(name)}; it has {listed}")
         return self._names[name.lower()]
 
-    def _literal(self, node: Node, column: str) -> Any:
+    def _literal(self, node: SyntaxNode, column: str) -> Any:
         declared = self._schema.field(column).type
         try:
             value = _read_literal(node, declared)
@@ -130,11 +130,11 @@ class _ConditionReader:
         return refuse(shown.at, f"{shorten(shown.token)} is not a value of column {column!r}, which is {declared}")
 
 
-def _is_null_test(node: Node) -> bool:
+def _is_null_test(node: SyntaxNode) -> bool:
     return node.form == "is" and node.facts == "null"
 
 
-def _read_literal(node: Node, declared: Any) -> Any:
+def _read_literal(node: SyntaxNode, declared: Any) -> Any:
     """The literal as a value of the type; None if it is not a literal, or one of another type."""
     if node.form == "cast" and node.facts.type in (DATE, TIMESTAMP):
         node = node.args[0]

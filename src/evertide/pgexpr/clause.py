@@ -22,10 +22,10 @@ import pyarrow.compute as pc
 
 from evertide.errors import InvalidInput
 from evertide.pgexpr.expressions import (
-    Call,
-    Column,
-    Constant,
+    ColumnRef,
     Expression,
+    OperationCall,
+    SqlConstant,
     canonical,
     columns,
     evaluate,
@@ -33,9 +33,9 @@ from evertide.pgexpr.expressions import (
 )
 from evertide.pgexpr.operators.logic import conjunction
 from evertide.pgexpr.resolution import resolve
-from evertide.pgexpr.syntax import Node, parse_clause
+from evertide.pgexpr.syntax import SyntaxNode, parse_clause
 from evertide.pgexpr.tokens import shorten
-from evertide.pgexpr.types.sqltypes import FLOAT4, FLOAT8, INTEGER_BOUNDS, INTERVAL, SqlType, type_of
+from evertide.pgexpr.types.sqltypes import FLOAT4, FLOAT8, INTEGER_BOUNDS, INTERVAL, type_of
 
 __all__ = ["PARAMS_MAX", "Where", "conjoin_both", "parse_where"]
 
@@ -121,7 +121,7 @@ class Where:
     def _split(self) -> tuple[tuple[str, frozenset[Any]] | None, Where | None]:
         """Take the conjunct with the fewest values as the key."""
         whole = self._expression
-        parts = whole.args if isinstance(whole, Call) and whole.operation.name == "and" else (whole,)
+        parts = whole.args if isinstance(whole, OperationCall) and whole.operation.name == "and" else (whole,)
         keys = [(len(key.values), at, name, key) for at, part in enumerate(parts) for name, key in _keys(part).items()]
         if not keys:
             return None, self
@@ -169,7 +169,7 @@ def _is_text(text: str) -> bool:
     return True
 
 
-def _check_used(node: Node, params: Mapping[int, str]) -> None:
+def _check_used(node: SyntaxNode, params: Mapping[int, str]) -> None:
     """Check that all parameters are used, and their total length; one used twice counts twice."""
     used: list[int] = []
     waiting = [node]
@@ -191,7 +191,7 @@ def _refuse_params(why: str) -> NoReturn:
 
 def _keys(expression: Expression) -> dict[str, _Key]:
     """The possible index keys of an expression, by column."""
-    if not isinstance(expression, Call):
+    if not isinstance(expression, OperationCall):
         return {}
     name, args = expression.operation.name, expression.args
     if name in ("=", "member"):
@@ -215,25 +215,22 @@ def _unite(keys: list[_Key]) -> _Key:
     return _Key(frozenset().union(*(key.values for key in keys)), all(key.is_all for key in keys))
 
 
-def _equality_keys(expression: Call) -> dict[str, _Key]:
+def _equality_keys(expression: OperationCall) -> dict[str, _Key]:
     column = _column(expression.args[0])
     if column is None or column.type in (FLOAT4, FLOAT8, INTERVAL) or column.type.is_array:
         return {}
     if expression.operation.name == "member":
         return {column.name: _Key(frozenset(expression.operation.facts) - {None}, is_all=True)}
     other = expression.args[1]
-    if not isinstance(other, Constant) or other.value != other.value:
+    if not isinstance(other, SqlConstant) or other.value != other.value:
         return {}
     return {column.name: _Key(frozenset((other.value,)), is_all=True)}
 
 
-def _column(expression: Expression) -> Column | None:
+def _column(expression: Expression) -> ColumnRef | None:
     """The column itself, also inside a cast to a wider integer, which preserves values."""
-    if isinstance(expression, Call) and expression.operation.name == "cast" and expression.type in INTEGER_BOUNDS:
-        inner = expression.args[0]
-        return inner if isinstance(inner, Column) and _is_narrower(inner.type, expression.type) else None
-    return expression if isinstance(expression, Column) else None
-
-
-def _is_narrower(inner: SqlType, outer: SqlType) -> bool:
-    return inner in INTEGER_BOUNDS and INTEGER_BOUNDS[inner][1] <= INTEGER_BOUNDS[outer][1]
+    if isinstance(expression, OperationCall) and expression.operation.name == "cast":
+        inner, most = expression.args[0], INTEGER_BOUNDS.get(expression.type, (0, 0))[1]
+        is_widened = isinstance(inner, ColumnRef) and INTEGER_BOUNDS.get(inner.type, (0, most + 1))[1] <= most
+        return inner if isinstance(inner, ColumnRef) and is_widened else None
+    return expression if isinstance(expression, ColumnRef) else None

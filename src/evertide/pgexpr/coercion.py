@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NoReturn
 
-from evertide.pgexpr.expressions import FAILURES, Constant, Expression, Operation, call, canonical
-from evertide.pgexpr.literals import Misread, read_value
+from evertide.pgexpr.expressions import FAILURES, Expression, Operation, SqlConstant, call, canonical
+from evertide.pgexpr.literals import InvalidLiteral, read_value
 from evertide.pgexpr.operators import comparison
-from evertide.pgexpr.operators.casts import cast_to
+from evertide.pgexpr.operators.casts import cast_operation
 from evertide.pgexpr.operators.comparison import MIRRORED
-from evertide.pgexpr.syntax import Node
+from evertide.pgexpr.syntax import SyntaxNode
 from evertide.pgexpr.tokens import refuse, shorten
 from evertide.pgexpr.types import sqltypes as sql
 from evertide.pgexpr.types.sqltypes import SqlType, common_type
@@ -34,16 +34,16 @@ __all__ = [
 ]
 
 
-def resolve_comparison(node: Node, name: str, left: Expression, right: Expression) -> Expression:
+def resolve_comparison(node: SyntaxNode, name: str, left: Expression, right: Expression) -> Expression:
     left, right, kind = unify(node, left, right)
-    if isinstance(left, Constant) or (name in ("=", "<>") and order_sides(left, right)[0] is right):
+    if isinstance(left, SqlConstant) or (name in ("=", "<>") and order_sides(left, right)[0] is right):
         left, right, name = right, left, MIRRORED[name]
-    if any(isinstance(side, Constant) and side.value is None for side in (left, right)):
-        return Constant(None, sql.BOOL)
+    if any(isinstance(side, SqlConstant) and side.value is None for side in (left, right)):
+        return SqlConstant(None, sql.BOOL)
     return apply_operation(node, comparison.compare_operation(name, kind), left, right)
 
 
-def unify(node: Node, left: Expression, right: Expression) -> tuple[Expression, Expression, SqlType]:
+def unify(node: SyntaxNode, left: Expression, right: Expression) -> tuple[Expression, Expression, SqlType]:
     """Both sides of a comparison, converted to a common type, and that type."""
     left, right = type_literals(left, right, node)
     kind = left.type
@@ -57,18 +57,20 @@ def unify(node: Node, left: Expression, right: Expression) -> tuple[Expression, 
     return _normalize(left), _normalize(right), kind
 
 
-def type_literals(left: Expression, right: Expression, node: Node, name: str = "=") -> tuple[Expression, Expression]:
+def type_literals(
+    left: Expression, right: Expression, node: SyntaxNode, name: str = "="
+) -> tuple[Expression, Expression]:
     """Apply rule 1."""
     if left.type == sql.UNKNOWN and right.type == sql.UNKNOWN:
         return as_type(left, sql.TEXT, node), as_type(right, sql.TEXT, node)
     if left.type == sql.UNKNOWN:
-        return as_type(left, _partner(name, right.type), node), right
+        return as_type(left, _find_literal_type(name, right.type), node), right
     if right.type == sql.UNKNOWN:
-        return left, as_type(right, _partner(name, left.type), node)
+        return left, as_type(right, _find_literal_type(name, left.type), node)
     return left, right
 
 
-def find_shared_type(node: Node, items: Sequence[Expression]) -> SqlType:
+def find_shared_type(node: SyntaxNode, items: Sequence[Expression]) -> SqlType:
     types = [item.type for item in items]
     kind = common_type(types)
     if kind is None:
@@ -76,29 +78,29 @@ def find_shared_type(node: Node, items: Sequence[Expression]) -> SqlType:
     return kind
 
 
-def as_type(expression: Expression, wanted: SqlType, node: Node) -> Expression:
+def as_type(expression: Expression, wanted: SqlType, node: SyntaxNode) -> Expression:
     """Read a literal as the type, or convert implicitly; refuse if there is no implicit conversion."""
     if expression.type == wanted:
         return expression
-    if expression.type == sql.UNKNOWN and isinstance(expression, Constant):
+    if expression.type == sql.UNKNOWN and isinstance(expression, SqlConstant):
         try:
-            return Constant(None if expression.value is None else read_value(expression.value, wanted), wanted)
-        except Misread as error:
+            return SqlConstant(None if expression.value is None else read_value(expression.value, wanted), wanted)
+        except InvalidLiteral as error:
             refuse(node.at, f"{shorten(node.token)}: {error}")
-    operation = cast_to(expression.type, wanted) if common_type([expression.type, wanted]) == wanted else None
+    operation = cast_operation(expression.type, wanted) if common_type([expression.type, wanted]) == wanted else None
     if operation is None:
         refuse(node.at, f"{shorten(node.token)}: expected {wanted}, not {expression.type}")
     return apply_operation(node, operation, expression)
 
 
-def apply_operation(node: Node, operation: Operation, *args: Expression) -> Expression:
+def apply_operation(node: SyntaxNode, operation: Operation, *args: Expression) -> Expression:
     try:
         return call(operation, *args)
     except FAILURES as error:
         refuse(node.at, f"{shorten(node.token)}: {error}")
 
 
-def refuse_operation(node: Node, left: SqlType, right: SqlType) -> NoReturn:
+def refuse_operation(node: SyntaxNode, left: SqlType, right: SqlType) -> NoReturn:
     refuse(node.at, f"{shorten(node.token)}: not supported for {left} and {right}; a cast may help")
 
 
@@ -108,18 +110,18 @@ def find_number_type(left: SqlType, right: SqlType) -> SqlType:
     return max(left, right, key=sql.NUMBERS.index)
 
 
-def _partner(name: str, kind: SqlType) -> SqlType:
+def _find_literal_type(name: str, kind: SqlType) -> SqlType:
     """The type of a literal whose other operand has this type: the same, or an interval if it is added to a moment."""
     return sql.INTERVAL if name == "+" and kind in (*sql.MOMENTS[1:], sql.INTERVAL) else kind
 
 
 def order_sides(left: Expression, right: Expression) -> tuple[Expression, Expression]:
     """Order the sides of a commutative operation: constants last, otherwise by canonical text."""
-    rank = [(isinstance(each, Constant), canonical(each)) for each in (left, right)]
+    rank = [(isinstance(each, SqlConstant), canonical(each)) for each in (left, right)]
     return (left, right) if rank[0] <= rank[1] else (right, left)
 
 
 def _normalize(expression: Expression) -> Expression:
-    if isinstance(expression, Constant) and expression.type == sql.NUMERIC:
-        return Constant(comparison.normalize_numeric(expression.value), sql.NUMERIC)
+    if isinstance(expression, SqlConstant) and expression.type == sql.NUMERIC:
+        return SqlConstant(comparison.normalize_numeric(expression.value), sql.NUMERIC)
     return expression

@@ -3,8 +3,8 @@
 1. A `Vector` has one value per row: an Arrow array where Arrow computes as PostgreSQL does, otherwise a list of values.
    A constant is a vector of any length.
 2. An `Operation` computes a vector from vectors. A strict operation is NULL where an argument is NULL and is defined by
-   a function of values (`scalar`); it may have a faster version over arrays (`whole`), which returns None if it does
-   not apply.
+   a function of values (`scalar`); it may have a faster version over arrays (`vectorized`), which returns None if it
+   does not apply.
 3. An operation that fails for a row (division by zero, overflow, a text that is not a number) is NULL for that row.
    PostgreSQL would fail the whole query; where PostgreSQL has a result, the result is the same.
 4. `call` computes an operation on constants immediately. There, a failure is an error.
@@ -23,19 +23,19 @@ from typing import Any
 import pyarrow as pa
 
 from evertide.errors import InvalidInput
-from evertide.pgexpr.literals import Misread
-from evertide.pgexpr.types.columns import ARROW_TYPES, plain_array, values_of, whole
-from evertide.pgexpr.types.output import text_of
+from evertide.pgexpr.literals import InvalidLiteral
+from evertide.pgexpr.types.columns import ARROW_TYPES, combine_column, normalize_array, to_values
+from evertide.pgexpr.types.output import write_value
 from evertide.pgexpr.types.sqltypes import BOOL, NUMERIC, TEXT, SqlType
 
 __all__ = [
     "FAILURES",
-    "Call",
-    "Column",
-    "Constant",
+    "ColumnRef",
     "Expression",
     "Operation",
+    "OperationCall",
     "Scalar",
+    "SqlConstant",
     "Vector",
     "call",
     "canonical",
@@ -44,7 +44,7 @@ __all__ = [
     "measure_weight",
 ]
 
-FAILURES = (ArithmeticError, Misread)
+FAILURES = (ArithmeticError, InvalidLiteral)
 """The exceptions that an operation on values may raise."""
 
 _CANONICAL_MAX = 2_000_000
@@ -74,7 +74,7 @@ class Vector:
 
     @classmethod
     def array(cls, array: Any, kind: SqlType) -> Vector:
-        """From an array as `plain_array` returns it."""
+        """From an array as `normalize_array` returns it."""
         vector = cls(kind, len(array))
         vector._array = array
         return vector
@@ -96,7 +96,7 @@ class Vector:
         if self._array is None:
             wanted = ARROW_TYPES[self.type]
             if self._raw is not None:
-                self._array = plain_array(self._raw, self.type)
+                self._array = normalize_array(self._raw, self.type)
             elif self.is_constant:
                 self._array = pa.scalar(self._values[0] if self._values else None, wanted)
             else:
@@ -106,7 +106,7 @@ class Vector:
     def as_decimals(self) -> Any:
         """Like `as_array`, for numeric; None for computed vectors, which are lists of values."""
         if self._raw is not None:
-            return whole(self._raw)
+            return combine_column(self._raw)
         value = self._values[0] if self.is_constant and self._values else None
         if value is None or not value.is_finite():
             return None
@@ -117,7 +117,7 @@ class Vector:
 
     def as_values(self) -> list[Any]:
         if self._values is None:
-            self._values = values_of(self._raw, self.type) if self._raw is not None else self._array.to_pylist()
+            self._values = to_values(self._raw, self.type) if self._raw is not None else self._array.to_pylist()
         return self._values * self.count if self.is_constant else self._values
 
     def is_null(self) -> Any:
@@ -130,7 +130,7 @@ class Vector:
 
 
 Scalar = Callable[..., Any]
-Whole = Callable[..., Any]
+Vectorized = Callable[..., Any]
 Apply = Callable[[Sequence[Vector], int], Vector]
 
 
@@ -140,7 +140,7 @@ def _refuse_unset(args: Sequence[Vector], count: int) -> Vector:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Operation:
-    """Has either `scalar`, with or without `whole` (a strict operation), or `apply`.
+    """Computed by `scalar`, with or without `vectorized` (a strict operation), or by `apply`.
 
     `template` renders it with its arguments: `{0}`, `{1}`, or `{all}`, `{conjunction}`, `{disjunction}` of them.
     """
@@ -149,7 +149,7 @@ class Operation:
     result: SqlType
     template: str
     scalar: Scalar | None = None
-    whole: Whole | None = None
+    vectorized: Vectorized | None = None
     apply: Apply = _refuse_unset
     facts: Any = None
     joins: bool = False
@@ -158,8 +158,8 @@ class Operation:
     def __call__(self, args: Sequence[Vector], count: int) -> Vector:
         if self.scalar is None:
             return self.apply(args, count)
-        if self.whole is not None and not all(arg.is_constant for arg in args):
-            result = self.whole(*(arg.as_decimals() if arg.type == NUMERIC else arg.as_array() for arg in args))
+        if self.vectorized is not None and not all(arg.is_constant for arg in args):
+            result = self.vectorized(*(arg.as_decimals() if arg.type == NUMERIC else arg.as_array() for arg in args))
             if result is not None:
                 return Vector.array(result, self.result)
         return Vector.values(_apply_one_by_one(self.scalar, args), self.result)
@@ -179,19 +179,19 @@ def _apply_one_by_one(scalar: Scalar, args: Sequence[Vector]) -> list[Any]:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Column:
+class ColumnRef:
     name: str
     type: SqlType
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Constant:
+class SqlConstant:
     value: Any
     type: SqlType
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Call:
+class OperationCall:
     operation: Operation
     args: tuple[Expression, ...]
     canonical: str
@@ -203,19 +203,19 @@ class Call:
         return self.operation.result
 
 
-Expression = Column | Constant | Call
+Expression = ColumnRef | SqlConstant | OperationCall
 
 
 def call(operation: Operation, *args: Expression) -> Expression:
     """Raises one of `FAILURES` if all arguments are constants and the operation fails."""
-    constants = [arg for arg in args if isinstance(arg, Constant)]
+    constants = [arg for arg in args if isinstance(arg, SqlConstant)]
     if len(constants) < len(args):
-        return Call(operation, args, _render(operation, args), _width(operation, args))
+        return OperationCall(operation, args, _render(operation, args), _width(operation, args))
     if operation.scalar is None:
         vectors = [Vector.constant(arg.value, arg.type, 1) for arg in constants]
-        return Constant(operation(vectors, 1).as_values()[0], operation.result)
+        return SqlConstant(operation(vectors, 1).as_values()[0], operation.result)
     values = [arg.value for arg in constants]
-    return Constant(None if None in values else operation.scalar(*values), operation.result)
+    return SqlConstant(None if None in values else operation.scalar(*values), operation.result)
 
 
 def _render(operation: Operation, args: Sequence[Expression]) -> str:
@@ -230,7 +230,7 @@ def _render(operation: Operation, args: Sequence[Expression]) -> str:
 def _width(operation: Operation, args: Sequence[Expression]) -> int:
     if operation.result not in (TEXT, NUMERIC) and not operation.result.is_array:
         return _COLUMN_WIDTH
-    widths = [len(canonical(arg)) if isinstance(arg, Constant) else _width_of(arg) for arg in args]
+    widths = [len(canonical(arg)) if isinstance(arg, SqlConstant) else _width_of(arg) for arg in args]
     if not operation.joins:
         return max(widths)
     if sum(widths) > _WIDTH_MAX:
@@ -239,13 +239,13 @@ def _width(operation: Operation, args: Sequence[Expression]) -> int:
     return sum(widths)
 
 
-def _width_of(expression: Column | Call) -> int:
-    return expression.width if isinstance(expression, Call) else _COLUMN_WIDTH
+def _width_of(expression: ColumnRef | OperationCall) -> int:
+    return expression.width if isinstance(expression, OperationCall) else _COLUMN_WIDTH
 
 
 def measure_weight(expression: Expression) -> int:
     """Roughly the memory for evaluating a row, as a multiple of the row's own size."""
-    return sum(-(-each.width // _COLUMN_WIDTH) for each in _nodes(expression) if isinstance(each, Call)) + 1
+    return sum(-(-each.width // _COLUMN_WIDTH) for each in _nodes(expression) if isinstance(each, OperationCall)) + 1
 
 
 def evaluate(expression: Expression, rows: Any) -> Vector:
@@ -254,11 +254,11 @@ def evaluate(expression: Expression, rows: Any) -> Vector:
 
 
 def _evaluate(expression: Expression, rows: Any, done: dict[int, Vector]) -> Vector:
-    if isinstance(expression, Constant):
+    if isinstance(expression, SqlConstant):
         return Vector.constant(expression.value, expression.type, rows.num_rows)
     vector = done.get(id(expression))
     if vector is None:
-        if isinstance(expression, Column):
+        if isinstance(expression, ColumnRef):
             vector = Vector.column(rows.column(expression.name), expression.type)
         else:
             args = [_evaluate(arg, rows, done) for arg in expression.args]
@@ -268,9 +268,9 @@ def _evaluate(expression: Expression, rows: Any, done: dict[int, Vector]) -> Vec
 
 
 def canonical(expression: Expression) -> str:
-    if isinstance(expression, Call):
+    if isinstance(expression, OperationCall):
         return expression.canonical
-    if isinstance(expression, Column):
+    if isinstance(expression, ColumnRef):
         return '"' + expression.name.replace('"', '""') + '"'
     return _constant(expression.value, expression.type)
 
@@ -280,12 +280,12 @@ def _constant(value: Any, kind: SqlType) -> str:
         return f"NULL::{kind}"
     if kind == BOOL:
         return "true" if value else "false"
-    return "'" + text_of(value, kind).replace("'", "''") + f"'::{kind}"
+    return "'" + write_value(value, kind).replace("'", "''") + f"'::{kind}"
 
 
-def columns(expression: Expression) -> Iterator[Column]:
+def columns(expression: Expression) -> Iterator[ColumnRef]:
     """The columns of an expression; a column that is several objects is repeated."""
-    return (each for each in _nodes(expression) if isinstance(each, Column))
+    return (each for each in _nodes(expression) if isinstance(each, ColumnRef))
 
 
 def _nodes(expression: Expression) -> Iterator[Expression]:
@@ -297,5 +297,5 @@ def _nodes(expression: Expression) -> Iterator[Expression]:
             continue
         known.add(id(each))
         yield each
-        if isinstance(each, Call):
+        if isinstance(each, OperationCall):
             waiting += each.args

@@ -3,7 +3,7 @@
 1. Texts have the meaning that PostgreSQL gives them. Some notations are refused: dates and times other than ISO 8601
    ("Jan 8"), words that depend on the clock ("today"), infinite dates, array bounds, integers that are not decimal,
    fractions finer than a microsecond.
-2. `Misread` says why a text is not a value of the type.
+2. `InvalidLiteral` says why a text is not a value of the type.
 3. A timestamp without a zone, read as timestamptz, is in UTC.
 """
 
@@ -26,12 +26,12 @@ from evertide.pgexpr.types.calendar import (
     check_date,
     check_interval,
     check_moment,
-    days_of,
-    month_days,
+    count_days,
+    count_month_days,
 )
 from evertide.pgexpr.types.sqltypes import SqlType
 
-__all__ = ["Misread", "read_number", "read_uuid", "read_value"]
+__all__ = ["InvalidLiteral", "find_shape", "read_number", "read_uuid", "read_value"]
 
 _BLANK = " \t\n\r\f\v"
 _DIGITS_MAX = 1000
@@ -80,7 +80,7 @@ _UNITS: dict[str, tuple[int, int, int]] = {
 _CLOCK_UNITS = {_UNITS["hour"], _UNITS["minute"], _UNITS["second"]}
 
 
-class Misread(ValueError):
+class InvalidLiteral(ValueError):
     """A text is not a value of the type; the message says why."""
 
 
@@ -89,20 +89,20 @@ def read_value(text: str, kind: SqlType) -> Any:
         return _ArrayText(text).read(lambda element: read_value(element, kind.element))
     reader = _READERS.get(kind)
     if reader is None:
-        raise Misread(f"values of type {kind} cannot be written here")
+        raise InvalidLiteral(f"values of type {kind} cannot be written here")
     try:
         return reader(text if kind in (sql.TEXT, sql.BYTEA) else text.strip(_BLANK))
-    except Misread as error:
-        raise Misread(f"{shorten(text)} is not a valid {kind}{f': {error}' if str(error) else ''}") from None
+    except InvalidLiteral as error:
+        raise InvalidLiteral(f"{shorten(text)} is not a valid {kind}{f': {error}' if str(error) else ''}") from None
     except ArithmeticError as error:
-        raise Misread(f"{shorten(text)} is not a valid {kind}: {error}") from None
+        raise InvalidLiteral(f"{shorten(text)} is not a valid {kind}: {error}") from None
 
 
 def read_uuid(text: str) -> str:
     """The uuid in the form that PostgreSQL writes."""
     match = _UUID.fullmatch(text)
     if not match or text.startswith("{") != text.endswith("}"):
-        raise Misread(f"{shorten(text)} is not a valid uuid")
+        raise InvalidLiteral(f"{shorten(text)} is not a valid uuid")
     digits = match[1].replace("-", "").lower()
     return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
 
@@ -110,123 +110,123 @@ def read_uuid(text: str) -> str:
 def read_number(text: str) -> Decimal:
     """The number with the scale as written; an exponent never makes the scale negative."""
     if not _NUMBER.fullmatch(text):
-        raise Misread("expected digits, and an exponent of at most four digits")
+        raise InvalidLiteral("expected digits, and an exponent of at most four digits")
     number = Decimal(text)
     if len(text) > _DIGITS_MAX or abs(number.adjusted()) > _DIGITS_MAX or number.as_tuple().exponent < -_DIGITS_MAX:  # type: ignore[operator]
-        raise Misread(f"a number has at most {_DIGITS_MAX} digits before and after the point")
+        raise InvalidLiteral(f"a number has at most {_DIGITS_MAX} digits before and after the point")
     return Decimal(int(number)) if number.as_tuple().exponent > 0 else number  # type: ignore[operator]
 
 
-def _integer(kind: SqlType) -> Callable[[str], int]:
+def _make_integer_reader(kind: SqlType) -> Callable[[str], int]:
     least, most = sql.INTEGER_BOUNDS[kind]
 
     def read(text: str) -> int:
         if not _INTEGER.fullmatch(text):
-            raise Misread
+            raise InvalidLiteral
         if not least <= int(text) <= most:
-            raise Misread("out of range")
+            raise InvalidLiteral("out of range")
         return int(text)
 
     return read
 
 
-def _numeric(text: str) -> Decimal:
+def _read_numeric(text: str) -> Decimal:
     special = (_SPECIAL | _NEGATIVE).get(text.lower())
     return read_number(text) if special is None else Decimal(special)
 
 
-def _float(kind: Any) -> Callable[[str], float]:
+def _make_float_reader(kind: Any) -> Callable[[str], float]:
     def read(text: str) -> float:
         special = (_SPECIAL | _NEGATIVE).get(text.lower())
         if special is not None:
             return float(special)
         if not _NUMBER.fullmatch(text):
-            raise Misread
+            raise InvalidLiteral
         number: float = pa.scalar(text.lstrip("+")).cast(kind).as_py()  # rounded once, also to float4
         is_zero = not re.search("[1-9]", re.split("[eE]", text)[0])
         if math.isinf(number) or (number == 0 and not is_zero):
-            raise Misread("out of range")
+            raise InvalidLiteral("out of range")
         return number
 
     return read
 
 
-def _bool(text: str) -> bool:
+def _read_bool(text: str) -> bool:
     truth = _TRUTH.get(text.lower())
     if truth is None:
-        raise Misread
+        raise InvalidLiteral
     return truth
 
 
-def _bytea(text: str) -> bytes:
+def _read_bytea(text: str) -> bytes:
     if text.startswith("\\x"):
         try:
             return bytes.fromhex(text[2:])
         except ValueError:
-            raise Misread("expected pairs of hexadecimal digits") from None
+            raise InvalidLiteral("expected pairs of hexadecimal digits") from None
     if "\\" in text:
-        raise Misread("expected hexadecimal digits, such as '\\x00ff'")
+        raise InvalidLiteral("expected hexadecimal digits, such as '\\x00ff'")
     return text.encode()
 
 
-def _date(text: str) -> int:
-    return _moment(text)[0]
+def _read_date(text: str) -> int:
+    return _read_moment(text)[0]
 
 
-def _timestamp(text: str) -> int:
-    days, clock, _ = _moment(text)
+def _read_timestamp(text: str) -> int:
+    days, clock, _ = _read_moment(text)
     return check_moment(days * DAY_US + clock)
 
 
-def _timestamptz(text: str) -> int:
-    days, clock, zone = _moment(text)
+def _read_timestamptz(text: str) -> int:
+    days, clock, zone = _read_moment(text)
     return check_moment(days * DAY_US + clock - zone)
 
 
-def _moment(text: str) -> tuple[int, int, int]:
+def _read_moment(text: str) -> tuple[int, int, int]:
     """Days, microseconds, and the zone's offset in microseconds."""
     match = _MOMENT.fullmatch(text)
     if match is None:
-        raise Misread("expected a form such as '2026-01-31' or '2026-01-31 10:20:30.5+00'")
+        raise InvalidLiteral("expected a form such as '2026-01-31' or '2026-01-31 10:20:30.5+00'")
     year, month, day = int(match[1]), int(match[2]), int(match[3])
     if year == 0:
-        raise Misread("year 0 does not exist")
+        raise InvalidLiteral("year 0 does not exist")
     year = 1 - year if (match[9] or "").upper() == "BC" else year
-    if not (1 <= month <= 12 and 1 <= day <= month_days(year, month)):
-        raise Misread("the day does not exist")
+    if not (1 <= month <= 12 and 1 <= day <= count_month_days(year, month)):
+        raise InvalidLiteral("the day does not exist")
     clock = 0 if match[4] is None else _read_time_of_day(match[4], match[5], match[6], match[7])
-    return check_date(days_of(year, month, day)), clock, _offset(match[8])
+    return check_date(count_days(year, month, day)), clock, _read_zone_offset(match[8])
 
 
-def _time(text: str) -> int:
+def _read_time(text: str) -> int:
     match = _TIME.fullmatch(text)
     if match is None:
-        raise Misread("expected a form such as '10:20:30.5'")
+        raise InvalidLiteral("expected a form such as '10:20:30.5'")
     return _read_time_of_day(*match.groups())
 
 
 def _read_time_of_day(hour: str, minute: str, second: str | None, fraction: str | None) -> int:
-    clock = _clock(hour, minute, second, fraction)
+    clock = _to_microseconds(hour, minute, second, fraction)
     if int(hour) > 24 or clock > DAY_US or int(minute) > 59 or int(second or 0) > 59:
-        raise Misread("the time of day does not exist")
+        raise InvalidLiteral("the time of day does not exist")
     return clock
 
 
-def _clock(hour: str, minute: str, second: str | None, fraction: str | None) -> int:
+def _to_microseconds(hour: str, minute: str, second: str | None, fraction: str | None) -> int:
     seconds = int(hour) * 3600 + int(minute) * 60 + int(second or 0)
     return seconds * 1_000_000 + int((fraction or "").ljust(6, "0"))
 
 
-def _offset(zone: str | None) -> int:
+def _read_zone_offset(zone: str | None) -> int:
     if zone is None or zone.upper() in ("Z", "UTC", "GMT"):
         return 0
     hours, minutes, seconds = (int(part or 0) for part in re.fullmatch(r".(..):?(..)?:?(..)?", zone).groups())  # type: ignore[union-attr]
     if hours > 15 or minutes > 59 or seconds > 59:
-        raise Misread("the time zone does not exist")
+        raise InvalidLiteral("the time zone does not exist")
     return (hours * 3600 + minutes * 60 + seconds) * (-1_000_000 if zone[0] == "-" else 1_000_000)
 
 
-def _interval(text: str) -> Interval:
+def _read_interval(text: str) -> Interval:
     match = _ISO_SPAN.fullmatch(text)
     if match:
         years, months, weeks, days, hours, minutes = (int(part or 0) for part in match.groups()[:6])
@@ -244,20 +244,20 @@ def _read_spoken_interval(text: str) -> Interval:
     while at < len(body) or at == 0:
         match = _SPAN_PART.match(body, at)
         if match is None:
-            raise Misread("expected a form such as '1 day 02:03:04' or 'P1DT2H3M4S'")
+            raise InvalidLiteral("expected a form such as '1 day 02:03:04' or 'P1DT2H3M4S'")
         sign = -turned if match[1] == "-" else turned
         units = _CLOCK_UNITS if match[2] is not None else {_UNITS.get(match[7].lower())}
         if units & seen:
-            raise Misread("a unit occurs twice")
+            raise InvalidLiteral("a unit occurs twice")
         seen |= units
         if match[2] is not None:
-            parts = (Fraction(0), Fraction(0), Fraction(_clock(*match.groups()[1:5])))
+            parts = (Fraction(0), Fraction(0), Fraction(_to_microseconds(*match.groups()[1:5])))
         else:
             parts = _convert_unit(Fraction(match[6]), match[7].lower())
         total = [whole + sign * part for whole, part in zip(total, parts, strict=True)]
         at = match.end()
     if any(part.denominator != 1 for part in total):
-        raise Misread("the interval is finer than a microsecond")
+        raise InvalidLiteral("the interval is finer than a microsecond")
     months, days, micros = (int(part) for part in total)
     return check_interval(months, days, micros)
 
@@ -265,10 +265,10 @@ def _read_spoken_interval(text: str) -> Interval:
 def _convert_unit(number: Fraction, unit: str) -> tuple[Fraction, Fraction, Fraction]:
     """A fraction of a day becomes time. A fraction of a month is refused: months differ in length."""
     if unit not in _UNITS:
-        raise Misread(f"the unit {unit!r} does not exist")
+        raise InvalidLiteral(f"the unit {unit!r} does not exist")
     months, days, micros = (number * size for size in _UNITS[unit])
     if months.denominator != 1:
-        raise Misread("fractions of months are not supported")
+        raise InvalidLiteral("fractions of months are not supported")
     whole = Fraction(int(days))
     return months, whole, micros + (days - whole) * DAY_US
 
@@ -286,7 +286,7 @@ class _ArrayText:
             texts = (piece.strip(_BLANK) for piece in plain[1].split(","))
             return [None if text.upper() == "NULL" else element(text) for text in texts]
         self._skip()
-        values = self._array(element, 1)
+        values = self._read_array(element, 1)
         self._skip()
         if self._at < len(self._text):
             self._refuse("text follows the end of the array")
@@ -296,51 +296,51 @@ class _ArrayText:
         while self._at < len(self._text) and self._text[self._at] in _BLANK:
             self._at += 1
 
-    def _char(self) -> str:
+    def _peek(self) -> str:
         return self._text[self._at : self._at + 1]
 
     def _refuse(self, why: str) -> NoReturn:
-        raise Misread(f"{shorten(self._text)} is not a valid array: {why}")
+        raise InvalidLiteral(f"{shorten(self._text)} is not a valid array: {why}")
 
-    def _array(self, element: Callable[[str], Any], dims: int) -> list[Any]:
-        if self._char() != "{":
+    def _read_array(self, element: Callable[[str], Any], dims: int) -> list[Any]:
+        if self._peek() != "{":
             self._refuse("expected '{' and elements separated by ','")
         if dims > _DIMS_MAX:
             self._refuse(f"the array has more than {_DIMS_MAX} dimensions")
         self._at += 1
         self._skip()
         values: list[Any] = []
-        if self._char() == "}":
+        if self._peek() == "}":
             if dims > 1:
                 self._refuse("an inner array is empty")
             self._at += 1
             return values
         while True:
             self._skip()
-            values.append(self._array(element, dims + 1) if self._char() == "{" else self._element(element))
+            values.append(self._read_array(element, dims + 1) if self._peek() == "{" else self._read_element(element))
             self._skip()
-            end = self._char()
+            end = self._peek()
             self._at += 1
             if end == "}":
                 break
             if end != ",":
                 self._refuse("expected ',' or '}'")
-        if len({_shape(each) for each in values}) > 1:
+        if len({find_shape(each) for each in values}) > 1:
             self._refuse("the inner arrays have different sizes")
         return values
 
-    def _element(self, element: Callable[[str], Any]) -> Any:
-        if self._char() == '"':
+    def _read_element(self, element: Callable[[str], Any]) -> Any:
+        if self._peek() == '"':
             return element(self._read_quoted())
         text, kept, escaped = "", 0, False
-        while self._char() and self._char() not in ',{}"':
-            if self._char() == "\\":
+        while self._peek() and self._peek() not in ',{}"':
+            if self._peek() == "\\":
                 self._at += 1
                 escaped, kept = True, len(text) + 1
-            text += self._char()
+            text += self._peek()
             self._at += 1
         text = text[:kept] + text[kept:].rstrip(_BLANK)
-        if not text or self._char() in ("{", '"'):
+        if not text or self._peek() in ("{", '"'):
             self._refuse("an element is missing, or needs quotes")
         return None if text.upper() == "NULL" and not escaped else element(text)
 
@@ -352,23 +352,24 @@ class _ArrayText:
         return re.sub(r"\\(.)", r"\1", match[1], flags=re.DOTALL)
 
 
-def _shape(value: Any) -> tuple[int, ...]:
-    return (len(value), *_shape(value[0])) if isinstance(value, list) and value else ()
+def find_shape(value: Any) -> tuple[int, ...]:
+    """The number of elements in each dimension of an array; an empty array has no dimension."""
+    return (len(value), *find_shape(value[0])) if isinstance(value, list) and value else ()
 
 
 _READERS: dict[SqlType, Callable[[str], Any]] = {
-    sql.BOOL: _bool,
-    sql.BYTEA: _bytea,
-    sql.DATE: _date,
-    sql.FLOAT4: _float(pa.float32()),
-    sql.FLOAT8: _float(pa.float64()),
-    sql.INT2: _integer(sql.INT2),
-    sql.INT4: _integer(sql.INT4),
-    sql.INT8: _integer(sql.INT8),
-    sql.INTERVAL: _interval,
-    sql.NUMERIC: _numeric,
+    sql.BOOL: _read_bool,
+    sql.BYTEA: _read_bytea,
+    sql.DATE: _read_date,
+    sql.FLOAT4: _make_float_reader(pa.float32()),
+    sql.FLOAT8: _make_float_reader(pa.float64()),
+    sql.INT2: _make_integer_reader(sql.INT2),
+    sql.INT4: _make_integer_reader(sql.INT4),
+    sql.INT8: _make_integer_reader(sql.INT8),
+    sql.INTERVAL: _read_interval,
+    sql.NUMERIC: _read_numeric,
     sql.TEXT: str,
-    sql.TIME: _time,
-    sql.TIMESTAMP: _timestamp,
-    sql.TIMESTAMPTZ: _timestamptz,
+    sql.TIME: _read_time,
+    sql.TIMESTAMP: _read_timestamp,
+    sql.TIMESTAMPTZ: _read_timestamptz,
 }

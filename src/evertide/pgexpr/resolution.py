@@ -20,14 +20,14 @@ from evertide.pgexpr.coercion import (
     type_literals,
     unify,
 )
-from evertide.pgexpr.expressions import Column, Constant, Expression
-from evertide.pgexpr.literals import Misread, read_number
+from evertide.pgexpr.expressions import ColumnRef, Expression, SqlConstant
+from evertide.pgexpr.literals import InvalidLiteral, read_number
 from evertide.pgexpr.operators import arithmetic, arrays, comparison, patterns, temporal
-from evertide.pgexpr.operators.casts import UUID, cast_to, resize_operation
+from evertide.pgexpr.operators.casts import UUID, cast_operation, resize_operation
 from evertide.pgexpr.operators.comparison import MIRRORED
 from evertide.pgexpr.operators.functions import resolve_concat, resolve_function, resolve_like
 from evertide.pgexpr.operators.logic import conjunction, disjunction, negation
-from evertide.pgexpr.syntax import Node, TypeName
+from evertide.pgexpr.syntax import SyntaxNode, TypeName
 from evertide.pgexpr.tokens import refuse, shorten
 from evertide.pgexpr.types import sqltypes as sql
 from evertide.pgexpr.types.sqltypes import SqlType, common_type
@@ -35,9 +35,9 @@ from evertide.pgexpr.types.sqltypes import SqlType, common_type
 __all__ = ["resolve"]
 
 
-def resolve(node: Node, columns: Mapping[str, SqlType], params: Mapping[int, str]) -> Expression:
+def resolve(node: SyntaxNode, columns: Mapping[str, SqlType], params: Mapping[int, str]) -> Expression:
     """The clause as a boolean expression."""
-    return _Resolver(columns, params).truth(node)
+    return _Resolver(columns, params).resolve_condition(node)
 
 
 class _Resolver:
@@ -45,25 +45,25 @@ class _Resolver:
         self._columns = columns
         self._params = params
 
-    def truth(self, node: Node) -> Expression:
+    def resolve_condition(self, node: SyntaxNode) -> Expression:
         expression = self._expression(node)
         if expression.type not in (sql.BOOL, sql.UNKNOWN):
             refuse(node.at, f"{shorten(node.token)}: expected a condition, not a value of type {expression.type}")
         return as_type(expression, sql.BOOL, node)
 
-    def _expression(self, node: Node) -> Expression:
+    def _expression(self, node: SyntaxNode) -> Expression:
         expression: Expression = getattr(self, f"_{node.form}")(node)
         return expression
 
-    def _args(self, node: Node) -> list[Expression]:
+    def _args(self, node: SyntaxNode) -> list[Expression]:
         return [self._expression(arg) for arg in node.args]
 
-    def _call(self, node: Node) -> Expression:
+    def _call(self, node: SyntaxNode) -> Expression:
         return resolve_function(node, self._args(node))
 
     # Values
 
-    def _column(self, node: Node) -> Expression:
+    def _column(self, node: SyntaxNode) -> Expression:
         """An unquoted name matches a column regardless of case, if only one column matches."""
         name, is_quoted = node.facts
         if name not in self._columns and not is_quoted:
@@ -73,39 +73,39 @@ class _Resolver:
             refuse(
                 node.at, f"{shorten(node.token)}: the column does not exist; the columns are {', '.join(self._columns)}"
             )
-        return Column(name, self._columns[name])
+        return ColumnRef(name, self._columns[name])
 
-    def _string(self, node: Node) -> Expression:
-        return Constant(node.facts, sql.UNKNOWN)
+    def _string(self, node: SyntaxNode) -> Expression:
+        return SqlConstant(node.facts, sql.UNKNOWN)
 
-    def _param(self, node: Node) -> Expression:
+    def _param(self, node: SyntaxNode) -> Expression:
         if node.facts not in self._params:
             refuse(node.at, f"{shorten(node.token)}: the parameter has no value")
-        return Constant(self._params[node.facts], sql.UNKNOWN)
+        return SqlConstant(self._params[node.facts], sql.UNKNOWN)
 
-    def _number(self, node: Node) -> Expression:
+    def _number(self, node: SyntaxNode) -> Expression:
         if node.facts.isdigit():
             number = int(node.facts)
             fitting = next((kind for kind in (sql.INT4, sql.INT8) if number <= sql.INTEGER_BOUNDS[kind][1]), None)
             if fitting is not None:
-                return Constant(number, fitting)
+                return SqlConstant(number, fitting)
         try:
-            return Constant(read_number(node.facts), sql.NUMERIC)
-        except Misread as error:
+            return SqlConstant(read_number(node.facts), sql.NUMERIC)
+        except InvalidLiteral as error:
             refuse(node.at, f"{shorten(node.token)}: {error}")
 
-    def _constant(self, node: Node) -> Expression:
-        return Constant(node.facts, sql.UNKNOWN if node.facts is None else sql.BOOL)
+    def _constant(self, node: SyntaxNode) -> Expression:
+        return SqlConstant(node.facts, sql.UNKNOWN if node.facts is None else sql.BOOL)
 
-    def _array(self, node: Node) -> Expression:
+    def _array(self, node: SyntaxNode) -> Expression:
         items = self._args(node)
         if not items:
-            return Constant("{}", sql.UNKNOWN)
+            return SqlConstant("{}", sql.UNKNOWN)
         kind = find_shared_type(node, items)
         operation = arrays.construct_operation(kind if kind.is_array else kind.array)
         return apply_operation(node, operation, *(as_type(item, kind, node) for item in items))
 
-    def _cast(self, node: Node) -> Expression:
+    def _cast(self, node: SyntaxNode) -> Expression:
         wanted: TypeName = node.facts
         expression = self._expression(node.args[0])
         if wanted.type.name == "uuid":
@@ -113,7 +113,7 @@ class _Resolver:
         if expression.type == sql.UNKNOWN:
             expression = as_type(expression, wanted.type, node)
         elif expression.type != wanted.type:
-            operation = cast_to(expression.type, wanted.type)
+            operation = cast_operation(expression.type, wanted.type)
             if operation is None:
                 refuse(node.at, f"{shorten(node.token)}: cannot cast {expression.type} to {wanted.type}")
             expression = apply_operation(node, operation, expression)
@@ -124,7 +124,7 @@ class _Resolver:
             refuse(node.at, f"{shorten(node.token)}: sizes of array elements are not supported")
         return apply_operation(node, resize_operation(precision, scale), expression)
 
-    def _uuid(self, node: Node, expression: Expression, wanted: SqlType) -> Expression:
+    def _uuid(self, node: SyntaxNode, expression: Expression, wanted: SqlType) -> Expression:
         """A text in the form of a uuid: no column has the type uuid."""
         target = sql.TEXT.array if wanted.is_array else sql.TEXT
         text = as_type(expression, target, node) if expression.type == sql.UNKNOWN else expression
@@ -132,36 +132,37 @@ class _Resolver:
             refuse(node.at, f"{shorten(node.token)}: cannot cast {text.type} to {wanted}")
         if not wanted.is_array:
             return apply_operation(node, UUID, text)
-        if not isinstance(text, Constant):
+        if not isinstance(text, SqlConstant):
             refuse(node.at, f"{shorten(node.token)}: only constants can be cast to {wanted}")
         values = [
-            each if each is None else apply_operation(node, UUID, Constant(each, sql.TEXT)) for each in text.value or []
+            each if each is None else apply_operation(node, UUID, SqlConstant(each, sql.TEXT))
+            for each in text.value or []
         ]
-        texts = [each.value if isinstance(each, Constant) else None for each in values]
-        return Constant(text.value and texts, target)
+        texts = [each.value if isinstance(each, SqlConstant) else None for each in values]
+        return SqlConstant(text.value and texts, target)
 
     # Truth
 
-    def _and(self, node: Node) -> Expression:
-        return conjunction([self.truth(arg) for arg in node.args])
+    def _and(self, node: SyntaxNode) -> Expression:
+        return conjunction([self.resolve_condition(arg) for arg in node.args])
 
-    def _or(self, node: Node) -> Expression:
-        return disjunction([self.truth(arg) for arg in node.args])
+    def _or(self, node: SyntaxNode) -> Expression:
+        return disjunction([self.resolve_condition(arg) for arg in node.args])
 
-    def _not(self, node: Node) -> Expression:
-        return negation(self.truth(node.args[0]))
+    def _not(self, node: SyntaxNode) -> Expression:
+        return negation(self.resolve_condition(node.args[0]))
 
-    def _is(self, node: Node) -> Expression:
-        expression = self._expression(node.args[0]) if node.facts == "null" else self.truth(node.args[0])
+    def _is(self, node: SyntaxNode) -> Expression:
+        expression = self._expression(node.args[0]) if node.facts == "null" else self.resolve_condition(node.args[0])
         expression = as_type(expression, sql.TEXT, node) if expression.type == sql.UNKNOWN else expression
         return apply_operation(node, comparison.test_operation(node.facts), expression)
 
-    def _distinct(self, node: Node) -> Expression:
+    def _distinct(self, node: SyntaxNode) -> Expression:
         left, right = self._args(node)
         left, right, kind = unify(node, left, right)
         return apply_operation(node, comparison.distinct_operation(kind), *order_sides(left, right))
 
-    def _between(self, node: Node) -> Expression:
+    def _between(self, node: SyntaxNode) -> Expression:
         value, low, high = self._args(node)
 
         def within(least: Expression, most: Expression) -> Expression:
@@ -171,22 +172,22 @@ class _Resolver:
 
         return disjunction([within(low, high), within(high, low)]) if node.facts else within(low, high)
 
-    def _in(self, node: Node) -> Expression:
+    def _in(self, node: SyntaxNode) -> Expression:
         value, *items = self._args(node)
-        constants = [item for item in items if isinstance(item, Constant)]
+        constants = [item for item in items if isinstance(item, SqlConstant)]
         kind = common_type([value.type, *(item.type for item in constants)]) if len(constants) > 1 else None
-        tests = [resolve_comparison(node, "=", value, item) for item in items if not isinstance(item, Constant)]
+        tests = [resolve_comparison(node, "=", value, item) for item in items if not isinstance(item, SqlConstant)]
         if kind is None or kind.is_array:
             tests += [resolve_comparison(node, "=", value, item) for item in constants]
         else:
             coerced = [as_type(item, kind, node) for item in constants]
             left, _, kind = unify(node, value, coerced[0])
             values = [as_type(item, kind, node) for item in coerced]
-            tests.append(comparison.one_of(left, [item.value for item in values if isinstance(item, Constant)]))
+            tests.append(comparison.one_of(left, [item.value for item in values if isinstance(item, SqlConstant)]))
         return disjunction(tests)
 
-    def _quantified(self, node: Node) -> Expression:
-        name, every = node.facts
+    def _quantified(self, node: SyntaxNode) -> Expression:
+        name, is_all = node.facts
         name = {"!=": "<>", "!like": "!~~", "!ilike": "!~~*", "like": "~~", "ilike": "~~*"}.get(name, name)
         value, array = self._args(node)
         if array.type == sql.UNKNOWN:
@@ -195,33 +196,33 @@ class _Resolver:
         if not array.type.is_array:
             refuse(node.at, f"{shorten(node.token)}: ANY and ALL need an array, not {array.type}")
         if name in _LIKES:
-            compare = patterns.likeness(folded=name.endswith("*"), negated=name.startswith("!"))
+            compare = patterns.make_matcher(folded=name.endswith("*"), negated=name.startswith("!"))
             value, array = as_type(value, sql.TEXT, node), as_type(array, sql.TEXT.array, node)
         elif name in MIRRORED:
-            value, _, kind = unify(node, value, Constant(None, array.type.element))
+            value, _, kind = unify(node, value, SqlConstant(None, array.type.element))
             array = as_type(array, kind.array, node)
             if (
-                isinstance(array, Constant)
+                isinstance(array, SqlConstant)
                 and array.value is not None
-                and (name, every) in (("=", False), ("<>", True))
+                and (name, is_all) in (("=", False), ("<>", True))
             ):
                 membership = comparison.one_of(value, comparison.elements(array.value))
-                return negation(membership) if every else membership
+                return negation(membership) if is_all else membership
             compare = comparison.make_ordering(name, kind)
         else:
             refuse(node.at, f"{shorten(node.token)}: this operator is not supported with ANY and ALL")
         symbol = _LIKES.get(name, name)
-        return apply_operation(node, comparison.quantified_operation(compare, symbol, every=every), value, array)
+        return apply_operation(node, comparison.quantified_operation(compare, symbol, is_all=is_all), value, array)
 
     # Operators
 
-    def _like(self, node: Node) -> Expression:
+    def _like(self, node: SyntaxNode) -> Expression:
         return resolve_like(node, self._args(node), folded=False)
 
-    def _ilike(self, node: Node) -> Expression:
+    def _ilike(self, node: SyntaxNode) -> Expression:
         return resolve_like(node, self._args(node), folded=True)
 
-    def _sign(self, node: Node) -> Expression:
+    def _sign(self, node: SyntaxNode) -> Expression:
         expression = self._expression(node.args[0])
         if expression.type == sql.UNKNOWN:
             expression = as_type(expression, sql.FLOAT8, node)
@@ -229,19 +230,19 @@ class _Resolver:
             return apply_operation(node, temporal.NEGATE, expression)
         if expression.type not in sql.NUMBERS:
             refuse(node.at, f"{shorten(node.token)}: the operator {node.facts} does not exist for {expression.type}")
-        operation = arithmetic.unary("-", expression.type)
+        operation = arithmetic.unary_operation("-", expression.type)
         return expression if node.facts == "+" or operation is None else apply_operation(node, operation, expression)
 
-    def _unary(self, node: Node) -> Expression:
+    def _unary(self, node: SyntaxNode) -> Expression:
         expression = self._expression(node.args[0])
         wanted = sql.FLOAT8 if node.facts == "|/" or expression.type == sql.UNKNOWN else expression.type
         expression = as_type(expression, wanted, node) if expression.type in (*sql.NUMBERS, sql.UNKNOWN) else expression
-        operation = arithmetic.unary(node.facts, expression.type) if expression.type in sql.NUMBERS else None
+        operation = arithmetic.unary_operation(node.facts, expression.type) if expression.type in sql.NUMBERS else None
         if operation is None:
             refuse(node.at, f"{shorten(node.token)}: the operator {node.facts} does not exist for {expression.type}")
         return apply_operation(node, operation, expression)
 
-    def _binary(self, node: Node) -> Expression:
+    def _binary(self, node: SyntaxNode) -> Expression:
         left, right = self._args(node)
         name = str(node.facts)
         if name in MIRRORED:
@@ -256,13 +257,13 @@ class _Resolver:
             return resolve_concat(node, left, right)
         return self._arithmetic(node, name, left, right)
 
-    def _arithmetic(self, node: Node, name: str, left: Expression, right: Expression) -> Expression:
+    def _arithmetic(self, node: SyntaxNode, name: str, left: Expression, right: Expression) -> Expression:
         left, right = type_literals(left, right, node, name)
         if left.type in sql.NUMBERS and right.type in sql.NUMBERS:
             kind = find_number_type(left.type, right.type)
             if name == "^" and (kind in sql.INTEGER_BOUNDS or kind == sql.FLOAT4):
                 kind = sql.FLOAT8
-            operation = arithmetic.binary(name, kind)
+            operation = arithmetic.binary_operation(name, kind)
             if operation is not None:
                 return apply_operation(node, operation, as_type(left, kind, node), as_type(right, kind, node))
             if name == "^":

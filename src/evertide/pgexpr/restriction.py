@@ -23,7 +23,7 @@ from evertide.json_values import error_to_json
 from evertide.pgexpr.clause import Where, parse_where
 from evertide.pgexpr.syntax import parse_clause
 
-__all__ = ["NOTHING", "UNRESTRICTED", "Restriction", "restriction_in"]
+__all__ = ["NOTHING", "UNRESTRICTED", "Restriction", "read_restriction"]
 
 _STATE = "restriction"
 _OF_REQUESTS = (InvalidInput, LimitExceeded, Unauthorized, Forbidden)
@@ -56,7 +56,7 @@ class Restriction:
         return cls(named, tuple(sorted(clauses.items())))
 
     @property
-    def is_free(self) -> bool:
+    def is_unrestricted(self) -> bool:
         return self.collections is None
 
     def check_syntax(self) -> None:
@@ -90,7 +90,7 @@ class Restriction:
     def error_json(self, error: EvertideError) -> dict[str, Any]:
         """The JSON of an error (rule 4)."""
         whole = error_to_json(error)
-        if self.is_free or isinstance(error, _OF_REQUESTS):
+        if self.is_unrestricted or isinstance(error, _OF_REQUESTS):
             return whole
         numbers = {name: value for name, value in whole.items() if isinstance(value, int)}
         return {"error_code": error.error_code, "message": error.summary, "remedy": error.remedy, **numbers}
@@ -104,7 +104,7 @@ UNRESTRICTED = Restriction()
 NOTHING = Restriction(frozenset())
 
 
-def restriction_in(scope: Mapping[str, Any]) -> Restriction:
+def read_restriction(scope: Mapping[str, Any]) -> Restriction:
     """The restriction of a request. Without a gate in front, requests are unrestricted."""
     restriction: Restriction = scope.get("state", {}).get(_STATE, UNRESTRICTED)
     return restriction

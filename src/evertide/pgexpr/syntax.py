@@ -18,7 +18,7 @@ from typing import Any, Final, NoReturn
 from evertide.pgexpr.tokens import SqlToken, refuse, shorten, tokenize_clause
 from evertide.pgexpr.types.sqltypes import TYPE_NAMES, SqlType
 
-__all__ = ["DEPTH_MAX", "Node", "TypeName", "parse_clause"]
+__all__ = ["DEPTH_MAX", "SyntaxNode", "TypeName", "parse_clause"]
 
 DEPTH_MAX: Final = 50
 
@@ -35,11 +35,11 @@ _POWERS = {
 _PREFIXES = ("@", "|/", "~")
 _WORDS = {"or": _OR, "and": _AND, "is": _IS, "between": _RANGE, "in": _RANGE, "like": _RANGE, "ilike": _RANGE}
 _LIKE_OPERATORS = {"~~": "like", "~~*": "ilike", "!~~": "like", "!~~*": "ilike"}
-_CLOCKS = {
+_SESSION_VALUES = {
     *("current_date", "current_time", "current_timestamp", "localtime", "localtimestamp"),
     *("current_user", "current_role", "current_catalog", "current_schema", "session_user", "user"),
 }
-_MOVING = {
+_VOLATILE = {
     *("now", "clock_timestamp", "statement_timestamp", "transaction_timestamp", "timeofday", "random", "nextval"),
     *("gen_random_uuid", "uuid_generate_v4", "count", "sum", "min", "max", "avg"),
 }
@@ -48,7 +48,7 @@ _RESERVED = {
     **dict.fromkeys(("select", "with", "exists", "values", "table"), _SUBSELECT),
     **dict.fromkeys(("case", "when", "then", "else", "end"), "CASE is not supported"),
     **dict.fromkeys(("row", "collate", "similar", "overlaps", "isnull", "notnull", "union"), "not supported"),
-    **dict.fromkeys(_CLOCKS, "its value changes with time, and a clause must depend on the row alone"),
+    **dict.fromkeys(_SESSION_VALUES, "its value changes with time, and a clause must depend on the row alone"),
     **dict.fromkeys(
         (*_WORDS, *("any", "all", "some", "as", "from", "where", "distinct", "symmetric", "asymmetric", "cast", "not")),
         "expected a value here; write a column of that name in double quotes",
@@ -64,20 +64,20 @@ class TypeName:
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class SyntaxNode:
     """`form` is the kind of node, `token` its text in the clause, `facts` what else the form needs."""
 
     form: str
     at: int
     token: str
-    args: tuple[Node, ...] = ()
+    args: tuple[SyntaxNode, ...] = ()
     facts: Any = None
     depth: int = field(default=1, compare=False)
 
 
-def parse_clause(text: str, *, name_quote: str = '"') -> Node:
+def parse_clause(text: str, *, name_quote: str = '"') -> SyntaxNode:
     """`name_quote` is the character around quoted names: Spark's is a backtick."""
-    return _Parser(tokenize_clause(text, name_quote)).whole()
+    return _Parser(tokenize_clause(text, name_quote)).parse()
 
 
 class _Parser:
@@ -86,7 +86,7 @@ class _Parser:
         self._next = 0
         self._depth = 0
 
-    def whole(self) -> Node:
+    def parse(self) -> SyntaxNode:
         if self._peek().kind == "end":
             refuse(0, "the clause is empty")
         node = self._expression(_OR)
@@ -104,7 +104,7 @@ class _Parser:
         self._next += 1
         return token
 
-    def _is(self, *texts: str) -> bool:
+    def _is_next(self, *texts: str) -> bool:
         """Whether these words, marks or operators come next, in this order."""
         for ahead, text in enumerate(texts):
             token = self._peek(ahead)
@@ -112,54 +112,54 @@ class _Parser:
                 return False
         return True
 
-    def _skip(self, *texts: str) -> bool:
-        is_there = self._is(*texts)
+    def _skip_if_next(self, *texts: str) -> bool:
+        is_there = self._is_next(*texts)
         self._next += len(texts) if is_there else 0
         return is_there
 
     def _expect(self, text: str, for_what: str) -> None:
-        if not self._skip(text):
+        if not self._skip_if_next(text):
             self._refuse_next(f"expected {text!r}, {for_what}")
 
     def _refuse_next(self, why: str) -> NoReturn:
         token = self._peek()
         refuse(token.at, f"{token.shown if token.kind == 'end' else shorten(token.shown)}: {why}")
 
-    def _node(self, form: str, token: SqlToken, *args: Node, facts: Any = None) -> Node:
+    def _node(self, form: str, token: SqlToken, *args: SyntaxNode, facts: Any = None) -> SyntaxNode:
         depth = 1 + max((arg.depth for arg in args), default=0)
         if depth > DEPTH_MAX:
             self._refuse_depth(token)
-        return Node(form, token.at, token.shown, args, facts, depth)
+        return SyntaxNode(form, token.at, token.shown, args, facts, depth)
 
     def _refuse_depth(self, token: SqlToken) -> NoReturn:
         refuse(token.at, f"{shorten(token.shown)}: the clause is nested more than {DEPTH_MAX} deep")
 
     # Expressions
 
-    def _expression(self, least: int) -> Node:
+    def _expression(self, least: int) -> SyntaxNode:
         """Parse an expression whose operators bind at least as tightly as `least`."""
         self._depth += 1
         if self._depth > DEPTH_MAX:
             self._refuse_depth(self._peek())
         left, last = self._operand(least), 0
-        while (power := self._power()) >= least:
+        while (power := self._find_power()) >= least:
             if power == last and power in (_COMPARISON, _RANGE):
                 self._refuse_next("use parentheses between two operators of this kind")
             left, last = self._continue(left, power), power
         self._depth -= 1
         return left
 
-    def _power(self) -> int:
+    def _find_power(self) -> int:
         token = self._peek()
         if token.kind == "name":
             if token.text == "not":
                 return _RANGE if self._peek(1).text in ("in", "like", "ilike", "between", "similar") else 0
-            return _ZONE if self._is("at", "time", "zone") else _WORDS.get(token.text, 0)
+            return _ZONE if self._is_next("at", "time", "zone") else _WORDS.get(token.text, 0)
         if token.kind == "operator" and token.text not in _POWERS:
             self._refuse_next("this operator is not supported")
         return _POWERS.get(token.text, 0) if token.kind in ("operator", "mark") else 0
 
-    def _continue(self, left: Node, power: int) -> Node:  # noqa: PLR0911 - one for each kind of operator
+    def _continue(self, left: SyntaxNode, power: int) -> SyntaxNode:  # noqa: PLR0911 - one for each kind of operator
         if power in (_OR, _AND):
             return self._logic(left, power)
         if power == _IS:
@@ -173,27 +173,27 @@ class _Parser:
         if power == _ZONE:
             self._next += 2
             return self._node("call", token, self._expression(_SIGN), left, facts="timezone")
-        if self._is("any", "(") or self._is("some", "(") or self._is("all", "("):
+        if self._is_next("any", "(") or self._is_next("some", "(") or self._is_next("all", "("):
             return self._quantified(left, token)
         return self._binary(token, left, self._expression(power + 1))
 
-    def _binary(self, token: SqlToken, left: Node, right: Node) -> Node:
+    def _binary(self, token: SqlToken, left: SyntaxNode, right: SyntaxNode) -> SyntaxNode:
         if token.text in _LIKE_OPERATORS:
             like = self._node(_LIKE_OPERATORS[token.text], token, left, right)
             return self._node("not", token, like) if token.text.startswith("!") else like
         return self._node("binary", token, left, right, facts="<>" if token.text == "!=" else token.text)
 
-    def _logic(self, left: Node, power: int) -> Node:
+    def _logic(self, left: SyntaxNode, power: int) -> SyntaxNode:
         token, word = self._peek(), self._peek().text
         args = [left]
-        while self._skip(word):
+        while self._skip_if_next(word):
             args.append(self._expression(power + 1))
         return self._node(word, token, *args)
 
-    def _test(self, left: Node) -> Node:
+    def _test(self, left: SyntaxNode) -> SyntaxNode:
         token = self._take()
-        negated = self._skip("not")
-        if self._skip("distinct", "from"):
+        negated = self._skip_if_next("not")
+        if self._skip_if_next("distinct", "from"):
             node = self._node("distinct", token, left, self._expression(_COMPARISON))
         else:
             word = self._take()
@@ -202,35 +202,35 @@ class _Parser:
             node = self._node("is", token, left, facts=word.text)
         return self._node("not", token, node) if negated else node
 
-    def _range(self, left: Node) -> Node:
-        negated = self._skip("not")
+    def _range(self, left: SyntaxNode) -> SyntaxNode:
+        negated = self._skip_if_next("not")
         token = self._take()
         if token.text == "in":
             node = self._in(left, token)
         elif token.text == "between":
-            symmetric = self._skip("symmetric")
+            symmetric = self._skip_if_next("symmetric")
             if not symmetric:
-                self._skip("asymmetric")
+                self._skip_if_next("asymmetric")
             low = self._expression(_OTHER)
             self._expect("and", "between the ends of BETWEEN")
             node = self._node("between", token, left, low, self._expression(_OTHER), facts=symmetric)
         elif token.text == "similar":
             refuse(token.at, f"{shorten(token.shown)}: not supported")
-        elif self._is("any", "(") or self._is("some", "(") or self._is("all", "("):
+        elif self._is_next("any", "(") or self._is_next("some", "(") or self._is_next("all", "("):
             node = self._quantified(left, token, negated=negated)
             negated = False
         else:
             args = [left, self._expression(_OTHER)]
-            if self._skip("escape"):
+            if self._skip_if_next("escape"):
                 args.append(self._expression(_OTHER))
             node = self._node(token.text, token, *args)
         return self._node("not", token, node) if negated else node
 
-    def _in(self, left: Node, token: SqlToken) -> Node:
+    def _in(self, left: SyntaxNode, token: SqlToken) -> SyntaxNode:
         self._expect("(", "as IN is followed by a list of values in parentheses")
         return self._node("in", token, left, *self._list(")"))
 
-    def _quantified(self, left: Node, token: SqlToken, *, negated: bool = False) -> Node:
+    def _quantified(self, left: SyntaxNode, token: SqlToken, *, negated: bool = False) -> SyntaxNode:
         every = self._take().text == "all"
         self._take()
         array = self._expression(_OR)
@@ -238,16 +238,16 @@ class _Parser:
         name = f"!{token.text}" if negated else token.text
         return self._node("quantified", token, left, array, facts=(name, every))
 
-    def _list(self, end: str) -> list[Node]:
+    def _list(self, end: str) -> list[SyntaxNode]:
         items = [self._expression(_OR)]
-        while self._skip(","):
+        while self._skip_if_next(","):
             items.append(self._expression(_OR))
         self._expect(end, "at the end of the list")
         return items
 
     # Operands
 
-    def _operand(self, least: int) -> Node:  # noqa: PLR0911 - one for each kind of token
+    def _operand(self, least: int) -> SyntaxNode:  # noqa: PLR0911 - one for each kind of token
         token = self._take()
         if token.kind == "operator":
             return self._prefix(token)
@@ -261,73 +261,73 @@ class _Parser:
             return self._name(token, least)
         if token.text == "(":
             node = self._expression(_OR)
-            if self._is(","):
+            if self._is_next(","):
                 self._refuse_next("rows of several values are not supported")
             self._expect(")", "as a parenthesis is open")
             return node
         self._next -= 1
         return self._refuse_next("expected a value here")
 
-    def _prefix(self, token: SqlToken) -> Node:
+    def _prefix(self, token: SqlToken) -> SyntaxNode:
         if token.text in ("+", "-"):
             return self._node("sign", token, self._expression(_SIGN), facts=token.text)
         if token.text not in _PREFIXES:
             refuse(token.at, f"{shorten(token.shown)}: expected a value here")
         return self._node("unary", token, self._expression(_SUM), facts=token.text)
 
-    def _name(self, token: SqlToken, least: int) -> Node:
+    def _name(self, token: SqlToken, least: int) -> SyntaxNode:
         word = token.text
         if word == "not" and least <= _NOT:
             return self._node("not", token, self._expression(_NOT))
         if word in ("true", "false", "null"):
             return self._node("constant", token, facts={"true": True, "false": False}.get(word))
-        if word == "cast" and self._skip("("):
+        if word == "cast" and self._skip_if_next("("):
             node = self._expression(_OR)
             self._expect("as", "in CAST")
             cast = self._node("cast", token, node, facts=self._type_name())
             self._expect(")", "at the end of CAST")
             return cast
-        if word == "array" and self._is("["):
+        if word == "array" and self._is_next("["):
             return self._array(token)
-        if word in _RESERVED and not (word in ("like", "ilike") and self._is("(")):
+        if word in _RESERVED and not (word in ("like", "ilike") and self._is_next("(")):
             refuse(token.at, f"{shorten(token.shown)}: {_RESERVED[word]}")
         typed = self._typed_literal(token)
         if typed is not None:
             return typed
-        return self._call(token) if self._is("(") else self._column(token)
+        return self._call(token) if self._is_next("(") else self._column(token)
 
-    def _column(self, token: SqlToken) -> Node:
-        if self._is(".") or self._is("["):
+    def _column(self, token: SqlToken) -> SyntaxNode:
+        if self._is_next(".") or self._is_next("["):
             self._refuse_next("write columns without their table; parts of values are not supported")
-        if self._is("("):
+        if self._is_next("("):
             self._refuse_next("write functions without double quotes")
         return self._node("column", token, facts=(token.text, token.kind == "quoted"))
 
-    def _call(self, token: SqlToken) -> Node:
-        if token.text in _MOVING:
+    def _call(self, token: SqlToken) -> SyntaxNode:
+        if token.text in _VOLATILE:
             why = "a clause must depend on a single row alone"
             refuse(token.at, f"{shorten(token.shown)}: {why}")
         self._take()
-        args = [] if self._skip(")") else self._list(")")
+        args = [] if self._skip_if_next(")") else self._list(")")
         return self._node("call", token, *args, facts=token.text)
 
-    def _array(self, token: SqlToken) -> Node:
+    def _array(self, token: SqlToken) -> SyntaxNode:
         """`ARRAY[...]`; nested arrays may omit the word ARRAY."""
         self._take()
         self._depth += 1
         if self._depth > DEPTH_MAX:
             self._refuse_depth(token)
-        items: list[Node] = []
-        while not self._skip("]"):
+        items: list[SyntaxNode] = []
+        while not self._skip_if_next("]"):
             if items:
                 self._expect(",", "between the elements of an array")
-            items.append(self._array(self._peek()) if self._is("[") else self._expression(_OR))
+            items.append(self._array(self._peek()) if self._is_next("[") else self._expression(_OR))
         self._depth -= 1
         return self._node("array", token, *items)
 
     # Types
 
-    def _typed_literal(self, token: SqlToken) -> Node | None:
+    def _typed_literal(self, token: SqlToken) -> SyntaxNode | None:
         """A literal such as `DATE '2026-01-31'`; None if the name is not followed by a string (it may be a column)."""
         start = self._next
         self._next -= 1
@@ -354,14 +354,14 @@ class _Parser:
         if sql_type is None:
             self._refuse_next("this type is not supported")
         modifiers: list[int] = []
-        if self._skip("("):
+        if self._skip_if_next("("):
             modifiers = [self._modifier()]
-            while self._skip(","):
+            while self._skip_if_next(","):
                 modifiers.append(self._modifier())
             self._expect(")", "after the size of a type")
             if sql_type.name != "numeric" or len(modifiers) > 2 or not 1 <= modifiers[0] <= 1000 >= modifiers[-1]:
                 refuse(token.at, f"{shorten(token.shown)}: only numeric can have a size, such as numeric(10, 2)")
-        while self._skip("["):
+        while self._skip_if_next("["):
             self._expect("]", "as in int[]")
             sql_type = sql_type.array
         return TypeName(sql_type, tuple(modifiers))

@@ -32,8 +32,8 @@ _GRAMMAR = r"""(?P<space>[ \t\n\r\f\v]+)
     | (?P<name>[A-Za-z_\x80-\U0010ffff][A-Za-z0-9_$\x80-\U0010ffff]*)
     | (?P<mark>::|[(),.\[\]])
     | (?P<operator>[-+*/<>=~!@#%^&|`?]+)"""
-_JUNK = re.compile(r"[A-Za-z0-9_\x80-\U0010ffff]")
-_SIGNED = re.compile(r"[~!@#%^&|`?]")
+_NAME_CHARACTER = re.compile(r"[A-Za-z0-9_\x80-\U0010ffff]")
+_SIGN_ALLOWED = re.compile(r"[~!@#%^&|`?]")
 _REASONS = {
     "comment": "comments are not supported",
     "prefixed": "only plain texts in single quotes are supported, and plain names in double quotes",
@@ -112,7 +112,7 @@ def _check_end(token: SqlToken, text: str, end: int) -> None:
     if token.kind in ("number", "param"):
         if len(token.text) > _DIGITS_MAX:
             refuse(token.at, f"{shorten(token.text)}: a number has at most {_DIGITS_MAX} digits")
-        if _JUNK.match(text, end):
+        if _NAME_CHARACTER.match(text, end):
             refuse(end, f"{shorten(text[end])} follows a number without a space")
 
 
@@ -120,7 +120,7 @@ def _operator(piece: str) -> str:
     for comment in ("--", "/*"):
         cut = piece.find(comment)
         piece = piece if cut <= 0 else piece[:cut]
-    while len(piece) > 1 and piece[-1] in "+-" and not _SIGNED.search(piece[:-1]):
+    while len(piece) > 1 and piece[-1] in "+-" and not _SIGN_ALLOWED.search(piece[:-1]):
         piece = piece[:-1]
     return piece
 

@@ -1,4 +1,4 @@
-"""The settings of a process that serves shapes: times, sizes and counts. Components are passed in separately."""
+"""`ShapeOptions`: the limits of a process that serves shapes, as times, sizes and counts."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ class ShapeOptions:
     """The largest request body."""
 
     shapes_max: int = 10_000
-    """The most shapes; beyond it, the least recently used shapes are ended."""
+    """The most shapes of a storage. Beyond that, the least recently used shapes are ended."""
 
     definitions_bytes: int = 256 * 1024 * 1024
-    """The most bytes of all definitions in Meta, as parameters may be long; beyond it, as for `shapes_max`."""
+    """The most bytes of all definitions in Meta, because parameters may be long. Beyond that, as for `shapes_max`."""
 
     log_rows_max: int = 1_000_000
     """A shape is ended when its log exceeds this many changes and the number of rows that it began with."""

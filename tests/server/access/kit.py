@@ -41,12 +41,12 @@ RESTRICTIONS = {
     "totals": Restriction.to({}, frozenset({"revenue"})),
     "broken": Restriction.to({"orders": "no_such_column = 1"}, None),
 }
-ACCESS = Access.of(
-    [
+ACCESS = Access(
+    (
         *(Token.of(name, role, TEXTS[name]) for name, role in ROLES.items()),
         *(Token.of(name, Role.READ, TEXTS[name], restriction) for name, restriction in RESTRICTIONS.items()),
         Token("ended", Role.ADMIN, Token.of("x", Role.READ, ENDED).digest, ends_at_s=1_000_000_000),
-    ]
+    )
 )
 
 
@@ -85,7 +85,7 @@ class Guarded:
 @contextmanager
 def guarded(access: Access | None = ACCESS, listening: ListenOptions | None = None) -> Iterator[Guarded]:
     """Serve four orders, of ann and of bob, without a follower thread: requests read what was committed."""
-    access = access or Access.open()
+    access = access or Access()
     with open_pipeline(storage(), engine()) as pipeline, ShapeService(pipeline.collections, OPTIONS) as service:
         pipeline.push(
             "orders", [order(1, "ann"), order(2, "bob", 987650100077), order(3, "ann"), order(4, "bob", 987650100078)]

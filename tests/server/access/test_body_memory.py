@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from evertide.server.access import ListenOptions
-from evertide.server.access.body_memory import BodyMemory, reservation_of
+from evertide.server.access.body_memory import BodyMemory, find_reservation
 from evertide.server.http.app import make_app
 from evertide.server.http.server import Server
 from evertide.settings import Settings
@@ -66,7 +66,7 @@ class Upload:
 
 async def read_then_answer(scope: Scope, receive: Receive, send: Send) -> None:
     """Read the body, decode it, and answer when the test allows it."""
-    upload, reservation = scope["upload"], reservation_of(scope)
+    upload, reservation = scope["upload"], find_reservation(scope)
     while (await receive())["more_body"]:
         pass
     assert reservation is not None

@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from evertide.metrics.metrics import Metrics
-from evertide.pgexpr.restriction import restriction_in
+from evertide.pgexpr.restriction import read_restriction
 from evertide.pipeline.reading.reader import Reader
 from evertide.server.access import ROLES, Access, Gate, Role, Rule, Token
 from evertide.server.http.app import make_app
@@ -214,20 +214,20 @@ def test_of_two_matching_rules_the_stricter_one_applies() -> None:
 
 def test_an_unauthenticated_request_sees_nothing_even_if_a_handler_forgets() -> None:
     async def there(request: Request) -> Response:
-        return JSONResponse(restriction_in(request.scope).allows("orders"))
+        return JSONResponse(read_restriction(request.scope).allows("orders"))
 
     app = Starlette(routes=[Route("/v1/health", there), Route("/v1/status", there)])
     assert Asker(Gate(app, ACCESS)).request("GET", "/v1/health").json() is False
     assert Asker(Gate(app, ACCESS)).request("GET", "/v1/status", bearer("reader")).json() is True
-    assert Asker(Gate(app, Access.open())).request("GET", "/v1/health").json() is True
+    assert Asker(Gate(app, Access())).request("GET", "/v1/health").json() is True
 
 
 @pytest.mark.parametrize(
     ("path", "after"),
     [
-        ("/v1/shape", Access.of([Token.of("x", Role.ADMIN, WRONG)])),
-        ("/v1/transactions/1", Access.of([Token.of("x", Role.READ, TEXTS["writer"])])),
-        ("/v1/shape", Access.of([Token.of("x", Role.READ, TEXTS["writer"], RESTRICTIONS["ann"])])),
+        ("/v1/shape", Access((Token.of("x", Role.ADMIN, WRONG),))),
+        ("/v1/transactions/1", Access((Token.of("x", Role.READ, TEXTS["writer"]),))),
+        ("/v1/shape", Access((Token.of("x", Role.READ, TEXTS["writer"], RESTRICTIONS["ann"]),))),
         ("/v1/shape", ACCESS),
     ],
     ids=["gone", "another role", "restricted", "the same"],

@@ -57,7 +57,7 @@ def test_toml_and_json_lines_have_the_same_meaning(tmp_path: Path) -> None:
     assert (dashboard.name, dashboard.role, dashboard.ends_at_s) == ("dashboard", Role.READ, None)
     assert dashboard.where == {"orders": "region = 'eu'", "totals": "true"}
     assert sorted(dashboard.restriction.collections or ()) == ["orders", "totals"]
-    assert (till.role, till.ends_at_s, till.restriction.is_free) == (Role.WRITE, 1_798_761_600, True)
+    assert (till.role, till.ends_at_s, till.restriction.is_unrestricted) == (Role.WRITE, 1_798_761_600, True)
     assert found.find(TEXT) == dashboard
     assert found.find("another-secret-of-a-till") == till
     assert found.find(DIGEST) is None

@@ -40,8 +40,7 @@ def explain(
     context: typer.Context,
     *,
     script: Annotated[
-        Path | None,
-        typer.Argument(metavar="[SCRIPT]", help="SQL file that declares tables and views; not with --url."),
+        Path | None, typer.Argument(metavar="[SCRIPT]", help="SQL file that declares tables and views; not with --url.")
     ] = None,
     view: Annotated[str | None, typer.Option("--view", metavar="VIEW", help="Only this view.")] = None,
     form: Annotated[

@@ -68,12 +68,10 @@ def run(
     ] = None,
     until_idle: Annotated[bool, typer.Option("--until-idle", help="End when the sources have no more input.")] = False,
     checkpoint_every: Annotated[
-        float,
-        typer.Option("--checkpoint-every", metavar="SECONDS", help="Interval of checkpoints."),
+        float, typer.Option("--checkpoint-every", metavar="SECONDS", help="Interval of checkpoints.")
     ] = Settings().checkpoint_interval_s,
     listen: Annotated[
-        str | None,
-        typer.Option("--listen", metavar="HOST:PORT", help="Serve HTTP here; port 0 is any free port."),
+        str | None, typer.Option("--listen", metavar="HOST:PORT", help="Serve HTTP here; port 0 is any free port.")
     ] = None,
     tokens: Tokens = None,
     secret: ShapesSecret = "",
@@ -87,8 +85,7 @@ def run(
         bool, typer.Option("--read-only", help="Follow the leader, and write nothing until promoted.")
     ] = False,
     is_agreed: Annotated[
-        bool,
-        typer.Option("--yes", "-y", help="Agree to the changes that the script makes; see `evertide plan`."),
+        bool, typer.Option("--yes", "-y", help="Agree to the changes that the script makes; see `evertide plan`.")
     ] = False,
     assignments: Assignments = None,
     log_format: LogFormatOption = LogFormat.TEXT,
@@ -211,8 +208,7 @@ def push(
     ] = None,
     deletes: Annotated[bool, typer.Option("--delete", help="Delete the keys or rows in the file.")] = False,
     producer: Annotated[
-        str,
-        typer.Option("--producer", metavar="NAME", help="Producer of a push that can be repeated."),
+        str, typer.Option("--producer", metavar="NAME", help="Producer of a push that can be repeated.")
     ] = "",
     sequence: Annotated[
         int | None, typer.Option("--sequence", metavar="N", min=0, help="Number of this push; must increase.")

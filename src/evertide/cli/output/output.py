@@ -177,7 +177,7 @@ class Bars:
 
     @contextmanager
     def suspend(self) -> Iterator[None]:
-        """Hide the bars while a person is asked something."""
+        """Hide the bars while the command asks the user."""
         self._progress.stop()
         try:
             yield

@@ -1,10 +1,11 @@
-"""Asks the person at the terminal before a script changes a storage in a way that may be a mistake.
+"""`Consent`: asks the user before a script changes a storage in a way that may be a mistake.
 
 1. Only two kinds of change need consent: tables that the script no longer declares, and stored views that are
    recomputed from more than `confirm_rows` rows. The command prints all changes, then asks.
 2. `--yes` gives consent in advance.
-3. Without a terminal nobody can answer. Then tables that vanish from the script are refused, because the usual cause is
-   a wrong script. A recomputation is only announced: it loses nothing, and readers see the old content until it ends.
+3. Without a terminal, the command cannot ask. It then refuses a script that no longer declares a table, because the
+   usual cause is a wrong script. It only announces a recomputation, which loses nothing: readers see the old content
+   until it ends.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Consent:
         self._is_agreed = is_agreed
 
     def check(self, change: ScriptChange) -> None:
-        """Raise `NotAllowedNow` if a person must agree and does not."""
+        """Raise `NotAllowedNow` if the change needs consent and the user does not give it."""
         if change.is_new or change.is_empty():
             return
         reasons = change.find_reasons_to_ask(self._settings.confirm_rows)

@@ -79,11 +79,7 @@ class StorageTarget:
         # The storage does not record the pipeline's time zone, so both engines use UTC.
         results = {"spark.sql.session.timeZone": "UTC"}
         with Workers(
-            reader.storage.address,
-            results.copy,
-            settings=reader.settings,
-            runtime=reader.runtime,
-            master=master,
+            reader.storage.address, results.copy, settings=reader.settings, runtime=reader.runtime, master=master
         ) as workers:
             answer = workers.ask_duckdb(question)
             if answer is not None:

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from evertide.pgexpr.expressions import Operation
 from evertide.pgexpr.types.sqltypes import FLOAT4, FLOAT8, INTEGER_BOUNDS, NUMERIC, SqlType
 
-__all__ = ["EXACT", "binary", "in_range", "round_numeric", "round_to_float4", "unary"]
+__all__ = ["EXACT", "binary_operation", "in_range", "round_numeric", "round_to_float4", "unary_operation"]
 
 EXACT = Context(prec=400_000, Emax=999_999, Emin=-999_999, traps=[])
 _SIGNIFICANT_DIGITS = 16
@@ -29,31 +29,31 @@ _BASE_DIGITS = 4
 _SCALE_MAX = 1000
 _SUMS: dict[str, Callable[[Any, Any], Any]] = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 _CHECKED = {"+": pc.add_checked, "-": pc.subtract_checked, "*": pc.multiply_checked}
-_SIGNS: dict[str, Callable[[Any], Any]] = {"-": operator.neg, "@": abs, "~": operator.invert}
+_UNARY: dict[str, Callable[[Any], Any]] = {"-": operator.neg, "@": abs, "~": operator.invert}
 _BITS: dict[str, Callable[[Any, Any], Any]] = {"&": operator.and_, "|": operator.or_, "#": operator.xor}
 
 
-def binary(name: str, kind: SqlType) -> Operation | None:
+def binary_operation(name: str, kind: SqlType) -> Operation | None:
     """The operation on two numbers of this type; None if there is none."""
     if kind in INTEGER_BOUNDS:
-        scalar, whole = _integers(name, kind)
+        scalar, vectorized = _integers(name, kind)
     else:
-        scalar, whole = (_numerics(name) if kind == NUMERIC else _floats(name, kind)), None
+        scalar, vectorized = (_numerics(name) if kind == NUMERIC else _floats(name, kind)), None
     grows = kind == NUMERIC and name in ("*", "/")
-    return scalar and Operation(name, kind, f"({{0}} {name} {{1}})", scalar, whole, joins=grows)
+    return scalar and Operation(name, kind, f"({{0}} {name} {{1}})", scalar, vectorized, joins=grows)
 
 
-def unary(name: str, kind: SqlType) -> Operation | None:
+def unary_operation(name: str, kind: SqlType) -> Operation | None:
     if name == "|/":
         return Operation(name, FLOAT8, "(|/ {0})", _root) if kind == FLOAT8 else None
     scalar: Callable[[Any], Any] | None
     if kind in INTEGER_BOUNDS:
-        compute = _SIGNS[name]
+        compute = _UNARY[name]
         scalar = lambda value: in_range(compute(value), kind)  # noqa: E731 - a def would be longer
     elif kind == NUMERIC:
         scalar = {"-": EXACT.minus, "@": EXACT.abs}.get(name)
     else:
-        scalar = None if name == "~" else _SIGNS[name]
+        scalar = None if name == "~" else _UNARY[name]
     return scalar and Operation(name, kind, f"({name} {{0}})", scalar)
 
 
@@ -75,7 +75,7 @@ def _integers(name: str, kind: SqlType) -> tuple[Callable[..., Any] | None, Call
     if name not in _SUMS:
         return None, None
     compute = _SUMS[name]
-    return (lambda left, right: in_range(compute(left, right), kind)), _whole_sums(name, kind)
+    return (lambda left, right: in_range(compute(left, right), kind)), _make_vectorized_sum(name, kind)
 
 
 def _quotient(left: int, right: int) -> int:
@@ -85,8 +85,8 @@ def _quotient(left: int, right: int) -> int:
     return size if (left < 0) == (right < 0) else -size
 
 
-def _whole_sums(name: str, kind: SqlType) -> Callable[[Any, Any], Any]:
-    def whole(left: Any, right: Any) -> Any:
+def _make_vectorized_sum(name: str, kind: SqlType) -> Callable[[Any, Any], Any]:
+    def vectorized(left: Any, right: Any) -> Any:
         """None if a row is out of range: then the scalar function computes each row."""
         try:
             result = _CHECKED[name](left, right)
@@ -96,7 +96,7 @@ def _whole_sums(name: str, kind: SqlType) -> Callable[[Any, Any], Any]:
         is_fit = bounds["min"] is None or least <= bounds["min"] <= bounds["max"] <= most
         return result if is_fit else None
 
-    return whole
+    return vectorized
 
 
 # numeric

@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from evertide.pgexpr.expressions import FAILURES, Operation, Vector
-from evertide.pgexpr.operators.comparison import elements, order_key, shape
+from evertide.pgexpr.literals import find_shape
+from evertide.pgexpr.operators.comparison import elements, order_key
 from evertide.pgexpr.types.sqltypes import BOOL, INT4, SqlType
 
 __all__ = [
@@ -42,7 +43,7 @@ def containment_operation(name: str, kind: SqlType) -> Operation:
     return Operation(name, BOOL, f"({{0}} {name} {{1}})", tests[name])
 
 
-DIMENSIONS = Operation("array_ndims", INT4, "array_ndims({0})", lambda value: len(shape(value)) or None)
+DIMENSIONS = Operation("array_ndims", INT4, "array_ndims({0})", lambda value: len(find_shape(value)) or None)
 """NULL for an empty array."""
 
 
@@ -63,7 +64,7 @@ def construct_operation(kind: SqlType) -> Operation:
 
     def construct(*items: Any) -> Any:
         if any(isinstance(item, list) for item in items):
-            shapes = {shape(item) for item in items}
+            shapes = {find_shape(item) for item in items}
             if len(shapes) > 1:
                 raise ArithmeticError("inner arrays must have the same shape")
             if shapes == {()}:
@@ -92,7 +93,7 @@ def _null_aware_operation(name: str, kind: SqlType, compute: Callable[..., Any],
 def _concat(left: list[Any] | None, right: list[Any] | None) -> list[Any] | None:
     if not left or not right:
         return right if left is None or (right is not None and not left) else left
-    dims, more = shape(left), shape(right)
+    dims, more = find_shape(left), find_shape(right)
     if len(dims) == len(more):
         if dims[1:] != more[1:]:
             raise ArithmeticError("cannot concatenate incompatible arrays")
@@ -106,6 +107,6 @@ def _concat(left: list[Any] | None, right: list[Any] | None) -> list[Any] | None
 
 def _extend(array: list[Any] | None, more: list[Any], *, at_end: bool = True) -> list[Any]:
     array = array or []
-    if len(shape(array)) > 1:
+    if len(find_shape(array)) > 1:
         raise ArithmeticError("argument must be empty or one-dimensional array")
     return array + more if at_end else more + array

@@ -22,10 +22,10 @@ from evertide.pgexpr.literals import read_uuid, read_value
 from evertide.pgexpr.operators.arithmetic import in_range, round_numeric, round_to_float4
 from evertide.pgexpr.types import sqltypes as sql
 from evertide.pgexpr.types.calendar import DAY_US, check_moment
-from evertide.pgexpr.types.output import text_of
+from evertide.pgexpr.types.output import write_value
 from evertide.pgexpr.types.sqltypes import SqlType
 
-__all__ = ["UUID", "cast_to", "resize_operation"]
+__all__ = ["UUID", "cast_operation", "resize_operation"]
 
 _FROM_TEXT = (*sql.NUMBERS, sql.BOOL, sql.BYTEA)
 _NEAR_DAYS = 100_000_000
@@ -34,12 +34,12 @@ _NEAR_DAYS = 100_000_000
 UUID = Operation("uuid", sql.TEXT, "(({0})::uuid)::text", read_uuid)
 
 
-def cast_to(source: SqlType, target: SqlType) -> Operation | None:
+def cast_operation(source: SqlType, target: SqlType) -> Operation | None:
     """None if the cast does not exist."""
-    scalar = _scalar(source, target)
+    scalar = _find_scalar(source, target)
     if scalar is None:
         return None
-    return Operation("cast", target, f"({{0}})::{target}", scalar, _whole(source, target))
+    return Operation("cast", target, f"({{0}})::{target}", scalar, _find_vectorized(source, target))
 
 
 def resize_operation(precision: int, scale: int) -> Operation:
@@ -53,11 +53,11 @@ def resize_operation(precision: int, scale: int) -> Operation:
     return Operation("sized", sql.NUMERIC, f"({{0}})::numeric({precision},{scale})", scalar)
 
 
-def _scalar(source: SqlType, target: SqlType) -> Callable[[Any], Any] | None:
+def _find_scalar(source: SqlType, target: SqlType) -> Callable[[Any], Any] | None:
     if sql.JSONB in (source, source.element):
         return None
     if target == sql.TEXT:
-        return lambda value: text_of(value, source)
+        return lambda value: write_value(value, source)
     if source.is_array or target.is_array:
         return _array_cast(source, target)
     if source == sql.TEXT:
@@ -72,7 +72,7 @@ def _array_cast(source: SqlType, target: SqlType) -> Callable[[Any], Any] | None
         return (lambda value: read_value(value, target)) if target.element in (sql.TEXT, *_FROM_TEXT) else None
     if not (source.is_array and target.is_array):
         return None
-    inner = _scalar(source.element, target.element)
+    inner = _find_scalar(source.element, target.element)
     if inner is None:
         return None
 
@@ -91,7 +91,7 @@ def _number_cast(source: SqlType, target: SqlType) -> Callable[[Any], Any]:
         digits = 6 if source == sql.FLOAT4 else 15
         return Decimal if source in sql.INTEGER_BOUNDS else lambda value: read_value(f"{value:.{digits}g}", sql.NUMERIC)
     if source == sql.NUMERIC:
-        return lambda value: read_value(text_of(value, sql.NUMERIC), target)
+        return lambda value: read_value(write_value(value, sql.NUMERIC), target)
     return float if target == sql.FLOAT8 else _to_float4
 
 
@@ -129,7 +129,7 @@ _OTHERS: dict[tuple[SqlType, SqlType], Callable[[Any], Any]] = {
 }
 
 
-def _whole(source: SqlType, target: SqlType) -> Callable[[Any], Any] | None:
+def _find_vectorized(source: SqlType, target: SqlType) -> Callable[[Any], Any] | None:
     is_wider = (
         source in sql.INTEGER_BOUNDS
         and target in sql.INTEGER_BOUNDS
@@ -139,10 +139,10 @@ def _whole(source: SqlType, target: SqlType) -> Callable[[Any], Any] | None:
         return lambda array: array
     if target == sql.FLOAT8 and (source in sql.INTEGER_BOUNDS or source == sql.FLOAT4):
         return lambda array: array.cast(pa.float64(), safe=False)
-    return _whole_days if source == sql.DATE and target in (sql.TIMESTAMP, sql.TIMESTAMPTZ) else None
+    return _vectorized_days if source == sql.DATE and target in (sql.TIMESTAMP, sql.TIMESTAMPTZ) else None
 
 
-def _whole_days(array: Any) -> Any:
+def _vectorized_days(array: Any) -> Any:
     bounds = pc.min_max(array).as_py()
     is_near = bounds["min"] is None or (bounds["min"] > -1_000_000 and bounds["max"] < _NEAR_DAYS)
     return pc.multiply(array, DAY_US) if is_near else None

@@ -16,11 +16,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from evertide.pgexpr.expressions import FAILURES, Constant, Expression, Operation, Scalar, Vector, call
+from evertide.pgexpr.expressions import FAILURES, Expression, Operation, Scalar, SqlConstant, Vector, call
+from evertide.pgexpr.literals import find_shape
 from evertide.pgexpr.operators.arithmetic import EXACT, round_numeric
 from evertide.pgexpr.types.calendar import interval_order
 from evertide.pgexpr.types.columns import ARROW_TYPES
-from evertide.pgexpr.types.output import text_of
+from evertide.pgexpr.types.output import write_value
 from evertide.pgexpr.types.sqltypes import BOOL, FLOAT4, FLOAT8, INTERVAL, NUMERIC, SqlType
 
 __all__ = [
@@ -34,7 +35,6 @@ __all__ = [
     "one_of",
     "order_key",
     "quantified_operation",
-    "shape",
     "test_operation",
 ]
 
@@ -48,7 +48,7 @@ _SCALARS = {
     "<=": operator.le,
     ">=": operator.ge,
 }
-_WHOLE = {
+_VECTORIZED = {
     "=": pc.equal,
     "<>": pc.not_equal,
     "<": pc.less,
@@ -78,12 +78,7 @@ def _numeric_key(value: Decimal) -> Any:
     return (3, 0) if value.is_nan() else (2, 0) if value > 0 else (0, 0)
 
 
-_KEYS: dict[SqlType, Key] = {
-    FLOAT4: _float_key,
-    FLOAT8: _float_key,
-    NUMERIC: _numeric_key,
-    INTERVAL: interval_order,
-}
+_KEYS: dict[SqlType, Key] = {FLOAT4: _float_key, FLOAT8: _float_key, NUMERIC: _numeric_key, INTERVAL: interval_order}
 
 
 def elements(value: list[Any]) -> Iterator[Any]:
@@ -95,14 +90,9 @@ def elements(value: list[Any]) -> Iterator[Any]:
             yield each
 
 
-def shape(value: Any) -> tuple[int, ...]:
-    """The number of elements in each dimension; an empty array has no dimension."""
-    return (len(value), *shape(value[0])) if isinstance(value, list) and value else ()
-
-
 def _array_key(value: list[Any], inner: Key | None) -> Any:
     keys = tuple((1, 0) if each is None else (0, each if inner is None else inner(each)) for each in elements(value))
-    dims = shape(value)
+    dims = find_shape(value)
     return keys, len(dims), dims
 
 
@@ -115,12 +105,12 @@ def make_ordering(name: str, kind: SqlType) -> Callable[[Any, Any], bool]:
 
 
 def compare_operation(name: str, kind: SqlType) -> Operation:
-    whole = _WHOLE[name] if kind in ARROW_TYPES else None
+    vectorized = _VECTORIZED[name] if kind in ARROW_TYPES else None
     if kind in _FLOATS:
-        whole = _floats(name)
+        vectorized = _floats(name)
     elif kind == NUMERIC:
-        whole = _decimals(name)
-    return Operation(name, BOOL, f"({{0}} {name} {{1}})", scalar=make_ordering(name, kind), whole=whole)
+        vectorized = _decimals(name)
+    return Operation(name, BOOL, f"({{0}} {name} {{1}})", scalar=make_ordering(name, kind), vectorized=vectorized)
 
 
 def _floats(name: str) -> Callable[[Any, Any], Any]:
@@ -142,14 +132,14 @@ def _floats(name: str) -> Callable[[Any, Any], Any]:
 
 
 def _decimals(name: str) -> Callable[[Any, Any], Any]:
-    def whole(left: Any, right: Any) -> Any:
+    def vectorized(left: Any, right: Any) -> Any:
         """None where Arrow cannot compare: computed values, NaN, more digits than its decimals have."""
         try:
-            return None if left is None or right is None else _WHOLE[name](left, right)
+            return None if left is None or right is None else _VECTORIZED[name](left, right)
         except pa.ArrowInvalid:
             return None
 
-    return whole
+    return vectorized
 
 
 def distinct_operation(kind: SqlType) -> Operation:
@@ -169,20 +159,20 @@ def _member_operation(values: Sequence[Any], kind: SqlType) -> Operation:
     known = {(value if key is None else key(value)): value for value in values if value is not None}
     missing = None if any(value is None for value in values) else False
     shown = [known[each] for each in sorted(known)]
-    literal = text_of([*shown, *([None] if missing is None else [])], kind.array).replace("'", "''")
+    literal = write_value([*shown, *([None] if missing is None else [])], kind.array).replace("'", "''")
 
     def scalar(value: Any) -> bool | None:
         return True if (value if key is None else key(value)) in known else missing
 
-    def whole(array: Any) -> Any:
+    def vectorized(array: Any) -> Any:
         is_member = pc.is_in(array, value_set=value_set)
         is_member = pc.if_else(is_member, is_member, pa.scalar(missing, pa.bool_()))
         return pc.if_else(pc.is_null(array), pa.scalar(None, pa.bool_()), is_member)
 
-    is_whole = kind in ARROW_TYPES and key is None
-    value_set = pa.array(shown, ARROW_TYPES[kind]) if is_whole else None
+    is_vectorized = kind in ARROW_TYPES and key is None
+    value_set = pa.array(shown, ARROW_TYPES[kind]) if is_vectorized else None
     template = "({0} = ANY ('" + literal.replace("{", "{{").replace("}", "}}") + f"'::{kind}[]))"
-    return Operation("member", BOOL, template, scalar, whole if is_whole else None, facts=tuple(values))
+    return Operation("member", BOOL, template, scalar, vectorized if is_vectorized else None, facts=tuple(values))
 
 
 def normalize_numeric(value: Any) -> Any:
@@ -201,27 +191,27 @@ def one_of(value: Expression, values: Iterable[Any]) -> Expression:
         return call(_member_operation(list(known.values()), value.type), value)
     only = next(iter(known.values()), None)
     if only is None:
-        return Constant(None if known else False, BOOL)
-    return call(compare_operation("=", value.type), value, Constant(only, value.type))
+        return SqlConstant(None if known else False, BOOL)
+    return call(compare_operation("=", value.type), value, SqlConstant(only, value.type))
 
 
-def quantified_operation(compare: Scalar, symbol: str, *, every: bool) -> Operation:
+def quantified_operation(compare: Scalar, symbol: str, *, is_all: bool) -> Operation:
     """`x op ANY (array)` and `x op ALL (array)`, where `compare` is `op`."""
 
     def judge(value: Any, array: list[Any]) -> bool | None:
         unsure = False
         for each in elements(array):
             verdict = None if each is None or value is None else _try_compare(compare, value, each)
-            if verdict is not None and verdict is not every:
-                return not every
+            if verdict is not None and verdict is not is_all:
+                return not is_all
             unsure = unsure or verdict is None
-        return None if unsure else every
+        return None if unsure else is_all
 
     def apply(args: Sequence[Vector], _: int) -> Vector:
         pairs = zip(args[0].as_values(), args[1].as_values(), strict=True)
         return Vector.values([None if array is None else judge(value, array) for value, array in pairs], BOOL)
 
-    template = f"({{0}} {symbol} {'ALL' if every else 'ANY'} ({{1}}))"
+    template = f"({{0}} {symbol} {'ALL' if is_all else 'ANY'} ({{1}}))"
     return Operation("quantified", BOOL, template, apply=apply)
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from evertide.pgexpr.coercion import apply_operation, as_type, find_shared_type, refuse_operation
-from evertide.pgexpr.expressions import Constant, Expression, Operation
+from evertide.pgexpr.expressions import Expression, Operation, SqlConstant
 from evertide.pgexpr.operators import arrays, comparison, patterns, temporal
-from evertide.pgexpr.operators.casts import cast_to
+from evertide.pgexpr.operators.casts import cast_operation
 from evertide.pgexpr.operators.logic import coalesce_operation
-from evertide.pgexpr.syntax import Node
+from evertide.pgexpr.syntax import SyntaxNode
 from evertide.pgexpr.tokens import refuse, shorten
 from evertide.pgexpr.types.sqltypes import INTERVAL, JSONB, TEXT, TIMESTAMP, TIMESTAMPTZ, UNKNOWN
 
@@ -18,7 +18,7 @@ __all__ = ["resolve_concat", "resolve_function", "resolve_like"]
 Args = Sequence[Expression]
 
 
-def resolve_function(node: Node, args: Args) -> Expression:
+def resolve_function(node: SyntaxNode, args: Args) -> Expression:
     name = str(node.facts)
     if name not in _FUNCTIONS:
         known = ", ".join(_FUNCTIONS)
@@ -30,13 +30,13 @@ def resolve_function(node: Node, args: Args) -> Expression:
     return resolve(node, args)
 
 
-def _resolve_case(node: Node, args: Args) -> Expression:
+def _resolve_case(node: SyntaxNode, args: Args) -> Expression:
     return apply_operation(
         node, patterns.LOWER if node.facts == "lower" else patterns.UPPER, as_type(args[0], TEXT, node)
     )
 
 
-def _resolve_choice(node: Node, args: Args) -> Expression:
+def _resolve_choice(node: SyntaxNode, args: Args) -> Expression:
     kind = find_shared_type(node, args)
     if kind == JSONB:
         refuse(node.at, f"{shorten(node.token)}: columns of type {kind} can only be tested for NULL")
@@ -44,40 +44,40 @@ def _resolve_choice(node: Node, args: Args) -> Expression:
     return apply_operation(node, operation, *(as_type(arg, kind, node) for arg in args))
 
 
-def _resolve_justify(node: Node, args: Args) -> Expression:
+def _resolve_justify(node: SyntaxNode, args: Args) -> Expression:
     return apply_operation(node, temporal.JUSTIFY[node.facts], as_type(args[0], INTERVAL, node))
 
 
-def _resolve_dimensions(node: Node, args: Args) -> Expression:
+def _resolve_dimensions(node: SyntaxNode, args: Args) -> Expression:
     if not args[0].type.is_array:
         refuse(node.at, f"{shorten(node.token)}: the function takes an array, not {args[0].type}")
     return apply_operation(node, arrays.DIMENSIONS, args[0])
 
 
-def _resolve_zone(node: Node, args: Args) -> Expression:
+def _resolve_zone(node: SyntaxNode, args: Args) -> Expression:
     zone = as_type(args[0], TEXT, node)
-    if isinstance(zone, Constant) and zone.value is not None:
+    if isinstance(zone, SqlConstant) and zone.value is not None:
         apply_operation(
-            node, temporal.zone_operation(TIMESTAMP), zone, Constant(0, TIMESTAMP)
+            node, temporal.zone_operation(TIMESTAMP), zone, SqlConstant(0, TIMESTAMP)
         )  # refuses an unknown zone
     kind = TIMESTAMP if args[1].type == TIMESTAMP else TIMESTAMPTZ
     return apply_operation(node, temporal.zone_operation(kind), zone, as_type(args[1], kind, node))
 
 
-def _resolve_cat(node: Node, args: Args) -> Expression:
+def _resolve_cat(node: SyntaxNode, args: Args) -> Expression:
     if not any(arg.type.is_array for arg in args):
         refuse_operation(node, args[0].type, args[1].type)
     kind = find_shared_type(node, args)
     return apply_operation(node, arrays.concat_operation(kind), *(as_type(arg, kind, node) for arg in args))
 
 
-def _resolve_extend(node: Node, args: Args) -> Expression:
+def _resolve_extend(node: SyntaxNode, args: Args) -> Expression:
     """`array_append`, `array_prepend`, and `||` of an array and an element."""
     left, right = args
     if left.type.is_array == right.type.is_array:
         refuse_operation(node, left.type, right.type)
     kind = find_shared_type(
-        node, [Constant(None, arg.type if arg.type == UNKNOWN else arg.type.element) for arg in args]
+        node, [SqlConstant(None, arg.type if arg.type == UNKNOWN else arg.type.element) for arg in args]
     )
     operation = arrays.append_operation(kind.array) if left.type.is_array else arrays.prepend_operation(kind.array)
     return apply_operation(
@@ -85,15 +85,15 @@ def _resolve_extend(node: Node, args: Args) -> Expression:
     )
 
 
-def _resolve_append(node: Node, args: Args) -> Expression:
+def _resolve_append(node: SyntaxNode, args: Args) -> Expression:
     return _resolve_extend(node, args) if args[0].type.is_array else refuse_operation(node, args[0].type, args[1].type)
 
 
-def _resolve_prepend(node: Node, args: Args) -> Expression:
+def _resolve_prepend(node: SyntaxNode, args: Args) -> Expression:
     return _resolve_extend(node, args) if args[1].type.is_array else refuse_operation(node, args[0].type, args[1].type)
 
 
-def resolve_concat(node: Node, left: Expression, right: Expression) -> Expression:
+def resolve_concat(node: SyntaxNode, left: Expression, right: Expression) -> Expression:
     if left.type.is_array or right.type.is_array:
         both = UNKNOWN in (left.type, right.type) or left.type.is_array == right.type.is_array
         return _resolve_cat(node, (left, right)) if both else _resolve_extend(node, (left, right))
@@ -101,33 +101,33 @@ def resolve_concat(node: Node, left: Expression, right: Expression) -> Expressio
         refuse_operation(node, left.type, right.type)
     texts = []
     for each in (left, right):
-        operation = None if each.type in (TEXT, UNKNOWN) else cast_to(each.type, TEXT)
+        operation = None if each.type in (TEXT, UNKNOWN) else cast_operation(each.type, TEXT)
         if each.type == JSONB:
             refuse_operation(node, left.type, right.type)
         texts.append(as_type(each, TEXT, node) if operation is None else apply_operation(node, operation, each))
     return apply_operation(node, patterns.CONCAT, *texts)
 
 
-def resolve_like(node: Node, args: Args, *, folded: bool) -> Expression:
+def resolve_like(node: SyntaxNode, args: Args, *, folded: bool) -> Expression:
     text, pattern, *escape = (as_type(arg, TEXT, node) for arg in args)
     if escape:
         escaping = Operation("escape", TEXT, "", patterns.convert_escape)
-        if not isinstance(pattern, Constant) or not isinstance(escape[0], Constant):
+        if not isinstance(pattern, SqlConstant) or not isinstance(escape[0], SqlConstant):
             refuse(node.at, f"{shorten(node.token)}: ESCAPE needs a constant pattern")
         pattern = apply_operation(node, escaping, pattern, escape[0])
-    if isinstance(pattern, Constant) and pattern.value is not None:
+    if isinstance(pattern, SqlConstant) and pattern.value is not None:
         apply_operation(
-            node, patterns.like(folded=folded), Constant("", TEXT), pattern
+            node, patterns.like_operation(folded=folded), SqlConstant("", TEXT), pattern
         )  # refuses a pattern that ends in its escape
-    return apply_operation(node, patterns.like(folded=folded), text, pattern)
+    return apply_operation(node, patterns.like_operation(folded=folded), text, pattern)
 
 
-def _resolve_like_call(node: Node, args: Args) -> Expression:
+def _resolve_like_call(node: SyntaxNode, args: Args) -> Expression:
     return resolve_like(node, args, folded=node.facts == "ilike")
 
 
 _MANY = 1000
-_FUNCTIONS: dict[str, tuple[int, int, Callable[[Node, Args], Expression]]] = {
+_FUNCTIONS: dict[str, tuple[int, int, Callable[[SyntaxNode, Args], Expression]]] = {
     "array_append": (2, 2, _resolve_append),
     "array_cat": (2, 2, _resolve_cat),
     "array_ndims": (1, 1, _resolve_dimensions),

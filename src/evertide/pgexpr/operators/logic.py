@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow.compute as pc
 
-from evertide.pgexpr.expressions import Call, Constant, Expression, Operation, Vector, call, canonical
+from evertide.pgexpr.expressions import Expression, Operation, OperationCall, SqlConstant, Vector, call, canonical
 from evertide.pgexpr.operators.comparison import one_of
 from evertide.pgexpr.types.columns import ARROW_TYPES
 from evertide.pgexpr.types.sqltypes import BOOL, SqlType
@@ -42,7 +42,7 @@ def disjunction(args: Sequence[Expression]) -> Expression:
     members: dict[str, tuple[Expression, list[Any]]] = {}
     for part in (part for arg in args for part in _parts(_OR, arg)):
         values = _values(part)
-        if isinstance(part, Call) and values:
+        if isinstance(part, OperationCall) and values:
             members.setdefault(canonical(part.args[0]), (part.args[0], []))[1].extend(values)
         else:
             others.append(part)
@@ -51,16 +51,16 @@ def disjunction(args: Sequence[Expression]) -> Expression:
 
 def _values(part: Expression) -> Sequence[Any]:
     """The constants of an equality or membership test; empty for any other expression."""
-    if not isinstance(part, Call) or part.operation.name not in ("=", "member"):
+    if not isinstance(part, OperationCall) or part.operation.name not in ("=", "member"):
         return ()
     if part.operation.name == "member":
         values: Sequence[Any] = part.operation.facts
         return values
-    return (part.args[1].value,) if isinstance(part.args[1], Constant) else ()
+    return (part.args[1].value,) if isinstance(part.args[1], SqlConstant) else ()
 
 
 def negation(arg: Expression) -> Expression:
-    if isinstance(arg, Call) and arg.operation is _NOT:
+    if isinstance(arg, OperationCall) and arg.operation is _NOT:
         return arg.args[0]
     return call(_NOT, arg)
 
@@ -76,7 +76,7 @@ def _flatten(operation: Operation, args: Sequence[Expression]) -> Expression:
 
 
 def _parts(operation: Operation, arg: Expression) -> tuple[Expression, ...]:
-    return arg.args if isinstance(arg, Call) and arg.operation is operation else (arg,)
+    return arg.args if isinstance(arg, OperationCall) and arg.operation is operation else (arg,)
 
 
 def coalesce_operation(kind: SqlType) -> Operation:

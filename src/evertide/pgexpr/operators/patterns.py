@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from evertide.pgexpr.expressions import Operation
 from evertide.pgexpr.types.sqltypes import BOOL, TEXT
 
-__all__ = ["CONCAT", "LOWER", "UPPER", "convert_escape", "like", "likeness"]
+__all__ = ["CONCAT", "LOWER", "UPPER", "convert_escape", "like_operation", "make_matcher"]
 
 
 def _lower(text: str) -> str:
@@ -42,24 +42,24 @@ UPPER = Operation("upper", TEXT, "upper({0})", _upper)
 CONCAT = Operation("||", TEXT, "({0} || {1})", lambda left, right: left + right, _join, joins=True)
 
 
-def like(*, folded: bool) -> Operation:
+def like_operation(*, folded: bool) -> Operation:
     """LIKE; with `folded`, ILIKE."""
     name = "ILIKE" if folded else "LIKE"
-    whole = None if folded else _whole_like
-    return Operation(name.lower(), BOOL, f"({{0}} {name} {{1}})", likeness(folded=folded), whole)
+    vectorized = None if folded else _vectorized_like
+    return Operation(name.lower(), BOOL, f"({{0}} {name} {{1}})", make_matcher(folded=folded), vectorized)
 
 
-def likeness(*, folded: bool, negated: bool = False) -> Callable[[str, str], bool]:
+def make_matcher(*, folded: bool, negated: bool = False) -> Callable[[str, str], bool]:
 
     def scalar(text: str, pattern: str) -> bool:
         if folded:
             text, pattern = _lower(text), _lower(pattern)
-        return _matcher(pattern)(text) is not negated
+        return _compile_cached(pattern)(text) is not negated
 
     return scalar
 
 
-def _whole_like(text: Any, pattern: Any) -> Any:
+def _vectorized_like(text: Any, pattern: Any) -> Any:
     """For the common constant patterns: a text with `%` before or after it. None for all others."""
     fixed = pattern.as_py() if not hasattr(pattern, "__len__") else None
     if fixed is None or hasattr(text, "as_py"):
@@ -91,7 +91,7 @@ def convert_escape(pattern: str, escape: str) -> str:
     return converted
 
 
-def _matcher(pattern: str) -> Callable[[str], bool]:
+def _compile_cached(pattern: str) -> Callable[[str], bool]:
     return _short(pattern) if len(pattern) <= _SHORT else _long(pattern)
 
 

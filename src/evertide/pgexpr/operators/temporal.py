@@ -61,7 +61,7 @@ def _add_to_clock(clock: int, span: Interval) -> int:
 
 
 _Sum = tuple[SqlType, Callable[[Any, Any], Any]]
-_ADDED: dict[tuple[SqlType, SqlType], _Sum] = {
+_ADDITIONS: dict[tuple[SqlType, SqlType], _Sum] = {
     (DATE, INT4): (DATE, lambda day, days: check_date(day + days)),
     (DATE, TIME): (TIMESTAMP, _combine_moment),
     (DATE, INTERVAL): (TIMESTAMP, _add_to_day),
@@ -69,7 +69,7 @@ _ADDED: dict[tuple[SqlType, SqlType], _Sum] = {
     (TIMESTAMPTZ, INTERVAL): (TIMESTAMPTZ, add_interval),
     (TIME, INTERVAL): (TIME, _add_to_clock),
 }
-_TAKEN: dict[tuple[SqlType, SqlType], _Sum] = {
+_SUBTRACTIONS: dict[tuple[SqlType, SqlType], _Sum] = {
     (DATE, INT4): (DATE, lambda day, days: check_date(day - days)),
     (DATE, DATE): (INT4, lambda left, right: left - right),
     (DATE, INTERVAL): (TIMESTAMP, lambda day, span: _add_to_day(day, _negate(span))),
@@ -83,14 +83,14 @@ _TAKEN: dict[tuple[SqlType, SqlType], _Sum] = {
 }
 
 
-def _swap_sides(added: _Sum) -> _Sum:
-    return added[0], lambda left, right: added[1](right, left)
+def _swap_sides(addition: _Sum) -> _Sum:
+    return addition[0], lambda left, right: addition[1](right, left)
 
 
 _SUMS = {
-    **{("+", *kinds): added for kinds, added in _ADDED.items()},
-    **{("+", right, left): _swap_sides(added) for (left, right), added in _ADDED.items()},
-    **{("-", *kinds): taken for kinds, taken in _TAKEN.items()},
+    **{("+", *kinds): addition for kinds, addition in _ADDITIONS.items()},
+    **{("+", right, left): _swap_sides(addition) for (left, right), addition in _ADDITIONS.items()},
+    **{("-", *kinds): subtraction for kinds, subtraction in _SUBTRACTIONS.items()},
     ("+", INTERVAL, INTERVAL): (INTERVAL, _add),
 }
 

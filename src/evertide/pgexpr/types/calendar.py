@@ -18,13 +18,13 @@ __all__ = [
     "check_date",
     "check_interval",
     "check_moment",
-    "date_of",
-    "days_of",
+    "count_days",
+    "count_month_days",
+    "find_date",
     "interval_order",
     "justify_days",
     "justify_hours",
     "justify_interval",
-    "month_days",
 ]
 
 DAY_US: Final = 86_400_000_000
@@ -39,12 +39,12 @@ _ERA_DAYS = 146_097
 _ERA_YEARS = 400
 
 
-def month_days(year: int, month: int) -> int:
+def count_month_days(year: int, month: int) -> int:
     is_leap = month == 2 and year % 4 == 0 and (year % 100 != 0 or year % _ERA_YEARS == 0)
     return _MONTH_DAYS[month - 1] + is_leap
 
 
-def days_of(year: int, month: int, day: int) -> int:
+def count_days(year: int, month: int, day: int) -> int:
     """Days since 1970. Internally a year begins in March, so that the leap day is its last day."""
     year -= month <= 2
     era, of_era = divmod(year, _ERA_YEARS)
@@ -52,7 +52,7 @@ def days_of(year: int, month: int, day: int) -> int:
     return era * _ERA_DAYS + of_era * 365 + of_era // 4 - of_era // 100 + of_year - _EPOCH
 
 
-def date_of(days: int) -> tuple[int, int, int]:
+def find_date(days: int) -> tuple[int, int, int]:
     """(year, month, day) of a number of days since 1970."""
     era, of_era = divmod(days + _EPOCH, _ERA_DAYS)
     year = (of_era - of_era // 1460 + of_era // 36_524 - of_era // 146_096) // 365
@@ -63,10 +63,10 @@ def date_of(days: int) -> tuple[int, int, int]:
     return year + era * _ERA_YEARS + (month <= 2), month, day
 
 
-_FIRST_DAY = days_of(-4713, 11, 24)
-_LAST_DAY = days_of(_DATES[1] + 1, 1, 1) - 1
+_FIRST_DAY = count_days(-4713, 11, 24)
+_LAST_DAY = count_days(_DATES[1] + 1, 1, 1) - 1
 _FIRST_MOMENT = _FIRST_DAY * DAY_US
-_LAST_MOMENT = days_of(_MOMENTS[1] + 1, 1, 1) * DAY_US - 1
+_LAST_MOMENT = count_days(_MOMENTS[1] + 1, 1, 1) * DAY_US - 1
 
 
 def check_date(days: int) -> int:
@@ -93,10 +93,10 @@ def add_interval(moment: int, span: Interval) -> int:
     months, days, micros = span
     if months:
         day, clock = divmod(moment, DAY_US)
-        year, month, of_month = date_of(day)
+        year, month, of_month = find_date(day)
         years, month = divmod(month - 1 + months, 12)
         year, month = year + years, month + 1
-        moment = check_moment(days_of(year, month, min(of_month, month_days(year, month))) * DAY_US + clock)
+        moment = check_moment(count_days(year, month, min(of_month, count_month_days(year, month))) * DAY_US + clock)
     return check_moment(check_moment(moment + days * DAY_US) + micros)
 
 

@@ -1,7 +1,7 @@
 """Convert Arrow columns into the forms that where clauses compute with.
 
-`plain_array` returns one array for Arrow's own functions: integers, dates and times as int64, whatever their unit was.
-`values_of` returns a list of Python values, as `sqltypes` describes them.
+`normalize_array` returns one array for Arrow's own functions, with integers, dates and times as int64.
+`to_values` returns a list of Python values, as `sqltypes` describes them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from evertide.pgexpr.types.calendar import DAY_US
 from evertide.pgexpr.types.sqltypes import SqlType
 from evertide.rows.utf8 import replace_invalid_utf8
 
-__all__ = ["ARROW_TYPES", "cut", "plain_array", "values_of", "whole"]
+__all__ = ["ARROW_TYPES", "combine_column", "normalize_array", "split_by_row", "to_values"]
 
 ARROW_TYPES: dict[SqlType, Any] = {
     sql.BOOL: pa.bool_(),
@@ -41,14 +41,14 @@ _UNITS = {
 }
 
 
-def whole(column: Any) -> Any:
+def combine_column(column: Any) -> Any:
     """The column as one array, decoded if it was dictionary-encoded, with texts in valid UTF-8."""
     array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     return replace_invalid_utf8(array.dictionary_decode() if isinstance(array, pa.DictionaryArray) else array)
 
 
-def plain_array(column: Any, kind: SqlType) -> Any:
-    array = whole(column)
+def normalize_array(column: Any, kind: SqlType) -> Any:
+    array = combine_column(column)
     if kind in (sql.TIMESTAMP, sql.TIMESTAMPTZ):
         array = array.cast(pa.timestamp("us", array.type.tz), safe=False).cast(pa.int64())
     elif kind in _UNITS:
@@ -58,31 +58,33 @@ def plain_array(column: Any, kind: SqlType) -> Any:
     return array if array.type == wanted else array.cast(wanted)
 
 
-def values_of(column: Any, kind: SqlType) -> list[Any]:
+def to_values(column: Any, kind: SqlType) -> list[Any]:
     if kind.is_array:
-        return _lists(whole(column), kind)
+        return _to_lists(combine_column(column), kind)
     if kind == sql.INTERVAL:
-        return [None if span is None else _interval(span) for span in plain_array(column, kind).to_pylist()]
-    array = plain_array(column, kind) if kind in ARROW_TYPES else whole(column)
+        return [None if span is None else _split_interval(span) for span in normalize_array(column, kind).to_pylist()]
+    array = normalize_array(column, kind) if kind in ARROW_TYPES else combine_column(column)
     if kind == sql.JSONB:
         return [True if valid else None for valid in array.is_valid().to_pylist()]
     values: list[Any] = array.to_pylist()
     return values
 
 
-def _interval(micros: int) -> tuple[int, int, int]:
+def _split_interval(micros: int) -> tuple[int, int, int]:
     """(0, days, microseconds): whole days are counted as days, as Spark shows them."""
     days = abs(micros) // DAY_US * (1 if micros >= 0 else -1)
     return 0, days, micros - days * DAY_US
 
 
-def _lists(array: Any, kind: SqlType) -> list[Any]:
+def _to_lists(array: Any, kind: SqlType) -> list[Any]:
     """Convert the elements of all rows in one call, then split them by row."""
     inner = array.flatten()
-    return cut(_lists(inner, kind) if pa.types.is_nested(inner.type) else values_of(inner, kind.element), array)
+    return split_by_row(
+        _to_lists(inner, kind) if pa.types.is_nested(inner.type) else to_values(inner, kind.element), array
+    )
 
 
-def cut(elements: list[Any], array: Any) -> list[Any]:
+def split_by_row(elements: list[Any], array: Any) -> list[Any]:
     """Split the elements by row of an array of lists; None where the row is NULL."""
     rows: list[Any] = []
     at = 0

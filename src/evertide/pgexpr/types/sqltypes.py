@@ -51,6 +51,7 @@ __all__ = [
     "UNKNOWN",
     "SqlType",
     "common_type",
+    "is_list",
     "type_of",
 ]
 
@@ -139,8 +140,12 @@ _SIMPLE = {
 }
 
 
+def is_list(kind: Any) -> bool:
+    return bool(kinds.is_list(kind) or kinds.is_large_list(kind) or kinds.is_fixed_size_list(kind))
+
+
 def type_of(kind: Any) -> SqlType:
-    if kinds.is_list(kind) or kinds.is_large_list(kind) or kinds.is_fixed_size_list(kind):
+    if is_list(kind):
         inner = type_of(kind.value_type)
         return JSONB if inner in (JSONB, INTERVAL) else inner.array
     if kinds.is_dictionary(kind):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -29,7 +29,7 @@ Signature = tuple[int, ...]
 
 
 @dataclass(slots=True)
-class _File:
+class _TokenFile:
     """The token file, and its signature when it was read."""
 
     path: Path
@@ -42,7 +42,7 @@ class _File:
 @dataclass(frozen=True, slots=True)
 class Access:
     tokens: tuple[Token, ...] = ()
-    _file: _File | None = field(default=None, compare=False, repr=False)
+    _file: _TokenFile | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         names, digests = set[str](), set[bytes]()
@@ -54,22 +54,14 @@ class Access:
             digests.add(token.digest)
 
     @classmethod
-    def open(cls) -> Access:
-        """No tokens: every client may do everything."""
-        return cls()
-
-    @classmethod
-    def of(cls, tokens: Iterable[Token]) -> Access:
-        return cls(tuple(tokens))
-
-    @classmethod
     def load(cls, path: Path | None, environment: Mapping[str, str], shapes_secret: str = "") -> Access:
         """Tokens from a file and from the environment; `shapes_secret` is a token with the role read."""
         environment_tokens = read_environment_tokens(environment, shapes_secret)
         if path is None:
             return cls(environment_tokens)
-        file = _File(path, environment, shapes_secret, _sign_file(path))  # before reading, so that no change is missed
-        return cls((*read_token_file(path, environment), *environment_tokens), file)
+        signature = _read_signature(path)  # before reading the file, so that no change is missed
+        tokens = (*read_token_file(path, environment), *environment_tokens)
+        return cls(tokens, _TokenFile(path, environment, shapes_secret, signature))
 
     @property
     def is_open(self) -> bool:
@@ -80,7 +72,7 @@ class Access:
         if file is None or now_s - file.checked_s < _CHECK_EVERY_S:
             return self
         file.checked_s = now_s
-        signature = _sign_file(file.path)
+        signature = _read_signature(file.path)
         if signature == file.signature:
             return self
         file.signature = signature
@@ -103,7 +95,7 @@ class Access:
         return match
 
 
-def _sign_file(path: Path) -> Signature:
+def _read_signature(path: Path) -> Signature:
     try:
         stat = path.stat()
     except OSError:

@@ -18,7 +18,7 @@ from typing import Any
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-__all__ = ["BodyMemory", "Reservation", "reservation_of"]
+__all__ = ["BodyMemory", "Reservation", "find_reservation"]
 
 _STEP_BYTES = 256 * 1024
 _RETRY_AFTER_S = 5
@@ -59,8 +59,8 @@ class BodyMemory:
         self._bytes_max = bytes_max
         self._wait_s = wait_s
         self._waiting: deque[tuple[Reservation, int, asyncio.Future[None]]] = deque()
-        self._favoured: Reservation | None = None
-        """The request that may exceed the limit."""
+        self._over_limit: Reservation | None = None
+        """The one request that may exceed the limit."""
         self.bytes = 0
         """Reserved by all requests."""
 
@@ -93,7 +93,7 @@ class BodyMemory:
             reservation.end()
 
     async def acquire(self, reservation: Reservation, size: int) -> None:
-        if (not self._waiting or reservation is self._favoured) and self._try_acquire(reservation, size):
+        if (not self._waiting or reservation is self._over_limit) and self._try_acquire(reservation, size):
             return
         turn = asyncio.get_running_loop().create_future()
         entry = (reservation, size, turn)
@@ -114,8 +114,8 @@ class BodyMemory:
         """A negative size counts what a request received beyond its reservation."""
         self.bytes -= size
         reservation.bytes -= size
-        if self.bytes <= self._bytes_max or (is_done and reservation is self._favoured):
-            self._favoured = None
+        if self.bytes <= self._bytes_max or (is_done and reservation is self._over_limit):
+            self._over_limit = None
         self._serve()
 
     def _serve(self) -> None:
@@ -126,15 +126,15 @@ class BodyMemory:
 
     def _try_acquire(self, reservation: Reservation, size: int) -> bool:
         if self.bytes + size > self._bytes_max:
-            if self._favoured not in (None, reservation):
+            if self._over_limit not in (None, reservation):
                 return False
-            self._favoured = reservation
+            self._over_limit = reservation
         self.bytes += size
         reservation.bytes += size  # here, because a waiting task may be cancelled before it resumes
         return True
 
 
-def reservation_of(scope: Scope) -> Reservation | None:
+def find_reservation(scope: Scope) -> Reservation | None:
     """None if no `BodyMemory` is in front of the app."""
     reservation: Reservation | None = scope.get("extensions", {}).get(_RESERVATION)
     return reservation

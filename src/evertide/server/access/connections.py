@@ -30,7 +30,7 @@ from evertide.errors import EvertideError, OutcomeUnknown
 from evertide.json_values import error_to_json
 from evertide.settings import Settings
 
-__all__ = ["ClientTimeouts", "protocol_of"]
+__all__ = ["ClientTimeouts", "make_protocol"]
 
 _RETRY_AFTER_S = 5
 _SAFE = ("GET", "HEAD", "OPTIONS")
@@ -114,12 +114,12 @@ class ClientTimeouts:
                 await asyncio.sleep(0)  # until the protocol knows that the connection is lost
             else:
                 where = f"{scope['method']} {scope['path']}"
-                await _stop_response(where, active)(scope, receive_in_time, send)
+                await _answer_stop(where, active)(scope, receive_in_time, send)
         finally:
             del self._active[task]
 
 
-def _stop_response(where: str, active: _ActiveRequest) -> JSONResponse:
+def _answer_stop(where: str, active: _ActiveRequest) -> JSONResponse:
     if active.may_have_changed:
         error: EvertideError = OutcomeUnknown(path=where, why=_STOPPING)
         return JSONResponse(error_to_json(error), 504, {"connection": "close"})
@@ -135,23 +135,23 @@ def _abort_connection(scope: Scope) -> None:
         transport.abort()
 
 
-def _make_room(transport: Any, size: int) -> None:
+def _grow_send_buffer(transport: Any, size: int) -> None:
     """Let the kernel accept this many bytes in one write. Only if needed, because it disables automatic growth."""
     bound = transport.get_extra_info("socket")
     if bound is not None and bound.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) < min(size, 2 * _SEND_BUFFER_BYTES):
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
 
 
-def protocol_of(settings: Settings) -> type[asyncio.Protocol]:
+def make_protocol(settings: Settings) -> type[asyncio.Protocol]:
     """uvicorn's HTTP protocol, with the limits of the settings."""
 
-    return type("Limited", (_Limited,), {"settings": settings})
+    return type("Limited", (_LimitedProtocol,), {"settings": settings})
 
 
 class _JoiningTransport:
     """The transport of one response, as uvicorn's cycle uses it. Joins what the response writes in one go (rule 5)."""
 
-    def __init__(self, protocol: _Limited) -> None:
+    def __init__(self, protocol: _LimitedProtocol) -> None:
         self._transport = protocol.transport
         self._cycle = protocol.cycle
         self._loop = protocol.loop
@@ -184,7 +184,7 @@ class _JoiningTransport:
         self._pending, self._pending_bytes = [], 0
         if pending:
             if self._cycle.response_complete and not self._is_split:
-                _make_room(self._transport, size)
+                _grow_send_buffer(self._transport, size)
             self._is_split = True
             self._transport.write(b"".join(pending))
 
@@ -202,7 +202,7 @@ class _JoiningTransport:
         return head.removesuffix(b"\r\n") + headers.encode()
 
 
-class _Limited(HttpToolsProtocol):
+class _LimitedProtocol(HttpToolsProtocol):
     settings = Settings()
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -229,12 +229,12 @@ class _Limited(HttpToolsProtocol):
             return
         self._empty_bytes += len(data)
         super().data_received(data)
-        most = self.settings.request_head_bytes_max
+        bytes_max = self.settings.request_head_bytes_max
         if self._head_timer is not None:
             self._head_bytes += len(data)
-            if self._head_bytes > most:
+            if self._head_bytes > bytes_max:
                 self._refuse(431, "head_too_large", "The head of the request is too large", "Send smaller headers.")
-        elif self._empty_bytes > most:  # the response may be under way
+        elif self._empty_bytes > bytes_max:  # the response may be under way
             self.transport.abort()
 
     def on_message_begin(self) -> None:

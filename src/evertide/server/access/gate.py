@@ -5,7 +5,7 @@
    needed. Neither response reveals anything about the data or about the token that was sent.
 3. A token is sent as `Authorization: Bearer TOKEN`, or for shapes as `?secret=TOKEN`. If a request has several, all
    must be equal: otherwise a proxy and this server might each use another one.
-4. Handlers read the token from `request.state.token` and the restriction by `restriction_in`
+4. Handlers read the token from `request.state.token` and the restriction by `read_restriction`
    (`evertide.pgexpr.restriction`). A request that needs no token (health, the page) gets a restriction that
    allows no collection, in case a handler forgets to check.
 5. A stream of events has no end. If its token expires or is changed, the stream ends before its next piece, which may
@@ -30,15 +30,15 @@ from evertide.runtime import Runtime, SystemRuntime
 from evertide.server.access.access import Access
 from evertide.server.access.roles import ROLES, SHAPE, Rule, find_rule
 from evertide.server.access.token import Token
-from evertide.server.http.answers import error_response
-from evertide.shapes.http.answers import list_cors_headers
+from evertide.server.http.answers import answer_error
+from evertide.shapes.http.answers import make_cors_headers
 
 __all__ = ["Gate"]
 
 logger = logging.getLogger(__name__)
 
-_IN_QUERY = ("secret", "api_secret")
-_ELSEWHERE = (*_IN_QUERY, "token", "access_token")
+_SHAPE_PARAMETERS = ("secret", "api_secret")
+_TOKEN_PARAMETERS = (*_SHAPE_PARAMETERS, "token", "access_token")
 _CHALLENGE = 'Bearer realm="evertide"'
 
 
@@ -112,7 +112,7 @@ class Gate:
         if token.role < rule.role:
             why = f"token {token.name!r} has the role {token.role}; this request needs the role {rule.role}"
             raise Forbidden(where=where, why=why, role=str(rule.role))
-        if not token.restriction.is_free and not rule.is_restricted:
+        if not token.restriction.is_unrestricted and not rule.is_restricted:
             why = f"token {token.name!r} is restricted to some collections, but the response would contain others"
             raise Forbidden(where=where, why=why)
         return token
@@ -133,9 +133,9 @@ def _read_token(request: Request, where: str) -> str:
         if scheme.lower() != "bearer" or not text.strip():
             raise Unauthorized(where=where, why="the header Authorization is not `Bearer TOKEN`")
         texts.append(text.strip().encode("latin-1"))
-    query = [(name, value) for name, value in _query(request) if name in _ELSEWHERE and value]
+    query = [(name, value) for name, value in _parse_query(request) if name in _TOKEN_PARAMETERS and value]
     if request.scope["path"] == SHAPE:
-        texts += [value.encode("utf-8", "surrogateescape") for name, value in query if name in _IN_QUERY]
+        texts += [value.encode("utf-8", "surrogateescape") for name, value in query if name in _SHAPE_PARAMETERS]
     elif query and not texts:
         raise Unauthorized(where=where, why="a token in the URL is accepted for shapes only; send it in the header")
     if not texts:
@@ -145,17 +145,17 @@ def _read_token(request: Request, where: str) -> str:
     return texts[0].decode("utf-8", "replace")
 
 
-def _query(request: Request) -> list[tuple[str, str]]:
+def _parse_query(request: Request) -> list[tuple[str, str]]:
     return parse_qsl(request.scope["query_string"].decode("latin-1"), errors="surrogateescape")
 
 
 def _refuse(request: Request, error: EvertideError) -> Response:
-    answer = error_response(request, error)
+    answer = answer_error(request, error)
     if isinstance(error, Unauthorized):
         answer.headers["WWW-Authenticate"] = _CHALLENGE
     elif isinstance(error, Forbidden) and error.role:
         answer.headers["WWW-Authenticate"] = f'{_CHALLENGE}, error="insufficient_scope", scope="{error.role}"'
     answer.headers["Cache-Control"] = "no-store"
     if request.scope["path"] == SHAPE:  # so that a page of another origin can read the reason
-        answer.headers.update(list_cors_headers(request.headers.get("origin")))
+        answer.headers.update(make_cors_headers(request.headers.get("origin")))
     return answer

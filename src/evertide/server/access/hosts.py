@@ -1,4 +1,4 @@
-"""`Hosts`: refuses requests that a web page of another site causes in the browser of a user who can reach the server.
+"""`HostCheck`: refuses requests that a page of another site causes in the browser of a user who can reach the server.
 
 1. A server that listens on loopback accepts only `Host` headers that name this machine or a configured host. Another
    name is DNS rebinding, the name of a page made to resolve to this machine: 403.
@@ -20,15 +20,15 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from evertide.errors import Forbidden
-from evertide.server.http.answers import error_response
+from evertide.server.http.answers import answer_error
 
-__all__ = ["Hosts", "is_loopback"]
+__all__ = ["HostCheck", "is_loopback"]
 
 _OTHER_PAGE = "a page of another host sent the request, and the server has no tokens; allow it with --allow-host NAME"
 _SAFE = ("GET", "HEAD", "OPTIONS")
 
 
-class Hosts:
+class HostCheck:
     def __init__(self, app: ASGIApp, names: Iterable[str], *, is_loopback: bool, is_open: bool) -> None:
         """`names` are allowed in addition to the names of this machine."""
         self._app = app
@@ -42,7 +42,7 @@ class Hosts:
             why = self._explain_refusal(request)
             if why:
                 error = Forbidden(where=f"{request.method} {scope['path']}", why=why)
-                await error_response(request, error)(scope, receive, send)
+                await answer_error(request, error)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 

@@ -14,7 +14,7 @@ from evertide.errors import InvalidInput
 from evertide.server.access.access import Access
 from evertide.server.access.body_memory import BodyMemory
 from evertide.server.access.connections import ClientTimeouts
-from evertide.server.access.hosts import Hosts, is_loopback
+from evertide.server.access.hosts import HostCheck, is_loopback
 from evertide.server.access.tls import Tls
 from evertide.settings import Settings
 
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListenOptions:
-    access: Access = field(default_factory=Access.open)
+    access: Access = field(default_factory=Access)
     tls: Tls | None = None
     hosts: tuple[str, ...] = ()
     """Names that requests may use in addition to those of this machine."""
@@ -51,7 +51,7 @@ class ListenOptions:
 
     def wrap(self, app: ASGIApp, host: str) -> ClientTimeouts:
         """The app, behind the checks of hosts, bodies and timeouts."""
-        hosts = Hosts(app, self.hosts, is_loopback=is_loopback(host), is_open=self.access.is_open)
+        hosts = HostCheck(app, self.hosts, is_loopback=is_loopback(host), is_open=self.access.is_open)
         memory = BodyMemory(hosts, self.settings.bodies_bytes_max, self.settings.bodies_wait_s)
         # Outermost, so that waiting for memory does not count as a pause of the client.
         return ClientTimeouts(memory, self.settings.request_pause_s)

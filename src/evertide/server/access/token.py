@@ -18,7 +18,7 @@ from evertide.errors import InvalidInput
 from evertide.pgexpr.restriction import UNRESTRICTED, Restriction
 from evertide.secrets import remember
 
-__all__ = ["LENGTH_MIN", "Role", "Token", "digest_of"]
+__all__ = ["LENGTH_MIN", "Role", "Token", "hash_token"]
 
 LENGTH_MIN = 16
 
@@ -53,7 +53,7 @@ class Token:
         where = f"token {self.name!r}"
         if not self.name.strip():
             raise InvalidInput(where="token", why="the name is empty")
-        if not self.restriction.is_free and self.role is not Role.READ:
+        if not self.restriction.is_unrestricted and self.role is not Role.READ:
             why = f"a token that is restricted to collections must have the role read, not {self.role}"
             raise InvalidInput(where=where, why=why)
         try:
@@ -69,10 +69,10 @@ class Token:
     @classmethod
     def of(cls, name: str, role: Role, text: str, restriction: Restriction = UNRESTRICTED) -> Token:
         """`text` is the secret."""
-        return cls(name, role, digest_of(text, f"token {name!r}"), restriction)
+        return cls(name, role, hash_token(text, f"token {name!r}"), restriction)
 
 
-def digest_of(text: str, where: str) -> bytes:
+def hash_token(text: str, where: str) -> bytes:
     if len(text) < LENGTH_MIN or text != text.strip():
         why = f"a token has at least {LENGTH_MIN} characters, no spaces around it; `openssl rand -hex 32` makes one"
         raise InvalidInput(where=where, why=why)

@@ -30,7 +30,7 @@ import msgspec
 from evertide.errors import InvalidInput
 from evertide.pgexpr.restriction import Restriction
 from evertide.secrets import Secrets
-from evertide.server.access.token import Role, Token, digest_of
+from evertide.server.access.token import Role, Token, hash_token
 from evertide.sources.values.strict_json import RepeatedName, decode_json
 
 __all__ = ["VARIABLES", "read_environment_tokens", "read_token_file"]
@@ -55,7 +55,7 @@ def read_environment_tokens(environment: Mapping[str, str], shapes_secret: str =
         if not text:
             why = "the variable is empty; unset it, or set it to a token"
             raise InvalidInput(where=f"environment variable {name}", why=why)
-        tokens[text] = Token(name, role, digest_of(text, f"environment variable {name}"))
+        tokens[text] = Token(name, role, hash_token(text, f"environment variable {name}"))
     if shapes_secret and shapes_secret not in tokens:
         tokens[shapes_secret] = Token.of("EVERTIDE_SHAPES_SECRET", Role.READ, shapes_secret)
     return tuple(tokens.values())
@@ -118,35 +118,35 @@ def _read_lines(content: bytes, where: str) -> Iterator[dict[str, Any]]:
         yield value
 
 
-def _parse_token(given: Mapping[str, Any], where: str, secrets: Secrets) -> Token:
-    unknown = sorted(set(given) - _FIELDS)
+def _parse_token(entry: Mapping[str, Any], where: str, secrets: Secrets) -> Token:
+    unknown = sorted(set(entry) - _FIELDS)
     if unknown:
         why = f"the field {unknown[0]!r} does not exist; the fields are {', '.join(sorted(_FIELDS))}"
         raise InvalidInput(where=where, why=why)
-    name, role = _parse_text(given, "name", where), _parse_text(given, "role", where)
+    name, role = _parse_text(entry, "name", where), _parse_text(entry, "role", where)
     where = f"{where} ({name!r})"
-    clauses, names = _parse_clauses(given, where), _parse_names(given, where)
+    clauses, names = _parse_clauses(entry, where), _parse_names(entry, where)
     try:
         restriction = Restriction.to(clauses, names)
     except InvalidInput as error:
         raise InvalidInput(where=f"{where}, {error.where}", why=error.why) from error
-    return Token(name, Role.parse(role, where), _digest(given, where, secrets), restriction, _parse_end(given, where))
+    return Token(name, Role.parse(role, where), _digest(entry, where, secrets), restriction, _parse_end(entry, where))
 
 
-def _parse_text(given: Mapping[str, Any], field: str, where: str) -> str:
-    value = given.get(field)
+def _parse_text(entry: Mapping[str, Any], field: str, where: str) -> str:
+    value = entry.get(field)
     if not isinstance(value, str) or not value.strip():
         raise InvalidInput(where=where, why=f"the field {field!r} is missing, or is not a text")
     return value
 
 
-def _digest(given: Mapping[str, Any], where: str, secrets: Secrets) -> bytes:
-    if ("token" in given) == ("token_sha256" in given):
+def _digest(entry: Mapping[str, Any], where: str, secrets: Secrets) -> bytes:
+    if ("token" in entry) == ("token_sha256" in entry):
         raise InvalidInput(where=where, why="expected exactly one of the fields token and token_sha256")
-    if "token" in given:
-        return digest_of(secrets.reveal(_parse_text(given, "token", where), where), where)
+    if "token" in entry:
+        return hash_token(secrets.reveal(_parse_text(entry, "token", where), where), where)
     try:
-        digest = bytes.fromhex(_parse_text(given, "token_sha256", where))
+        digest = bytes.fromhex(_parse_text(entry, "token_sha256", where))
     except ValueError:
         digest = b""
     if len(digest) != _DIGEST_BYTES:
@@ -154,26 +154,26 @@ def _digest(given: Mapping[str, Any], where: str, secrets: Secrets) -> bytes:
     return digest
 
 
-def _parse_names(given: Mapping[str, Any], where: str) -> frozenset[str] | None:
-    if "collections" not in given:
+def _parse_names(entry: Mapping[str, Any], where: str) -> frozenset[str] | None:
+    if "collections" not in entry:
         return None
-    value = given["collections"]
+    value = entry["collections"]
     if not isinstance(value, list) or not value or not all(isinstance(one, str) and one for one in value):
         raise InvalidInput(where=where, why="collections must be a list of names")
     return frozenset(value)
 
 
-def _parse_clauses(given: Mapping[str, Any], where: str) -> dict[str, str]:
-    value = given.get("where", {})
+def _parse_clauses(entry: Mapping[str, Any], where: str) -> dict[str, str]:
+    value = entry.get("where", {})
     if not isinstance(value, dict) or not all(isinstance(text, str) and text.strip() for text in value.values()):
         raise InvalidInput(where=where, why="where must map collections to where clauses")
-    if "where" in given and not value:
+    if "where" in entry and not value:
         raise InvalidInput(where=where, why="where is empty; remove it, or name a collection")
     return value
 
 
-def _parse_end(given: Mapping[str, Any], where: str) -> float | None:
-    value = given.get("ends")
+def _parse_end(entry: Mapping[str, Any], where: str) -> float | None:
+    value = entry.get("ends")
     if value is None:
         return None
     try:

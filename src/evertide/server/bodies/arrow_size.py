@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as kinds
 
+from evertide.pgexpr.types.sqltypes import is_list
 from evertide.rows.columns import Longs
 
 __all__ = ["count_message_bytes", "count_plain_bytes", "is_foreign", "may_repeat"]
@@ -36,7 +37,7 @@ _PAIR = struct.Struct("<qq")
 def count_message_bytes(message: Any) -> int:
     """The decoded size of a message. A schema counts as 0."""
     buffer = message.metadata
-    root = _Table(buffer, struct.unpack_from("<I", buffer, 0)[0])
+    root = _FlatTable(buffer, struct.unpack_from("<I", buffer, 0)[0])
     header = root.table(_HEADER)
     kind = root.byte(1)
     batch = header if kind == _RECORDS else header.table(1) if header and kind == _DICTIONARY else None
@@ -58,7 +59,7 @@ def _read_decoded_bytes(body: Any, at: int, length: int) -> int:
     return size if size >= 0 else length
 
 
-class _Table:
+class _FlatTable:
     """A table of a flatbuffer, with fields by number."""
 
     def __init__(self, buffer: Any, at: int) -> None:
@@ -68,16 +69,16 @@ class _Table:
         self._end = self._fields + struct.unpack_from("<H", buffer, self._fields)[0]
 
     def byte(self, field: int) -> int:
-        at = self._place(field)
+        at = self._find_field(field)
         return 0 if at is None else struct.unpack_from("<B", self._buffer, at)[0]
 
-    def table(self, field: int) -> _Table | None:
-        at = self._place(field)
-        return None if at is None else _Table(self._buffer, at + struct.unpack_from("<I", self._buffer, at)[0])
+    def table(self, field: int) -> _FlatTable | None:
+        at = self._find_field(field)
+        return None if at is None else _FlatTable(self._buffer, at + struct.unpack_from("<I", self._buffer, at)[0])
 
     def pairs(self, field: int) -> Iterator[tuple[int, int]]:
         """A vector of structs of two longs."""
-        at = self._place(field)
+        at = self._find_field(field)
         if at is None:
             return
         start = at + struct.unpack_from("<I", self._buffer, at)[0]
@@ -85,7 +86,7 @@ class _Table:
         for number in range(count):
             yield _PAIR.unpack_from(self._buffer, start + 4 + number * _PAIR.size)
 
-    def _place(self, field: int) -> int | None:
+    def _find_field(self, field: int) -> int | None:
         at = self._fields + 4 + 2 * field
         offset = struct.unpack_from("<H", self._buffer, at)[0] if at + 2 <= self._end else 0
         return self._at + offset if offset else None
@@ -112,9 +113,9 @@ def _has(kind: Any, tests: tuple[Callable[[Any], bool], ...]) -> bool:
 
 def count_plain_bytes(array: Any) -> int:
     """The size of the values of a validated array, with dictionaries and views expanded."""
-    for is_kind, measured in _MEASURED:
+    for is_kind, count in _COUNTERS:
         if is_kind(array.type):
-            return measured(array)
+            return count(array)
     return int(array.nbytes)
 
 
@@ -147,16 +148,12 @@ def _is_list_view(kind: Any) -> bool:
     return bool(kinds.is_list_view(kind) or kinds.is_large_list_view(kind))
 
 
-def _is_list(kind: Any) -> bool:
-    return bool(kinds.is_list(kind) or kinds.is_large_list(kind) or kinds.is_fixed_size_list(kind))
-
-
-_MEASURED: tuple[tuple[Callable[[Any], bool], Callable[[Any], int]], ...] = (
+_COUNTERS: tuple[tuple[Callable[[Any], bool], Callable[[Any], int]], ...] = (
     (lambda kind: isinstance(kind, pa.BaseExtensionType), lambda array: count_plain_bytes(array.storage)),
     (kinds.is_dictionary, lambda array: _count_repeated_bytes(array.dictionary, array.indices)),
     (_is_view, lambda array: int(_view_lengths(array).sum())),
     (_is_list_view, lambda array: len(array) * count_plain_bytes(array.values)),  # lists may overlap
     (kinds.is_struct, lambda array: sum(map(count_plain_bytes, array.flatten()))),
     (kinds.is_map, lambda array: count_plain_bytes(array.keys) + count_plain_bytes(array.items)),
-    (_is_list, lambda array: count_plain_bytes(array.flatten())),
+    (is_list, lambda array: count_plain_bytes(array.flatten())),
 )

@@ -37,7 +37,7 @@ from evertide.media import ARROW, CSV, JSON, LINES, PARQUET
 from evertide.pipeline.engine import DeclaredTable
 from evertide.pipeline.input.pushed_files import PushFormat, read_pushed_file
 from evertide.scratch import scratch_file, using_scratch
-from evertide.server.access.body_memory import reservation_of
+from evertide.server.access.body_memory import find_reservation
 from evertide.server.bodies.arrow_size import count_message_bytes, count_plain_bytes, is_foreign, may_repeat
 from evertide.server.bodies.parquet_size import count_parquet_bytes
 from evertide.server.bodies.text_size import count_text_bytes
@@ -54,9 +54,9 @@ __all__ = [
     "count_decoded_bytes",
     "decode_body",
     "decode_json_body",
-    "media_type_of",
     "parse_rows",
     "read_body",
+    "read_media_type",
 ]
 
 Tables = Mapping[str, DeclaredTable]
@@ -79,7 +79,7 @@ class PushedRows:
     deletes: Any = ()
 
 
-def media_type_of(request: Request, *known: str) -> str:
+def read_media_type(request: Request, *known: str) -> str:
     named = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if named not in known:
         raise HTTPException(415, f"{named!r}; expected {' or '.join(known)}")
@@ -117,28 +117,28 @@ class BodyReader:
         if size > most:
             limit = f"more than {most} bytes (request_decoded_bytes_max)"
             raise HTTPException(413, f"the {len(content)} bytes of the body would decode to {limit}")
-        reservation = reservation_of(request.scope)
+        reservation = find_reservation(request.scope)
         if reservation is not None:
             await reservation.reserve(size)
         return content
 
 
-def count_decoded_bytes(content: bytes, kind: str, enough: int) -> int:
-    """The decoded size of a body: estimated for text, counted for Arrow and Parquet until it exceeds `enough`."""
+def count_decoded_bytes(content: bytes, kind: str, limit: int) -> int:
+    """The decoded size of a body: estimated for text, counted for Arrow and Parquet until it exceeds `limit`."""
     if kind not in (ARROW, PARQUET):
         return count_text_bytes(content, kind)
     try:
-        return count_parquet_bytes(content, enough) if kind == PARQUET else _stream_bytes(content, enough)
+        return count_parquet_bytes(content, limit) if kind == PARQUET else _count_stream_bytes(content, limit)
     except (pa.ArrowException, OSError, ValueError, struct.error) as error:
         what = "a Parquet file" if kind == PARQUET else "an Arrow stream"
         raise InvalidInput(where="body", why=f"the body is not {what}: {error}") from error
 
 
-def _stream_bytes(content: bytes, enough: int) -> int:
+def _count_stream_bytes(content: bytes, limit: int) -> int:
     total = 0
     for message in pa.ipc.MessageReader.open_stream(content):
         total += count_message_bytes(message)
-        if total > enough:
+        if total > limit:
             return total
     with pa.ipc.open_stream(content) as stream:
         for field in stream.schema:
@@ -148,9 +148,9 @@ def _stream_bytes(content: bytes, enough: int) -> int:
         if not any(may_repeat(field.type) for field in stream.schema):
             return total
         for batch in stream:
-            batch.validate(full=True)  # plain_bytes follows indices
+            batch.validate(full=True)  # `count_plain_bytes` follows indices
             total += sum(map(count_plain_bytes, batch.columns))
-            if total > enough:
+            if total > limit:
                 break
     return total
 
@@ -181,7 +181,7 @@ def decode_body(
             return parse_rows(whole, "body")
         rows: Any = whole
     elif kind == ARROW:
-        rows = _arrow(content)
+        rows = _decode_arrow(content)
     elif kind == LINES:
         lines = enumerate(content.split(b"\n"), 1)
         rows = [_decode_json(line, first_line=at) for at, line in lines if line.strip()]
@@ -242,7 +242,7 @@ def _find_non_utf8(content: bytes) -> int:
     return len(content)
 
 
-def _arrow(content: bytes) -> pa.Table:
+def _decode_arrow(content: bytes) -> pa.Table:
     try:
         with pa.ipc.open_stream(content) as stream:
             rows = stream.read_all()

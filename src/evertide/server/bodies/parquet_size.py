@@ -48,7 +48,7 @@ _PADDING_BYTES = 100
 
 
 @dataclass(frozen=True, slots=True)
-class _Page:
+class _ParquetPage:
     bytes: int
     values: int
     encodings: frozenset[int] = frozenset()
@@ -56,7 +56,7 @@ class _Page:
 
 
 @dataclass(frozen=True, slots=True)
-class _Chunk:
+class _ColumnChunk:
     name: str
     width: int
     is_text: bool
@@ -64,57 +64,57 @@ class _Chunk:
     end: int
 
 
-def count_parquet_bytes(content: bytes, enough: int) -> int:
-    """The decoded size; counting stops beyond `enough`. `ValueError` or Arrow's error if this is no Parquet file.
+def count_parquet_bytes(content: bytes, limit: int) -> int:
+    """The decoded size; counting stops beyond `limit`. `ValueError` or Arrow's error if this is no Parquet file.
 
     An upper bound for delta encodings, where a value depends on the one before.
     """
     try:
-        return _count_pages(content, enough)
+        return _count_pages(content, limit)
     except Malformed as error:
-        raise ValueError("what it says of its pages makes no sense") from error
+        raise ValueError("its metadata is malformed") from error
 
 
-def _count_pages(content: bytes, enough: int) -> int:
+def _count_pages(content: bytes, limit: int) -> int:
     footer = _read_footer(content)
     total = sum(max(0, _read_number(group, 3)) for group in _read_structs(footer, 4)) * _ROW_BYTES
-    stood_for, count, repeated = 0, 0, set[str]()
+    expanded, count, repeated = 0, 0, set[str]()
     for chunk in _list_chunks(footer, len(content)):
         pages = [*islice(_read_pages(content, chunk), _PAGES + 1 - count)]
         count += len(pages)
         if count > _PAGES:
             raise ValueError(f"it has more than {_PAGES} pages")
         total += sum(_count_page_bytes(page, chunk.width) for page in pages)
-        if total > enough:
+        if total > limit:
             return total
         if chunk.is_text and (at_most := _bound_expanded_bytes(pages)):
-            stood_for += at_most
+            expanded += at_most
             repeated.add(chunk.name)
-    if total + stood_for <= enough:
+    if total + expanded <= limit:
         return total
-    return total + _count_by_dictionaries(content, sorted(repeated), enough - total)
+    return total + _count_by_dictionaries(content, sorted(repeated), limit - total)
 
 
-def _count_page_bytes(page: _Page, width: int) -> int:
+def _count_page_bytes(page: _ParquetPage, width: int) -> int:
     if _DELTA_BYTE_ARRAY in page.encodings:  # each value may repeat a prefix of the one before
         width += page.bytes
     return page.bytes + page.values * (width + _LEVELS_BYTES)
 
 
-def _bound_expanded_bytes(pages: list[_Page]) -> int:
+def _bound_expanded_bytes(pages: list[_ParquetPage]) -> int:
     """Upper bound of the expanded size, as if each value were the whole dictionary."""
     largest = max((page.bytes for page in pages if page.is_dictionary), default=0)
     return largest * sum(page.values for page in pages if page.encodings & _DICTIONARY_ENCODINGS)
 
 
-def _count_by_dictionaries(content: bytes, columns: list[str], enough: int) -> int:
+def _count_by_dictionaries(content: bytes, columns: list[str], limit: int) -> int:
     """Count by row group, since each has its own dictionaries and an array of a nested column can have only one."""
     total = 0
     with pq.ParquetFile(pa.BufferReader(content), read_dictionary=columns) as file:
         for group in range(file.num_row_groups):
             for batch in file.iter_batches(_BATCH_ROWS, [group], columns):
                 total += sum(map(count_plain_bytes, batch.columns))
-                if total > enough:
+                if total > limit:
                     return total
     return total
 
@@ -124,11 +124,13 @@ def _read_footer(content: bytes) -> dict[int, Any]:
     if len(content) < 12 or content[-4:] != _MAGIC or size > len(content) - 8:
         raise ValueError("it has no footer")
     if size > _FOOTER_BYTES:
-        raise ValueError(f"its footer has {size} bytes, of which at most {_FOOTER_BYTES} are read: write larger groups")
+        raise ValueError(
+            f"its footer has {size} bytes, but at most {_FOOTER_BYTES} are allowed: write larger row groups"
+        )
     return read_struct(content[-8 - size : -8], has_lists=True)[0]
 
 
-def _list_chunks(footer: dict[int, Any], length: int) -> Iterator[_Chunk]:
+def _list_chunks(footer: dict[int, Any], length: int) -> Iterator[_ColumnChunk]:
     leaves = [*_list_leaves(_read_structs(footer, 2))]
     if len({name for name, _ in leaves}) < len(leaves):
         raise ValueError("two of its columns have the same name")
@@ -146,7 +148,7 @@ def _list_chunks(footer: dict[int, Any], length: int) -> Iterator[_Chunk]:
             if not 0 <= start <= end <= length:
                 raise ValueError(f"the column {name!r} lies outside of the file")
             kind = _read_number(leaf, 1)
-            yield _Chunk(name, _WIDTHS.get(kind, max(0, _read_number(leaf, 2))), kind == _TEXT, start, end)
+            yield _ColumnChunk(name, _WIDTHS.get(kind, max(0, _read_number(leaf, 2))), kind == _TEXT, start, end)
 
 
 def _list_leaves(elements: list[dict[int, Any]]) -> Iterator[tuple[str, dict[int, Any]]]:
@@ -168,7 +170,7 @@ def _list_leaves(elements: list[dict[int, Any]]) -> Iterator[tuple[str, dict[int
             inside.append((path, children))
 
 
-def _read_pages(content: bytes, chunk: _Chunk) -> Iterator[_Page]:
+def _read_pages(content: bytes, chunk: _ColumnChunk) -> Iterator[_ParquetPage]:
     at = chunk.start
     while at < chunk.end:
         page, at = _read_page(content, at)
@@ -178,10 +180,10 @@ def _read_pages(content: bytes, chunk: _Chunk) -> Iterator[_Page]:
             page, at = _read_page(content, at)
         except Malformed:
             return
-        yield _Page(page.bytes, page.values)
+        yield _ParquetPage(page.bytes, page.values)
 
 
-def _read_page(content: bytes, at: int) -> tuple[_Page, int]:
+def _read_page(content: bytes, at: int) -> tuple[_ParquetPage, int]:
     """Parse a page header. The largest count of values in it applies, whatever kind of page it claims to be."""
     head, at = read_struct(content, at, has_lists=False)
     meta = {kind: head[kind] for kind in (_DATA, _DICTIONARY, _DATA_V2) if isinstance(head.get(kind), dict)}
@@ -190,7 +192,7 @@ def _read_page(content: bytes, at: int) -> tuple[_Page, int]:
     encodings = frozenset(_read_number(meta[kind], field) for kind, field in _ENCODINGS.items() if kind in meta)
     if min(size, stored, *values) < 0:
         raise Malformed
-    return _Page(size, max(values, default=0), encodings, _DICTIONARY in meta), at + stored
+    return _ParquetPage(size, max(values, default=0), encodings, _DICTIONARY in meta), at + stored
 
 
 def _read_structs(struct: dict[int, Any], field: int) -> list[dict[int, Any]]:

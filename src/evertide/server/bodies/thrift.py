@@ -60,11 +60,11 @@ def _read_value(content: bytes, at: int, kind: int, lists: int, depth: int) -> t
             raise Malformed
         return content[at : at + length], at + length
     if kind in (_LIST, _SET) and lists:
-        return _list(content, at, lists, depth)
+        return _read_list(content, at, lists, depth)
     raise Malformed
 
 
-def _list(content: bytes, at: int, lists: int, depth: int) -> tuple[list[Any], int]:
+def _read_list(content: bytes, at: int, lists: int, depth: int) -> tuple[list[Any], int]:
     first = content[at]
     count, at = (first >> 4, at + 1) if first >> 4 < 15 else _read_varint(content, at + 1)
     kind = first & 15

@@ -21,8 +21,8 @@ from evertide.pipeline.transaction.table_deltas import ERRORS_SCHEMA
 from evertide.problem import ComponentState
 from evertide.server.endpoints.columns import Column, list_columns
 from evertide.server.endpoints.history import History
-from evertide.server.http.answers import JSON, make_not_found, struct_response
-from evertide.server.http.endpoint import Endpoint, NoQuery
+from evertide.server.http.answers import JSON, answer_struct, make_not_found
+from evertide.server.http.endpoint import Endpoint, Handler, NoQuery
 
 __all__ = ["Collection", "CollectionEndpoints", "Inventory", "find_declared_name"]
 
@@ -107,49 +107,45 @@ class CollectionEndpoints:
         self._history = history
 
     def endpoints(self) -> Iterator[Endpoint]:
-        area, several, one = "collections", {JSON: CollectionsAnswer}, {JSON: Collection}
-        yield Endpoint("GET", "/v1/collections", area, "All tables and views.", self._all, several)
-        yield Endpoint("GET", "/v1/tables", area, "All tables.", self._tables, several)
-        yield Endpoint("GET", "/v1/views", area, "All views.", self._views, several)
-        for kind, handler in (("tables", self._table), ("views", self._view)):
-            summary = f"One {kind.removesuffix('s')}."
-            path = f"/v1/{kind}/{{name}}"
-            yield Endpoint("GET", path, area, summary, handler, one, refusals=(400, 404))
+        area = "collections"
+        for name, what in (("collections", "tables and views"), ("tables", "tables"), ("views", "views")):
+            kinds = ("table", "view") if name == "collections" else (name.removesuffix("s"),)
+            handler = self._make_list_handler(kinds)
+            yield Endpoint("GET", f"/v1/{name}", area, f"All {what}.", handler, {JSON: CollectionsAnswer})
+        for kind in ("table", "view"):
+            path, handler = f"/v1/{kind}s/{{name}}", self._make_handler(kind)
+            yield Endpoint("GET", path, area, f"One {kind}.", handler, {JSON: Collection}, refusals=(400, 404))
         graph = "Sources, tables, views and sinks, and the edges between them."
         yield Endpoint("GET", "/v1/graph", area, graph, self._graph, {JSON: Graph})
 
-    async def _all(self, _: Request, __: NoQuery) -> Response:
-        return await run_in_threadpool(self._list, ("table", "view"))
+    def _make_list_handler(self, kinds: tuple[str, ...]) -> Handler:
+        async def list_all(_: Request, __: NoQuery) -> Response:
+            return await run_in_threadpool(self._list, kinds)
 
-    async def _tables(self, _: Request, __: NoQuery) -> Response:
-        return await run_in_threadpool(self._list, ("table",))
+        return list_all
 
-    async def _views(self, _: Request, __: NoQuery) -> Response:
-        return await run_in_threadpool(self._list, ("view",))
+    def _make_handler(self, kind: str) -> Handler:
+        async def find(request: Request, _: NoQuery) -> Response:
+            return await run_in_threadpool(self._find_one, request.path_params["name"], kind)
 
-    async def _table(self, request: Request, _: NoQuery) -> Response:
-        return await run_in_threadpool(self._find_one, request.path_params["name"], "table")
-
-    async def _view(self, request: Request, _: NoQuery) -> Response:
-        return await run_in_threadpool(self._find_one, request.path_params["name"], "view")
+        return find
 
     async def _graph(self, _: Request, __: NoQuery) -> Response:
         return await run_in_threadpool(self._draw_graph)
 
     def _list(self, kinds: tuple[str, ...]) -> Response:
         inventory = Inventory(self._pipeline)
-        return struct_response(
-            CollectionsAnswer(inventory.status.time, [one for one in inventory.all() if one.kind in kinds])
-        )
+        found = [one for one in inventory.all() if one.kind in kinds]
+        return answer_struct(CollectionsAnswer(inventory.status.time, found))
 
     def _find_one(self, name: str, kind: str) -> Response:
         declared = find_declared_name(self._pipeline, name, kind)
-        return struct_response(next(one for one in Inventory(self._pipeline).all() if one.name == declared))
+        return answer_struct(next(one for one in Inventory(self._pipeline).all() if one.name == declared))
 
     def _draw_graph(self) -> Response:
         inventory = Inventory(self._pipeline)
         self._history.follow()
-        return struct_response(Graph(inventory.status.time, [*inventory.nodes(self._history)], [*inventory.edges()]))
+        return answer_struct(Graph(inventory.status.time, [*inventory.nodes(self._history)], [*inventory.edges()]))
 
 
 def find_declared_name(pipeline: Pipeline, name: str, kind: str) -> str:

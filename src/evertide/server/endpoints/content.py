@@ -71,15 +71,15 @@ class CollectionContent:
             by = next((field.name for field in schema if is_ordered(field.type)), None)
             for group in split(snapshot.parts, schema, _PIECE_BYTES):
                 also = {by or "", group.span.column if group.span is not None else ""} - {""}
-                read = _PartReader(self, snapshot, group, (*needed, *also))
+                read = _GroupReader(self, snapshot, group, (*needed, *also))
                 yield from content_rows(group, read, self.columns, by=by, where=self.name)
 
-    def filter_rows(self, read_changes: pa.Table) -> pa.Table:
-        return read_changes if self.where is None else self.where.filter_rows(read_changes)
+    def filter_rows(self, changes: pa.Table) -> pa.Table:
+        return changes if self.where is None else self.where.filter_rows(changes)
 
 
 @dataclass(frozen=True)
-class _PartReader:
+class _GroupReader:
     """Reads the changes of a part that belong to a group."""
 
     content: CollectionContent
@@ -88,9 +88,9 @@ class _PartReader:
     columns: Sequence[str]
 
     def __call__(self, part: Part) -> pa.Table:
-        read_changes = self.content.filter_rows(self.snapshot.fetch(part, self.columns))
+        changes = self.content.filter_rows(self.snapshot.fetch(part, self.columns))
         span = self.group.span
-        return read_changes if span is None else read_changes.filter(is_inside(read_changes.column(span.column), span))
+        return changes if span is None else changes.filter(is_inside(changes.column(span.column), span))
 
 
 def select_content(

@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from evertide.media import JSON
 from evertide.pipeline.pipeline import Pipeline
-from evertide.server.http.answers import struct_response
+from evertide.server.http.answers import answer_struct
 from evertide.server.http.endpoint import Endpoint, NoQuery
 
 __all__ = ["ControlEndpoints"]
@@ -52,4 +52,4 @@ class ControlEndpoints:
 
     async def _answer(self) -> Response:
         status = await run_in_threadpool(self._pipeline.status)
-        return struct_response(ControlAnswer(status.state, status.time))
+        return answer_struct(ControlAnswer(status.state, status.time))

@@ -34,8 +34,8 @@ from evertide.pipeline.pipeline import Pipeline
 from evertide.pipeline.status.status import Status
 from evertide.problem import ComponentState, Problem
 from evertide.server.endpoints.history import History
-from evertide.server.endpoints.journal import ReportedProblem, list_thread_problems
-from evertide.server.http.answers import head_response
+from evertide.server.endpoints.journal import ReportedProblem, list_problems
+from evertide.server.http.answers import answer_head
 from evertide.server.http.endpoint import BYTES, Endpoint, NoQuery
 from evertide.store.paths import COMMITTED
 from evertide.threads.watched import WatchedThread
@@ -63,8 +63,8 @@ class EventEndpoints:
         self._stopping = threading.Event()
         self._thread: WatchedThread | None = None
         self._status_read_s = 0.0
-        self._known: _Known | None = None
-        self._is_away = False
+        self._last_reported: _ReportedStatus | None = None
+        self._is_storage_away = False
         """Whether clients got the problem that storage cannot be read."""
 
     def endpoints(self) -> Iterator[Endpoint]:
@@ -92,17 +92,17 @@ class EventEndpoints:
     async def _stream(self, request: Request, _: NoQuery) -> Response:
         headers = {"Cache-Control": "no-cache"}
         if request.method == "HEAD":
-            return head_response(EVENTS, headers)
+            return answer_head(EVENTS, headers)
         if len(self._listeners) >= _LISTENERS_MAX:
             raise HTTPException(503, f"{_LISTENERS_MAX} clients read events already", {"Retry-After": "5"})
-        return StreamingResponse(self._events(), 200, headers, EVENTS)
+        return StreamingResponse(self._stream_events(), 200, headers, EVENTS)
 
-    async def _events(self) -> AsyncIterator[bytes]:
+    async def _stream_events(self) -> AsyncIterator[bytes]:
         listener: Listener = asyncio.Queue(_WAITING_MAX)
         self._listeners[listener] = asyncio.get_running_loop()
         try:
             status = await run_in_threadpool(self._pipeline.status)
-            yield _event("state", _state(status))
+            yield _encode_event("state", _describe_state(status))
             while not self._stopping.is_set():
                 try:
                     piece = await asyncio.wait_for(listener.get(), _COMMENT_EVERY_S)
@@ -122,45 +122,45 @@ class EventEndpoints:
             with thread.report_and_retry():
                 try:
                     record = self._meta.head(COMMITTED)
-                    self._tick()
+                    self._send_new_events()
                     self._meta.wait(COMMITTED, record.seqno if record is not None else 0, _WAIT_S)
                     wait_s = self._pipeline.settings.retry_wait_s
                     continue
                 except EvertideError as error:
-                    logger.warning("cannot send events for the moment: %s", error)
-                    self._send_away(error)
+                    logger.warning("cannot read the storage for events, will retry: %s", error)
+                    self._send_problem(error)
                 except Exception as error:  # clients get a problem, and the status of the thread has the exception
-                    self._send_away(Unexpected(where="/v1/events", why=f"{type(error).__name__}; the log has more"))
+                    self._send_problem(Unexpected(where="/v1/events", why=f"{type(error).__name__}; the log has more"))
                     raise
             self._stopping.wait(wait_s)
             wait_s = min(2 * wait_s, self._pipeline.settings.retry_wait_max_s)
 
-    def _send_away(self, error: EvertideError) -> None:
-        if not self._is_away:
-            self._is_away, self._known = True, None
+    def _send_problem(self, error: EvertideError) -> None:
+        if not self._is_storage_away:
+            self._is_storage_away, self._last_reported = True, None
             now_s = self._runtime.wall_s()
             self._send(
                 "problem",
                 ReportedProblem("events", ComponentState.STALLED, error.error_code, error.message, error.remedy, now_s),
             )
 
-    def _tick(self) -> None:
-        if self._is_away:
+    def _send_new_events(self) -> None:
+        if self._is_storage_away:
             status = self._pipeline.status()
             if status.stored_at_s is None:
-                self._is_away = False
-                self._send("state", _state(status))
+                self._is_storage_away = False
+                self._send("state", _describe_state(status))
         for transaction in self._history.follow():
             self._send("transaction", transaction)
         now_s = self._runtime.monotonic_s()
         if not self._listeners:
-            self._known = None
-        elif self._known is None or now_s - self._status_read_s >= _STATUS_EVERY_S:
+            self._last_reported = None
+        elif self._last_reported is None or now_s - self._status_read_s >= _STATUS_EVERY_S:
             self._status_read_s = now_s
-            self._send_differences(_Known.of(self._pipeline.status()))
+            self._send_differences(_ReportedStatus.of(self._pipeline.status()))
 
-    def _send_differences(self, now: _Known) -> None:
-        before, self._known = self._known, now
+    def _send_differences(self, now: _ReportedStatus) -> None:
+        before, self._last_reported = self._last_reported, now
         if before is None:
             return
         if now.state != before.state:
@@ -173,39 +173,39 @@ class EventEndpoints:
                 self._send("problem", problem)
 
     def _send(self, name: str, facts: Any) -> None:
-        piece = _event(name, facts)
+        piece = _encode_event(name, facts)
         for listener, loop in [*self._listeners.items()]:
-            _call_in(loop, _offer, listener, piece)
+            _call_in(loop, _enqueue, listener, piece)
 
 
-class State(msgspec.Struct, frozen=True):
+class _StateFacts(msgspec.Struct, frozen=True):
     state: str
     since_s: float
     why: str
     remedy: str
 
 
-class Checkpoint(msgspec.Struct, frozen=True):
+class _CheckpointFacts(msgspec.Struct, frozen=True):
     number: int
     time: int
 
 
-class _Known(msgspec.Struct, frozen=True):
-    state: State
-    checkpoints: tuple[Checkpoint, ...]
+class _ReportedStatus(msgspec.Struct, frozen=True):
+    state: _StateFacts
+    checkpoints: tuple[_CheckpointFacts, ...]
     problems: dict[tuple[str, str], ReportedProblem]
 
     @classmethod
-    def of(cls, status: Status) -> _Known:
-        checkpoints = tuple(Checkpoint(number, time) for number, time in status.checkpoints)
-        return cls(_state(status), checkpoints, {(one.of, one.why): one for one in list_thread_problems(status)})
+    def of(cls, status: Status) -> _ReportedStatus:
+        checkpoints = tuple(_CheckpointFacts(number, time) for number, time in status.checkpoints)
+        return cls(_describe_state(status), checkpoints, {(one.of, one.why): one for one in list_problems(status)})
 
 
-def _state(status: Status) -> State:
-    return State(status.state, status.since_s, status.why, status.remedy)
+def _describe_state(status: Status) -> _StateFacts:
+    return _StateFacts(status.state, status.since_s, status.why, status.remedy)
 
 
-def _event(name: str, facts: Any) -> bytes:
+def _encode_event(name: str, facts: Any) -> bytes:
     return b"event: " + name.encode() + b"\ndata: " + msgspec.json.encode(facts) + b"\n\n"
 
 
@@ -217,7 +217,7 @@ def _call_in(loop: asyncio.AbstractEventLoop, call: Any, *arguments: Any) -> Non
             logger.debug("notified no client: the event loop is closed")
 
 
-def _offer(listener: Listener, piece: bytes) -> None:
+def _enqueue(listener: Listener, piece: bytes) -> None:
     if listener.full():
         _end_stream(listener)
     else:

@@ -16,7 +16,7 @@ from evertide.flow.explanation.explanation import Explanation
 from evertide.media import DOT, JSON, MERMAID, TEXT
 from evertide.pipeline.pipeline import Pipeline
 from evertide.server.endpoints.collections import find_declared_name
-from evertide.server.http.answers import json_response
+from evertide.server.http.answers import answer_json
 from evertide.server.http.endpoint import BYTES, Endpoint
 from evertide.server.http.media import choose_media
 
@@ -58,7 +58,7 @@ class ExplainEndpoints:
         media = choose_media(request, query.format, (JSON, TEXT, MERMAID, DOT))
         explanation = await run_in_threadpool(self._explain_view, request.path_params["name"])
         if media == JSON:
-            return json_response(explanation.to_dict())
+            return answer_json(explanation.to_dict())
         render = {MERMAID: render_mermaid, DOT: render_dot}.get(media, Explanation.text)
         return Response(render(explanation), media_type=media)
 

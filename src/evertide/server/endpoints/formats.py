@@ -31,9 +31,9 @@ from evertide.sinks.json_rows import json_rows
 __all__ = ["ROW_FORMATS", "encode_rows", "list_values", "make_names_unique", "write_csv"]
 
 _SLICE_ROWS = 4096
-_QUOTED = re.compile(r'[",\r\n]|^\s|\s$|^$')
+_NEEDS_QUOTES = re.compile(r'[",\r\n]|^\s|\s$|^$')
 
-Pieces = Callable[[pa.Schema, Iterable[pa.Table], Mapping[str, Any]], Iterator[bytes]]
+Writer = Callable[[pa.Schema, Iterable[pa.Table], Mapping[str, Any]], Iterator[bytes]]
 
 
 def encode_rows(
@@ -94,7 +94,7 @@ def _write_field(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
-    return '"' + text.replace('"', '""') + '"' if _QUOTED.search(text) else text
+    return '"' + text.replace('"', '""') + '"' if _NEEDS_QUOTES.search(text) else text
 
 
 def _arrow(schema: pa.Schema, tables: Iterable[pa.Table], _: Mapping[str, Any]) -> Iterator[bytes]:
@@ -159,6 +159,6 @@ def _slice_tables(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
             yield table.slice(start, _SLICE_ROWS)
 
 
-_WRITERS: dict[str, Pieces] = {JSON: _json, LINES: _lines, CSV: _csv, ARROW: _arrow, PARQUET: _parquet}
+_WRITERS: dict[str, Writer] = {JSON: _json, LINES: _lines, CSV: _csv, ARROW: _arrow, PARQUET: _parquet}
 
 ROW_FORMATS = tuple(_WRITERS)

@@ -28,12 +28,12 @@ from evertide.checkpoint.catalog import Checkpoints
 from evertide.checkpoint.summary import CheckpointSummary, summarize_checkpoints
 from evertide.errors import Unavailable
 from evertide.json_values import to_json_value
-from evertide.pgexpr.restriction import restriction_in
+from evertide.pgexpr.restriction import read_restriction
 from evertide.pipeline.pipeline import Pipeline
 from evertide.pipeline.status.status import Status
 from evertide.problem import ComponentState
 from evertide.runtime import Runtime
-from evertide.server.http.answers import JSON, json_response, struct_response
+from evertide.server.http.answers import JSON, answer_json, answer_struct
 from evertide.server.http.endpoint import Endpoint, NoQuery
 
 __all__ = ["StatusEndpoints"]
@@ -101,7 +101,7 @@ class StatusEndpoints:
         yield Endpoint("POST", "/v1/checkpoints", area, make, self._checkpoint, {JSON: Checkpoint}, refusals=(409,))
 
     async def health(self, request: Request, _: NoQuery) -> Response:
-        return _health(await self._read_status(), has_reason=restriction_in(request.scope).is_free)
+        return _answer_health(await self._read_status(), has_reason=read_restriction(request.scope).is_unrestricted)
 
     async def _read_status(self) -> Status:
         """The last known status if storage does not answer in time."""
@@ -111,11 +111,13 @@ class StatusEndpoints:
         return self._pipeline.status(Unavailable(path=str(self._pipeline.storage.root), why=why))
 
     async def _live(self, _: Request, __: NoQuery) -> Response:
-        beat = self._pipeline.liveness.report()
-        return struct_response(Health("alive" if beat.is_alive else "hangs", beat.why), 200 if beat.is_alive else 503)
+        report = self._pipeline.liveness.report()
+        return answer_struct(
+            Health("alive" if report.is_alive else "hangs", report.why), 200 if report.is_alive else 503
+        )
 
     async def _ready(self, request: Request, _: NoQuery) -> Response:
-        answer = _health(await self._read_status(), has_reason=restriction_in(request.scope).is_free)
+        answer = _answer_health(await self._read_status(), has_reason=read_restriction(request.scope).is_unrestricted)
         if answer.status_code == 202:  # the other views can be read
             answer.status_code = 200
         return answer
@@ -123,24 +125,24 @@ class StatusEndpoints:
     async def _status(self, _: Request, __: NoQuery) -> Response:
         status = await self._read_status()
         numbered = [{"number": number, "time": time} for number, time in status.checkpoints]
-        return json_response({**to_json_value(status), "checkpoints": numbered})
+        return answer_json({**to_json_value(status), "checkpoints": numbered})
 
     async def _checkpoint(self, _: Request, __: NoQuery) -> Response:
         entry = await run_in_threadpool(self._pipeline.checkpoint)
-        return struct_response(Checkpoint(entry.number, entry.time, entry.made_at_s))
+        return answer_struct(Checkpoint(entry.number, entry.time, entry.made_at_s))
 
     async def _checkpoints(self, _: Request, __: NoQuery) -> Response:
-        return struct_response(CheckpointsAnswer(await run_in_threadpool(summarize_checkpoints, self._catalog)))
+        return answer_struct(CheckpointsAnswer(await run_in_threadpool(summarize_checkpoints, self._catalog)))
 
 
-def _health(status: Status, *, has_reason: bool) -> Response:
+def _answer_health(status: Status, *, has_reason: bool) -> Response:
     """If the server has tokens, the answer has no reason, because health needs no token. `/v1/status` has it."""
     hydrating = [one.name for one in status.collections if one.state == ComponentState.HYDRATING]
     if status.state == ComponentState.RUNNING:
         known: dict[str, Any] = {"status": "hydrating", "views": hydrating} if hydrating else {"status": "active"}
-        return json_response(known if has_reason else {"status": known["status"]}, 202 if hydrating else 200)
+        return answer_json(known if has_reason else {"status": known["status"]}, 202 if hydrating else 200)
     code = 503 if status.state in _STOPPED or status.stored_at_s is not None else 200
     if not has_reason:
-        return json_response({"status": status.state}, code)
+        return answer_json({"status": status.state}, code)
     known = {"status": status.state, "why": status.why, "remedy": status.remedy, "since_s": status.since_s}
-    return json_response({**known, "error_code": status.problems[0].error_code} if status.problems else known, code)
+    return answer_json({**known, "error_code": status.problems[0].error_code} if status.problems else known, code)

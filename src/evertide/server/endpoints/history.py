@@ -1,4 +1,4 @@
-"""`History`: the latest transactions of all processes, and their durations, for people.
+"""`History`: the latest transactions of all processes, with their durations and rates, for the endpoints.
 
 1. It holds the last 4,096 transactions. The journal has further ones, without durations.
 2. A duration is the time from the binding of a transaction until this process saw its commit.
@@ -24,7 +24,7 @@ from evertide.store.open import Storage
 
 __all__ = ["History", "Transaction"]
 
-_KEPT = 4096
+_TRANSACTIONS_MAX = 4096
 _WINDOW_S = 10.0
 
 
@@ -40,11 +40,11 @@ class Transaction(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
+class _ObservedTransaction:
     transaction: Transaction
     sources: Mapping[str, int]
     shards: Mapping[str, int]
-    seen_s: float
+    observed_s: float
     """By the monotonic clock."""
 
 
@@ -56,7 +56,7 @@ class History:
         self._definition = definition
         self._journal = Journal(storage.blob, storage.meta, runtime=runtime, settings=settings)
         self._lock = threading.Lock()
-        self._seen: deque[_Seen] = deque(maxlen=_KEPT)
+        self._observed: deque[_ObservedTransaction] = deque(maxlen=_TRANSACTIONS_MAX)
         self._next = self._journal.committed_upper
         self._began_s = runtime.monotonic_s()
 
@@ -65,14 +65,14 @@ class History:
         with self._lock:
             upper, new = self._journal.committed_upper, []
             for time in range(self._next, upper):
-                seen = self._read(time)
-                if seen is not None:
-                    self._seen.append(seen)
-                    new.append(seen.transaction)
+                observed = self._read(time)
+                if observed is not None:
+                    self._observed.append(observed)
+                    new.append(observed.transaction)
                 self._next = time + 1
             return new
 
-    def _read(self, time: int) -> _Seen | None:
+    def _read(self, time: int) -> _ObservedTransaction | None:
         try:
             bound, committed = self._journal.read(time), self._journal.read_outcome(time)
         except TimeCompacted:  # the journal no longer has it
@@ -84,19 +84,19 @@ class History:
             time=time,
             at_s=now_s,
             rows_in=sum(content.rows for content in committed.sources.values()),
-            rows_out=self._rows_out(committed),
+            rows_out=self._count_rows_out(committed),
             took_ms=round(max(0.0, now_s - bound.bound_at_s) * 1000, 3),
             bytes=sum(fragment.bytes for fragment in staged_of(bound)),
         )
         sources = {name: content.rows for name, content in committed.sources.items()}
         shards = {name: content.rows for name, content in committed.shards.items()}
-        return _Seen(transaction, sources, shards, self.runtime.monotonic_s())
+        return _ObservedTransaction(transaction, sources, shards, self.runtime.monotonic_s())
 
     def transactions(self, before: int | None, limit: int) -> list[Transaction]:
         """The last transactions before a time, the newest first."""
         self.follow()
         with self._lock:
-            known = {seen.transaction.time: seen.transaction for seen in self._seen}
+            known = {observed.transaction.time: observed.transaction for observed in self._observed}
         last = self._journal.committed_upper - 1 if before is None else min(before, self._journal.committed_upper) - 1
         wanted = range(last, max(-1, last - limit), -1)
         if all(time in known for time in wanted):
@@ -111,10 +111,10 @@ class History:
             committed = self._journal.read_outcome(line.time)
         except TimeCompacted:
             committed = None
-        out = self._rows_out(committed) if committed is not None else None
+        out = self._count_rows_out(committed) if committed is not None else None
         return Transaction(line.time, line.bound_at_s, line.rows, out, None, line.bytes)
 
-    def _rows_out(self, committed: Committed) -> int:
+    def _count_rows_out(self, committed: Committed) -> int:
         """The number of changes of all views."""
         definition = self._definition()
         tables = {table.shard for table in definition.tables.values()} | {definition.errors}
@@ -125,12 +125,12 @@ class History:
         now_s = self.runtime.monotonic_s()
         span_s = min(_WINDOW_S, max(now_s - self._began_s, 1.0))
         with self._lock:
-            latest = [seen for seen in self._seen if seen.seen_s > now_s - _WINDOW_S]
+            latest = [observed for observed in self._observed if observed.observed_s > now_s - _WINDOW_S]
         sources: Counter[str] = Counter()
         shards: Counter[str] = Counter()
-        for seen in latest:
-            sources.update(seen.sources)
-            shards.update(seen.shards)
+        for observed in latest:
+            sources.update(observed.sources)
+            shards.update(observed.shards)
         return {name: rows / span_s for name, rows in sources.items()}, {
             name: rows / span_s for name, rows in shards.items()
         }

@@ -18,16 +18,16 @@ from evertide.pipeline.status.status import Status
 from evertide.problem import ComponentState, Problem
 from evertide.server.endpoints.content import select_content
 from evertide.server.endpoints.history import History, Transaction
-from evertide.server.http.answers import JSON, struct_response
+from evertide.server.http.answers import JSON, answer_struct
 from evertide.server.http.endpoint import Endpoint
 from evertide.sinks.json_rows import json_rows
 
-__all__ = ["JournalEndpoints", "Page", "ReportedProblem", "list_thread_problems"]
+__all__ = ["JournalEndpoints", "PageQuery", "ReportedProblem", "list_problems"]
 
 Limit = Annotated[int, msgspec.Meta(ge=1, le=10_000, description="The largest number of entries.")]
 
 
-class Page(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class PageQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     before: Annotated[int, msgspec.Meta(ge=0, le=2**62, description="Only entries before this time.")] | None = None
     limit: Limit = 100
 
@@ -75,24 +75,24 @@ class JournalEndpoints:
     def endpoints(self) -> Iterator[Endpoint]:
         area = "journal"
         last = "The last transactions, the newest first."
-        yield Endpoint("GET", "/v1/transactions", area, last, self._transactions, {JSON: Transactions}, Page)
+        yield Endpoint("GET", "/v1/transactions", area, last, self._transactions, {JSON: Transactions}, PageQuery)
         records = "The input of each transaction, the newest first."
-        yield Endpoint("GET", "/v1/journal", area, records, self._records, {JSON: Records}, Page)
+        yield Endpoint("GET", "/v1/journal", area, records, self._records, {JSON: Records}, PageQuery)
         errors = "Current problems, and rows that did not fit their table."
         yield Endpoint("GET", "/v1/errors", area, errors, self._errors, {JSON: Errors}, ErrorsQuery)
 
-    async def _transactions(self, _: Request, query: Page) -> Response:
+    async def _transactions(self, _: Request, query: PageQuery) -> Response:
         transactions = await run_in_threadpool(self._history.transactions, query.before, query.limit)
-        return struct_response(Transactions(transactions))
+        return answer_struct(Transactions(transactions))
 
-    async def _records(self, _: Request, query: Page) -> Response:
+    async def _records(self, _: Request, query: PageQuery) -> Response:
         return await run_in_threadpool(self._read_records, query)
 
-    def _read_records(self, query: Page) -> Response:
+    def _read_records(self, query: PageQuery) -> Response:
         upper = self._journal.upper
         last = (upper if query.before is None else min(query.before, upper)) - 1
         lines = self._journal.describe(max(0, last - query.limit + 1), last)
-        return struct_response(Records(lines[::-1]))
+        return answer_struct(Records(lines[::-1]))
 
     async def _errors(self, _: Request, query: ErrorsQuery) -> Response:
         return await run_in_threadpool(self._read_errors, query.limit)
@@ -103,11 +103,11 @@ class JournalEndpoints:
         rows = [row for table in content.tables(limit) for row in json_rows(table)]
         count = sum(part.count for part in shard.log.read().state.parts)
         status = self._pipeline.status()
-        problems = [*list_thread_problems(status)]
-        return struct_response(Errors(content.time, problems, rows, count, is_truncated=count > len(rows)))
+        problems = [*list_problems(status)]
+        return answer_struct(Errors(content.time, problems, rows, count, is_truncated=count > len(rows)))
 
 
-def list_thread_problems(status: Status) -> Iterator[ReportedProblem]:
+def list_problems(status: Status) -> Iterator[ReportedProblem]:
     """The problems of the pipeline, its sources, sinks and views, each once."""
     reasons: set[str] = set()
     for source in status.sources:

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from evertide.logs import LogLine, Ring
-from evertide.server.http.answers import JSON, struct_response
+from evertide.server.http.answers import JSON, answer_struct
 from evertide.server.http.endpoint import Endpoint
 
 __all__ = ["LogEndpoints"]
@@ -36,4 +36,4 @@ class LogEndpoints:
         yield Endpoint("GET", "/v1/logs", "status", last, self._logs, {JSON: LogLines}, LogsQuery)
 
     async def _logs(self, _: Request, query: LogsQuery) -> Response:
-        return struct_response(LogLines([] if self._ring is None else self._ring.lines(query.limit, query.level)))
+        return answer_struct(LogLines([] if self._ring is None else self._ring.lines(query.limit, query.level)))

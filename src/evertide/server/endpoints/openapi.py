@@ -17,15 +17,17 @@ __all__ = ["add_openapi"]
 
 
 def add_openapi(
-    endpoints: Iterable[Endpoint], *, has_tokens: bool, others: Mapping[str, Any] | None = None
+    endpoints: Iterable[Endpoint], *, has_tokens: bool, other_paths: Mapping[str, Any] | None = None
 ) -> Iterator[Endpoint]:
-    """The endpoints, and the one that describes them and itself. `others` are further paths of the document."""
+    """The endpoints, and the one that describes them and itself. `other_paths` are further paths of the document."""
     table = [*endpoints]
     encoded: list[bytes] = []
 
     async def describe(_: Request, __: NoQuery) -> Response:
         if not encoded:
-            encoded.append(msgspec.json.encode(describe_api(table, has_tokens=has_tokens, others=others or {})))
+            encoded.append(
+                msgspec.json.encode(describe_api(table, has_tokens=has_tokens, other_paths=other_paths or {}))
+            )
         return Response(encoded[0], media_type=JSON)
 
     handler: Any = describe

@@ -35,10 +35,10 @@ from evertide.server.bodies.bodies import (
     check_rows,
     decode_body,
     decode_json_body,
-    media_type_of,
     parse_rows,
+    read_media_type,
 )
-from evertide.server.http.answers import struct_response
+from evertide.server.http.answers import answer_struct
 from evertide.server.http.endpoint import BYTES, Endpoint, NoQuery
 from evertide.sources.values.values import show_value
 
@@ -48,12 +48,12 @@ __all__ = [
     "PushEndpoints",
     "PushQuery",
     "PushResult",
+    "answer_push",
     "commit_push",
     "parse_producer",
-    "push_response",
 ]
 
-TablesIn = Callable[[bytes], Mapping[str, PushedRows]]
+DecodeTables = Callable[[bytes], Mapping[str, PushedRows]]
 """Decodes a body; the rows are by table."""
 
 HEADERS = {
@@ -130,34 +130,34 @@ class PushEndpoints:
         )
 
     async def _rows(self, request: Request, query: PushQuery) -> Response:
-        kind = media_type_of(request, *BODIES)
+        kind = read_media_type(request, *BODIES)
         table, tables = request.path_params["name"], self._pipeline.engine.tables
         most = self._pipeline.settings.request_decoded_bytes_max
         read = partial(decode_body, kind=kind, tables=tables, table=table, bytes_max=most, is_delete=query.deletes)
         return await self._answer(request, kind, lambda content: {table: read(content)})
 
     async def _transaction(self, request: Request, _: NoQuery) -> Response:
-        kind = media_type_of(request, JSON)
-        return await self._answer(request, kind, lambda content: _tables(decode_json_body(content)))
+        kind = read_media_type(request, JSON)
+        return await self._answer(request, kind, lambda content: _parse_tables(decode_json_body(content)))
 
-    async def _answer(self, request: Request, kind: str, tables_in: TablesIn) -> Response:
+    async def _answer(self, request: Request, kind: str, decode_tables: DecodeTables) -> Response:
         producer, sequence = parse_producer(request.headers)
         content = await self._body_reader.read(request, kind)
-        push = partial(self._push, producer, sequence, content, tables_in)
+        push = partial(self._push, producer, sequence, content, decode_tables)
         return await anyio.to_thread.run_sync(push, limiter=self._threads)
 
-    def _push(self, producer: str, sequence: int, content: bytes, tables_in: TablesIn) -> Response:
+    def _push(self, producer: str, sequence: int, content: bytes, decode_tables: DecodeTables) -> Response:
         with self._pipeline.transaction(producer, sequence) as pushed:
             most = self._pipeline.settings.request_decoded_bytes_max
-            for table, one in tables_in(content).items():
-                check_rows(one, self._pipeline.engine.tables, table, most)
-                pushed.push(table, one.rows, deletes=one.deletes)
-        return push_response(self._pipeline, commit_push(self._pipeline, pushed))
+            for table, rows in decode_tables(content).items():
+                check_rows(rows, self._pipeline.engine.tables, table, most)
+                pushed.push(table, rows.rows, deletes=rows.deletes)
+        return answer_push(self._pipeline, commit_push(self._pipeline, pushed))
 
 
-def push_response(pipeline: Pipeline, result: PushResult) -> Response:
+def answer_push(pipeline: Pipeline, result: PushResult) -> Response:
     headers = {TXID_HEADER: str(pipeline.txid_of(result.time))}
-    return struct_response(result, 202 if result.problem else 200, headers)
+    return answer_struct(result, 202 if result.problem else 200, headers)
 
 
 def commit_push(pipeline: Pipeline, pushed: PushTransaction) -> PushResult:
@@ -187,7 +187,7 @@ def parse_producer(headers: Mapping[str, str]) -> tuple[str, int]:
     return producer, int(sequence)
 
 
-def _tables(value: Any) -> dict[str, PushedRows]:
+def _parse_tables(value: Any) -> dict[str, PushedRows]:
     tables = value.get("tables") if isinstance(value, dict) and value.keys() == {"tables"} else None
     if not isinstance(tables, dict):
         raise InvalidInput(

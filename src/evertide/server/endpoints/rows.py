@@ -28,7 +28,7 @@ from starlette.responses import Response
 from evertide.errors import EvertideError, Forbidden, InvalidInput, Unavailable
 from evertide.media import ARROW, JSON, LINES
 from evertide.pgexpr.clause import conjoin_both
-from evertide.pgexpr.restriction import Restriction, restriction_in
+from evertide.pgexpr.restriction import Restriction, read_restriction
 from evertide.pipeline.pipeline import Pipeline
 from evertide.pipeline.reading.collections import View
 from evertide.rows.changes import DIFF, TIME, make_changes_schema
@@ -36,7 +36,7 @@ from evertide.server.endpoints.collections import find_declared_name
 from evertide.server.endpoints.columns import Column
 from evertide.server.endpoints.content import CollectionContent, read_changes, select_content
 from evertide.server.endpoints.formats import ROW_FORMATS, encode_rows
-from evertide.server.http.answers import content_headers, head_response, stream_response
+from evertide.server.http.answers import answer_head, answer_stream, make_content_headers
 from evertide.server.http.endpoint import BYTES, Endpoint
 from evertide.server.http.media import choose_media
 from evertide.shard.shard import Shard
@@ -115,15 +115,15 @@ class RowEndpoints:
         async def rows(request: Request, query: RowsQuery) -> Response:
             media = choose_media(request, query.format, ROW_FORMATS)
             read = partial(
-                self._select_content, request.path_params["name"], kind, query, restriction_in(request.scope)
+                self._select_content, request.path_params["name"], kind, query, read_restriction(request.scope)
             )
             content = await run_in_threadpool(read)
             stale = self._find_stale(content.name) if query.as_of is None else []
-            headers = content_headers(content.time, stale)
+            headers = make_content_headers(content.time, stale)
             if request.method == "HEAD":
-                return head_response(media, headers)
+                return answer_head(media, headers)
             tables, facts = content.tables(query.limit), {"time": content.time}
-            return await stream_response(encode_rows(media, content.schema, tables, facts), media, headers)
+            return await answer_stream(encode_rows(media, content.schema, tables, facts), media, headers)
 
         return rows
 
@@ -147,9 +147,9 @@ class RowEndpoints:
         try:
             return find_declared_name(self._pipeline, name, kind)
         except (EvertideError, HTTPException):
-            if restriction.is_free:
+            if restriction.is_unrestricted:
                 raise
-            raise Forbidden(where=f"{kind} {name!r}", why="the token may not read it") from None
+            raise Forbidden(where=f"{kind} {name!r}", why="the token may not read this collection") from None
 
     def _make_changes_handler(self, kind: str) -> Any:
         async def changes_of(request: Request, query: ChangesQuery) -> Response:
@@ -157,15 +157,15 @@ class RowEndpoints:
             if request.method == "HEAD":
                 query = msgspec.structs.replace(query, wait_s=0.0)
             read = partial(
-                self._select_changes, request.path_params["name"], kind, query, restriction_in(request.scope)
+                self._select_changes, request.path_params["name"], kind, query, read_restriction(request.scope)
             )
             limiter = self._waiting if query.wait_s else None
             last, schema, tables = await anyio.to_thread.run_sync(read, limiter=limiter)
-            headers = content_headers(last, self._find_stale(request.path_params["name"]))
+            headers = make_content_headers(last, self._find_stale(request.path_params["name"]))
             if request.method == "HEAD":
-                return head_response(media, headers)
+                return answer_head(media, headers)
             pieces = encode_rows(ARROW, schema, tables) if media == ARROW else _encode_lines(tables, last)
-            return await stream_response(pieces, media, headers)
+            return await answer_stream(pieces, media, headers)
 
         return changes_of
 

@@ -10,10 +10,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from evertide.media import JSON
-from evertide.server.http.answers import make_not_found, struct_response
+from evertide.server.http.answers import answer_struct, make_not_found
 from evertide.server.http.endpoint import Endpoint, NoQuery
 from evertide.shapes.log.live import LiveShape
-from evertide.shapes.log.record import ShapeRecord, log_rows
+from evertide.shapes.log.record import ShapeRecord, estimate_log_rows
 from evertide.shapes.log.registry import Shapes
 from evertide.shapes.service import ShapeService
 
@@ -58,7 +58,7 @@ class ShapeEndpoints:
         yield Endpoint("DELETE", path, area, end, self._end, {JSON: EndShapeAnswer}, refusals=(400, 404))
 
     async def _all(self, _: Request, __: NoQuery) -> Response:
-        return struct_response(ShapesAnswer(await run_in_threadpool(self._list)))
+        return answer_struct(ShapesAnswer(await run_in_threadpool(self._list)))
 
     def _list(self) -> list[Shape]:
         self._shapes.refresh_collections()
@@ -76,7 +76,7 @@ class ShapeEndpoints:
             time=record.time,
             made_at_s=record.made_at_s,
             rows=record.rows,
-            log_rows=log_rows(record, state),
+            log_rows=estimate_log_rows(record, state),
             bytes=live.bytes if live is not None else 0,
             clients=len(live.waiters) if live is not None else 0,
         )
@@ -85,4 +85,4 @@ class ShapeEndpoints:
         handle: str = request.path_params["handle"]
         if not await run_in_threadpool(self._shapes.end, handle, "a client ended it"):
             raise make_not_found(f"shape {handle!r}", "no shape has this handle")
-        return struct_response(EndShapeAnswer(handle))
+        return answer_struct(EndShapeAnswer(handle))

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from enum import StrEnum
 from functools import partial
 from typing import Any
@@ -29,17 +29,17 @@ from evertide.media import JSON
 from evertide.pipeline.input.pushes import PushTransaction
 from evertide.pipeline.pipeline import Pipeline
 from evertide.runtime import Runtime
-from evertide.server.bodies.bodies import BODIES, BodyReader, check_rows, decode_body, media_type_of
+from evertide.server.bodies.bodies import BODIES, BodyReader, PushedRows, check_rows, decode_body, read_media_type
 from evertide.server.endpoints.push import (
     HEADERS,
     PushQuery,
     PushResult,
     RowsBody,
+    answer_push,
     commit_push,
     parse_producer,
-    push_response,
 )
-from evertide.server.http.answers import make_not_found, struct_response
+from evertide.server.http.answers import answer_struct, make_not_found
 from evertide.server.http.endpoint import BYTES, Endpoint, NoQuery
 
 __all__ = ["OpenTransactions"]
@@ -81,7 +81,7 @@ class TransactionPushAnswer(msgspec.Struct, frozen=True):
     expires_at_s: float
 
 
-class _Open:
+class _OpenTransaction:
     def __init__(self, id_: str, pushed: PushTransaction) -> None:
         self.id = id_
         self.pushed = pushed
@@ -102,21 +102,21 @@ class OpenTransactions:
         self._runtime = runtime
         self._settings = pipeline.settings
         self._lock = threading.Lock()
-        self._open: dict[str, _Open] = {}
-        self._ended: OrderedDict[str, _Open] = OrderedDict()
+        self._open: dict[str, _OpenTransaction] = {}
+        self._ended: OrderedDict[str, _OpenTransaction] = OrderedDict()
         self._threads = anyio.CapacityLimiter(_THREADS)
         self._body_reader = BodyReader(pipeline.settings)
 
     def endpoints(self) -> Iterator[Endpoint]:
-        area, at = "transactions", "/v1/transactions"
+        area, path = "transactions", "/v1/transactions"
         refusals = (400, 404, 409, 413, 415, 422, 503)
         yield Endpoint(
-            "POST", f"{at}/begin", area, "Begin a transaction.", self._begin, {JSON: BeginAnswer}, headers=HEADERS,
+            "POST", f"{path}/begin", area, "Begin a transaction.", self._begin, {JSON: BeginAnswer}, headers=HEADERS,
             refusals=(400, 422),
         )  # fmt: skip
         yield Endpoint(
             "GET",
-            f"{at}/{{id}}",
+            f"{path}/{{id}}",
             area,
             "The state of a transaction.",
             self._state,
@@ -125,7 +125,7 @@ class OpenTransactions:
         )
         yield Endpoint(
             "POST",
-            f"{at}/{{id}}/tables/{{table}}/rows",
+            f"{path}/{{id}}/tables/{{table}}/rows",
             area,
             "Push rows, or keys to delete, into a table, as part of the transaction.",
             self._push,
@@ -137,12 +137,12 @@ class OpenTransactions:
         waits = {202: "The rows are durable, and become visible when the pipeline continues."}
         commit = "Commit the transaction: its rows become visible at once."
         yield Endpoint(
-            "POST", f"{at}/{{id}}/commit", area, commit, self._commit, {JSON: PushResult}, statuses=waits,
+            "POST", f"{path}/{{id}}/commit", area, commit, self._commit, {JSON: PushResult}, statuses=waits,
             refusals=(404, 409, 504),
         )  # fmt: skip
         yield Endpoint(
             "POST",
-            f"{at}/{{id}}/abort",
+            f"{path}/{{id}}/abort",
             area,
             "Drop the transaction.",
             self._abort,
@@ -153,23 +153,26 @@ class OpenTransactions:
     def close(self) -> None:
         with self._lock:
             open_ = [*self._open.values()]
-        for one in open_:
-            with one.turn:
-                if one.state is TransactionState.OPEN:
-                    self._drop(one, TransactionState.ABORTED)
+        for entry in open_:
+            with entry.turn:
+                if entry.state is TransactionState.OPEN:
+                    self._drop(entry, TransactionState.ABORTED)
 
     async def _begin(self, request: Request, _: NoQuery) -> Response:
         producer, sequence = parse_producer(request.headers)
         return await self._in_thread(self._begin_transaction, producer, sequence)
 
     async def _state(self, request: Request, _: NoQuery) -> Response:
-        return await self._in_thread(lambda: struct_response(_answer(self._find(request.path_params["id"]))))
+        return await self._in_thread(lambda: answer_struct(_answer(self._find(request.path_params["id"]))))
 
     async def _push(self, request: Request, query: PushQuery) -> Response:
-        kind = media_type_of(request, *BODIES)
-        one = await anyio.to_thread.run_sync(self._find, request.path_params["id"], limiter=self._threads)
+        kind = read_media_type(request, *BODIES)
+        entry = await anyio.to_thread.run_sync(self._find, request.path_params["id"], limiter=self._threads)
         content = await self._body_reader.read(request, kind)
-        return await self._in_thread(self._push_rows, one, request.path_params["table"], kind, content, query.deletes)
+        table, tables = request.path_params["table"], self._pipeline.engine.tables
+        most = self._settings.request_decoded_bytes_max
+        decode = partial(decode_body, content, kind, tables, table, most, is_delete=query.deletes)
+        return await self._in_thread(self._push_rows, entry, table, len(content), decode)
 
     async def _commit(self, request: Request, _: NoQuery) -> Response:
         return await self._in_thread(lambda: self._commit_transaction(self._find(request.path_params["id"])))
@@ -182,110 +185,109 @@ class OpenTransactions:
 
     def _begin_transaction(self, producer: str, sequence: int) -> Response:
         self._expire()
-        one = _Open(self._runtime.new_id(), self._pipeline.transaction(producer, sequence))
+        entry = _OpenTransaction(self._runtime.new_id(), self._pipeline.transaction(producer, sequence))
         with self._lock:
-            most = self._settings.open_transactions_max
-            if len(self._open) >= most:
-                why = f"{most} transactions are open already (open_transactions_max); commit or abort one"
+            limit = self._settings.open_transactions_max
+            if len(self._open) >= limit:
+                why = f"{limit} transactions are open already (open_transactions_max); commit or abort one"
                 raise LimitExceeded(where="POST /v1/transactions/begin", why=why)
-            self._extend(one)
-            self._open[one.id] = one
-        return struct_response(BeginAnswer(one.id, one.expires_at_s))
+            self._extend(entry)
+            self._open[entry.id] = entry
+        return answer_struct(BeginAnswer(entry.id, entry.expires_at_s))
 
-    def _push_rows(self, one: _Open, table: str, kind: str, content: bytes, is_delete: bool) -> Response:  # noqa: FBT001
-        with one.turn:
-            self._check_open(one)
-            if one.bytes + len(content) > self._settings.open_transaction_bytes_max:
-                most = self._settings.open_transaction_bytes_max
-                why = f"the transaction would exceed {most} bytes (open_transaction_bytes_max); commit it first"
-                raise LimitExceeded(where=f"transaction {one.id!r}", why=why)
-            most = self._settings.request_decoded_bytes_max
-            body = decode_body(content, kind, self._pipeline.engine.tables, table, most, is_delete=is_delete)
-            check_rows(body, self._pipeline.engine.tables, table, most)
-            before = one.pushed.rows
-            one.pushed.push(table, body.rows, deletes=body.deletes)
-            one.bytes += len(content)
-            self._extend(one)
-            return struct_response(TransactionPushAnswer(one.pushed.rows - before, one.pushed.rows, one.expires_at_s))
+    def _push_rows(self, entry: _OpenTransaction, table: str, size: int, decode: Callable[[], PushedRows]) -> Response:
+        with entry.turn:
+            self._check_open(entry)
+            limit = self._settings.open_transaction_bytes_max
+            if entry.bytes + size > limit:
+                why = f"the transaction would exceed {limit} bytes (open_transaction_bytes_max); commit it first"
+                raise LimitExceeded(where=f"transaction {entry.id!r}", why=why)
+            body, before = decode(), entry.pushed.rows
+            check_rows(body, self._pipeline.engine.tables, table, self._settings.request_decoded_bytes_max)
+            entry.pushed.push(table, body.rows, deletes=body.deletes)
+            entry.bytes += size
+            self._extend(entry)
+            rows = entry.pushed.rows
+            return answer_struct(TransactionPushAnswer(rows - before, rows, entry.expires_at_s))
 
-    def _commit_transaction(self, one: _Open) -> Response:
-        with one.turn:
-            if one.result is not None:
-                return struct_response(msgspec.structs.replace(one.result, is_repeated=True))
-            self._check_open(one)
+    def _commit_transaction(self, entry: _OpenTransaction) -> Response:
+        with entry.turn:
+            if entry.result is not None:
+                return answer_struct(msgspec.structs.replace(entry.result, is_repeated=True))
+            self._check_open(entry)
             try:
-                with one.pushed:  # offers the rows; they are dropped if that fails
+                with entry.pushed:  # offers the rows; they are dropped if that fails
                     pass
-                one.result = commit_push(self._pipeline, one.pushed)
+                entry.result = commit_push(self._pipeline, entry.pushed)
             except OutcomeUnknown:
-                self._end(one, TransactionState.UNKNOWN)
+                self._end(entry, TransactionState.UNKNOWN)
                 raise
             except Exception:  # after any other error, the rows are dropped
-                self._end(one, TransactionState.ABORTED)
+                self._end(entry, TransactionState.ABORTED)
                 raise
-            self._end(one, TransactionState.COMMITTED)
-            return push_response(self._pipeline, one.result)
+            self._end(entry, TransactionState.COMMITTED)
+            return answer_push(self._pipeline, entry.result)
 
-    def _abort_transaction(self, one: _Open) -> Response:
-        with one.turn:
-            if one.state is TransactionState.OPEN:
-                self._drop(one, TransactionState.ABORTED)
-            elif one.result is not None:
-                why = f"the transaction was committed at time {one.result.time}"
-                raise NotAllowedNow(where=f"transaction {one.id!r}", why=why)
-            return struct_response(_answer(one))
+    def _abort_transaction(self, entry: _OpenTransaction) -> Response:
+        with entry.turn:
+            if entry.state is TransactionState.OPEN:
+                self._drop(entry, TransactionState.ABORTED)
+            elif entry.result is not None:
+                why = f"the transaction was committed at time {entry.result.time}"
+                raise NotAllowedNow(where=f"transaction {entry.id!r}", why=why)
+            return answer_struct(_answer(entry))
 
-    def _find(self, id_: str) -> _Open:
+    def _find(self, id_: str) -> _OpenTransaction:
         self._expire()
         with self._lock:
-            one = self._open.get(id_) or self._ended.get(id_)
-        if one is None:
-            why = "the server does not know it; open transactions are lost when the process ends, so begin another one"
+            entry = self._open.get(id_) or self._ended.get(id_)
+        if entry is None:
+            why = "no transaction has this id; open transactions are lost when the process ends, so begin another"
             raise make_not_found(f"transaction {id_!r}", why)
-        return one
+        return entry
 
     @staticmethod
-    def _check_open(one: _Open) -> None:
-        where = f"transaction {one.id!r}"
-        if one.state is TransactionState.UNKNOWN:
+    def _check_open(entry: _OpenTransaction) -> None:
+        where = f"transaction {entry.id!r}"
+        if entry.state is TransactionState.UNKNOWN:
             raise OutcomeUnknown(path=where, why="the commit was interrupted")
-        if one.state is not TransactionState.OPEN:
-            raise NotAllowedNow(where=where, why=f"the transaction is already {one.state}; begin another one")
+        if entry.state is not TransactionState.OPEN:
+            raise NotAllowedNow(where=where, why=f"the transaction is already {entry.state}; begin another one")
 
-    def _extend(self, one: _Open) -> None:
-        one.used_s = self._runtime.monotonic_s()
-        one.expires_at_s = self._runtime.wall_s() + self._settings.open_transaction_s
+    def _extend(self, entry: _OpenTransaction) -> None:
+        entry.used_s = self._runtime.monotonic_s()
+        entry.expires_at_s = self._runtime.wall_s() + self._settings.open_transaction_s
 
     def _expire(self) -> None:
         """Drop the transactions without a request for too long, except those with an active one."""
         latest_s = self._runtime.monotonic_s() - self._settings.open_transaction_s
         with self._lock:
-            late = [one for one in self._open.values() if one.used_s < latest_s]
-        for one in late:
-            if one.turn.acquire(blocking=False):
+            late = [entry for entry in self._open.values() if entry.used_s < latest_s]
+        for entry in late:
+            if entry.turn.acquire(blocking=False):
                 try:
-                    if one.state is TransactionState.OPEN and one.used_s < latest_s:
-                        logger.warning("transaction %s expired: dropping its %d rows", one.id, one.pushed.rows)
-                        self._drop(one, TransactionState.EXPIRED)
+                    if entry.state is TransactionState.OPEN and entry.used_s < latest_s:
+                        logger.warning("transaction %s expired: dropping its %d rows", entry.id, entry.pushed.rows)
+                        self._drop(entry, TransactionState.EXPIRED)
                 finally:
-                    one.turn.release()
+                    entry.turn.release()
 
-    def _drop(self, one: _Open, state: TransactionState) -> None:
-        one.pushed.abort()
-        self._end(one, state)
+    def _drop(self, entry: _OpenTransaction, state: TransactionState) -> None:
+        entry.pushed.abort()
+        self._end(entry, state)
 
-    def _end(self, one: _Open, state: TransactionState) -> None:
-        one.state = state
+    def _end(self, entry: _OpenTransaction, state: TransactionState) -> None:
+        entry.state = state
         with self._lock:
-            self._open.pop(one.id, None)
-            self._ended[one.id] = one
+            self._open.pop(entry.id, None)
+            self._ended[entry.id] = entry
             while len(self._ended) > _ENDED_MAX:
                 self._ended.popitem(last=False)
 
 
-def _answer(one: _Open) -> TransactionAnswer:
-    if one.result is not None:
-        return TransactionAnswer(one.id, one.state, one.result.rows, one.bytes, time=one.result.time)
-    if one.state is TransactionState.OPEN:
-        return TransactionAnswer(one.id, one.state, one.pushed.rows, one.bytes, expires_at_s=one.expires_at_s)
-    return TransactionAnswer(one.id, one.state, 0, one.bytes)
+def _answer(entry: _OpenTransaction) -> TransactionAnswer:
+    if entry.result is not None:
+        return TransactionAnswer(entry.id, entry.state, entry.result.rows, entry.bytes, time=entry.result.time)
+    if entry.state is TransactionState.OPEN:
+        return TransactionAnswer(entry.id, entry.state, entry.pushed.rows, entry.bytes, expires_at_s=entry.expires_at_s)
+    return TransactionAnswer(entry.id, entry.state, 0, entry.bytes)

@@ -26,7 +26,7 @@ from evertide import errors
 from evertide.errors import EvertideError
 from evertide.json_values import to_json_value
 from evertide.media import JSON, STALE_HEADER, TIME_HEADER
-from evertide.pgexpr.restriction import restriction_in
+from evertide.pgexpr.restriction import read_restriction
 from evertide.runtime import Runtime
 from evertide.shapes.http.answers import take_first_pieces
 
@@ -34,15 +34,15 @@ __all__ = [
     "JSON",
     "STATUS",
     "ErrorGuard",
+    "answer_error",
+    "answer_head",
+    "answer_http_error",
+    "answer_json",
+    "answer_stream",
+    "answer_struct",
     "choose_status",
-    "content_headers",
-    "error_response",
-    "head_response",
-    "http_error_response",
-    "json_response",
+    "make_content_headers",
     "make_not_found",
-    "stream_response",
-    "struct_response",
 ]
 
 logger = logging.getLogger(__name__)
@@ -95,11 +95,11 @@ def choose_status(error: EvertideError) -> int:
     return next(STATUS[kind] for kind in type(error).__mro__ if kind in STATUS)
 
 
-def json_response(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> JSONResponse:
+def answer_json(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> JSONResponse:
     return JSONResponse(to_json_value(value), status, headers)
 
 
-def struct_response(value: msgspec.Struct, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+def answer_struct(value: msgspec.Struct, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """`value` contains only types that JSON has."""
     return Response(msgspec.json.encode(value), status, headers, JSON)
 
@@ -108,7 +108,7 @@ def make_not_found(what: str, why: str) -> HTTPException:
     return HTTPException(404, f"{what}: {why}")
 
 
-def content_headers(time: int, stale: Sequence[str]) -> dict[str, str]:
+def make_content_headers(time: int, stale: Sequence[str]) -> dict[str, str]:
     """The headers of rows: their time, and which views stand at an earlier transaction."""
     headers = {TIME_HEADER: str(time)}
     if stale:
@@ -116,12 +116,12 @@ def content_headers(time: int, stale: Sequence[str]) -> dict[str, str]:
     return headers
 
 
-def head_response(media: str, headers: Mapping[str, str]) -> Response:
+def answer_head(media: str, headers: Mapping[str, str]) -> Response:
     """The response to HEAD for content that would be streamed: it has no length."""
     return StreamingResponse(iter(()), 200, headers, media)
 
 
-async def stream_response(pieces: Iterator[bytes], media: str, headers: Mapping[str, str]) -> Response:
+async def answer_stream(pieces: Iterator[bytes], media: str, headers: Mapping[str, str]) -> Response:
     """Compute the first pieces before the response starts, so that content that cannot be read gets an error status.
 
     Small content is not streamed: its length is known, and it is written at once.
@@ -149,23 +149,23 @@ class _ClosingStream(StreamingResponse):
                 await run_in_threadpool(self._pieces.close)
 
 
-def error_response(request: Request, error: Exception) -> Response:
+def answer_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, EvertideError)  # noqa: S101 - starlette calls this for the registered class only
     status = choose_status(error)
     level = logging.ERROR if status >= 500 else logging.INFO
     logger.log(level, "%s %s: %d %s: %s", request.method, request.url.path, status, error.error_code, error)
     headers = {"Retry-After": _RETRY_AFTER_S} if isinstance(error, errors.Unavailable) else None
-    return json_response(restriction_in(request.scope).error_json(error), status, headers)
+    return answer_json(read_restriction(request.scope).error_json(error), status, headers)
 
 
-def http_error_response(request: Request, error: Exception) -> Response:
+def answer_http_error(request: Request, error: Exception) -> Response:
     """For an `HTTPException` of starlette or of a handler; its detail is the reason."""
     assert isinstance(error, HTTPException)  # noqa: S101 - starlette calls this for the registered class only
     fallback = ("http_error", "The server cannot serve the request", "Correct the request and retry.")
     code, what, remedy = _REFUSALS.get(error.status_code, fallback)
     has_reason = error.status_code in (406, 413, 415, 503) or (error.status_code == 404 and error.detail != "Not Found")
     why = error.detail if has_reason else f"{request.method} {request.url.path}"
-    return json_response(
+    return answer_json(
         {"error_code": code, "message": f"{what}: {why}", "remedy": remedy}, error.status_code, error.headers
     )
 
@@ -180,13 +180,13 @@ class ErrorGuard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         has_started = False
 
-        async def note_start(message: Message) -> None:
+        async def record_start(message: Message) -> None:
             nonlocal has_started
             has_started = True
             await send(message)
 
         try:
-            await self._app(scope, receive, note_start)
+            await self._app(scope, receive, record_start)
         except ClientDisconnect:
             logger.info("%s %s: the client disconnected", scope.get("method"), scope["path"])
         except Exception:  # the log has the traceback, the response only its id
@@ -196,4 +196,4 @@ class ErrorGuard:
                 message = f"internal error in {scope.get('method')} {scope['path']}"
                 remedy = "Report this as a bug, with the lines of the log that have the id."
                 content = {"error_code": EvertideError.error_code, "message": message, "remedy": remedy, "id": id_}
-                await json_response(content, 500)(scope, receive, send)
+                await answer_json(content, 500)(scope, receive, send)

@@ -31,10 +31,10 @@ from evertide.server.endpoints.push import PushEndpoints
 from evertide.server.endpoints.rows import RowEndpoints
 from evertide.server.endpoints.shapes import ShapeEndpoints
 from evertide.server.endpoints.transactions import OpenTransactions
-from evertide.server.http.answers import ErrorGuard, error_response, http_error_response
+from evertide.server.http.answers import ErrorGuard, answer_error, answer_http_error
 from evertide.server.http.endpoint import EndpointGroup, make_routes
 from evertide.server.query.endpoint import QueryEndpoints
-from evertide.shapes.http.openapi import shape_paths
+from evertide.shapes.http.openapi import describe_shape_paths
 from evertide.shapes.service import ShapeService
 
 __all__ = ["make_app"]
@@ -55,7 +55,7 @@ def make_app(
     Without `access`, every client may do everything. The app serves `metrics` and `logs`, and notifies the `observer`
     of requests.
     """
-    runtime, access = runtime or SystemRuntime(), access or Access.open()
+    runtime, access = runtime or SystemRuntime(), access or Access()
     warn_of_unusable_restrictions(access, pipeline.collections.members())
     history = History(pipeline.storage, lambda: pipeline.definition, runtime=runtime, settings=pipeline.settings)
     events, open_transactions = EventEndpoints(pipeline, history), OpenTransactions(pipeline, runtime)
@@ -81,7 +81,7 @@ def make_app(
     endpoints = add_openapi(
         (endpoint for group in groups for endpoint in group.endpoints()),
         has_tokens=not access.is_open,
-        others=None if shapes is None else shape_paths(),
+        other_paths=None if shapes is None else describe_shape_paths(),
     )
 
     @asynccontextmanager
@@ -109,7 +109,7 @@ def make_app(
             Middleware(ErrorGuard, runtime=runtime),
             Middleware(Gate, access=access, runtime=runtime),
         ],
-        exception_handlers={EvertideError: error_response, HTTPException: http_error_response},
+        exception_handlers={EvertideError: answer_error, HTTPException: answer_http_error},
         lifespan=lifespan,
     )
     app.state.drain = drain

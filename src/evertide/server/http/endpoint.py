@@ -33,7 +33,7 @@ BYTES = bytes
 """In place of a Struct: content of any form, as its media type says."""
 
 _PARAMS = re.compile(r"params\[(\d+)\]")
-_AT = re.compile(r" - at `\$\.?(?P<at>[^`]*)`$")
+_FIELD_PATH = re.compile(r" - at `\$\.?(?P<at>[^`]*)`$")
 
 
 class NoQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -113,7 +113,7 @@ def parse_body(content: bytes, kind: type[S]) -> S:
 
 def _make_refusal(error: msgspec.ValidationError, what: str, kind: type[msgspec.Struct]) -> InvalidInput:
     text = str(error)
-    match = _AT.search(text)
+    match = _FIELD_PATH.search(text)
     where = f"{what} {match['at']!r}" if match and match["at"] else what
     known = f"; expected one of {', '.join(kind.__struct_encode_fields__)}" if "unknown field" in text else ""
-    return InvalidInput(where=where, why=f"{_AT.sub('', text)}{known}")
+    return InvalidInput(where=where, why=f"{_FIELD_PATH.sub('', text)}{known}")

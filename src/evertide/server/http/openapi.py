@@ -13,7 +13,7 @@ from evertide.server.http.endpoint import BYTES, Endpoint
 
 __all__ = ["ErrorAnswer", "describe_api"]
 
-_PLACE = re.compile(r"\{(\w+)(?::\w+)?\}")
+_PATH_PARAMETER = re.compile(r"\{(\w+)(?::\w+)?\}")
 _REF = "#/components/schemas/{name}"
 
 _REFUSALS = {
@@ -44,7 +44,7 @@ class ErrorAnswer(msgspec.Struct, frozen=True):
     remedy: str
 
 
-def describe_api(endpoints: Iterable[Endpoint], *, has_tokens: bool, others: Mapping[str, Any]) -> dict[str, Any]:
+def describe_api(endpoints: Iterable[Endpoint], *, has_tokens: bool, other_paths: Mapping[str, Any]) -> dict[str, Any]:
     table = [*endpoints]
     kinds: list[Any] = [ErrorAnswer]
     for endpoint in table:
@@ -56,13 +56,13 @@ def describe_api(endpoints: Iterable[Endpoint], *, has_tokens: bool, others: Map
     schemas = dict(zip(kinds, schema_list, strict=True))
     paths: dict[str, dict[str, Any]] = {}
     for endpoint in table:
-        path = _PLACE.sub(r"{\1}", endpoint.path)
+        path = _PATH_PARAMETER.sub(r"{\1}", endpoint.path)
         paths.setdefault(path, {})[endpoint.method.lower()] = _describe_operation(endpoint, schemas, components)
     queries = {endpoint.query.__name__ for endpoint in table}
     whole: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {"title": "Evertide", "version": __version__, "description": "Incremental SQL views on Apache Spark."},
-        "paths": {**paths, **others},
+        "paths": {**paths, **other_paths},
         "components": {"schemas": {name: schema for name, schema in components.items() if name not in queries}},
     }
     if has_tokens:
@@ -75,14 +75,10 @@ def _describe_operation(
     endpoint: Endpoint, schemas: Mapping[Any, Any], components: Mapping[str, Any]
 ) -> dict[str, Any]:
     operation: dict[str, Any] = {
-        "operationId": _operation_id(endpoint),
+        "operationId": _make_operation_id(endpoint),
         "tags": [endpoint.area],
         "summary": endpoint.summary,
-        "parameters": [
-            *_describe_path(endpoint),
-            *_query_parameters(endpoint, components),
-            *_describe_headers(endpoint),
-        ],
+        "parameters": [*_describe_path(endpoint), *_describe_query(endpoint, components), *_describe_headers(endpoint)],
         "responses": _describe_responses(endpoint, schemas),
     }
     if endpoint.bodies:
@@ -91,7 +87,7 @@ def _describe_operation(
     return operation
 
 
-def _operation_id(endpoint: Endpoint) -> str:
+def _make_operation_id(endpoint: Endpoint) -> str:
     words = re.sub(r"[{}]", "", endpoint.path.removeprefix("/v1/").removeprefix("/"))
     return f"{endpoint.method.lower()}_{re.sub(r'[^A-Za-z0-9]+', '_', words)}"
 
@@ -100,11 +96,11 @@ def _describe_path(endpoint: Endpoint) -> list[dict[str, Any]]:
     schema = {"type": "string", "minLength": 1}
     return [
         {"name": name, "in": "path", "required": True, "schema": schema, "description": f"The {name}."}
-        for name in _PLACE.findall(endpoint.path)
+        for name in _PATH_PARAMETER.findall(endpoint.path)
     ]
 
 
-def _query_parameters(endpoint: Endpoint, components: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _describe_query(endpoint: Endpoint, components: Mapping[str, Any]) -> list[dict[str, Any]]:
     if not endpoint.query.__struct_fields__:
         return []
     schema = components[endpoint.query.__name__]

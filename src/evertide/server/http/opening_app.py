@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from evertide.pipeline.replicas.liveness import find_opening_hang
-from evertide.server.http.answers import json_response
+from evertide.server.http.answers import answer_json
 
 __all__ = ["answer_while_opening"]
 
@@ -41,7 +41,7 @@ async def answer_while_opening(scope: Scope, receive: Receive, send: Send) -> No
             "remedy": "",
             "views": [],
         }
-        answer = json_response(content, 503 if hang else 200, _HEADERS)
+        answer = answer_json(content, 503 if hang else 200, _HEADERS)
     else:
-        answer = json_response(_STARTING, 503, _HEADERS)
+        answer = answer_json(_STARTING, 503, _HEADERS)
     await answer(scope, receive, send)

@@ -25,7 +25,7 @@ from uvicorn.lifespan.on import LifespanOn
 
 from evertide.errors import InvalidInput, Unexpected
 from evertide.problem import Problem
-from evertide.server.access.connections import ClientTimeouts, protocol_of
+from evertide.server.access.connections import ClientTimeouts, make_protocol
 from evertide.server.access.listen_options import ListenOptions
 from evertide.server.http.opening_app import answer_while_opening
 from evertide.threads.watched import WatchedThread
@@ -50,7 +50,7 @@ class Server:
         self._socket = _bind(listen, host, port)
         self._uvicorn: _Uvicorn | None = None
         self._thread: WatchedThread | None = None
-        self._front = _CurrentApp()
+        self._current_app = _CurrentApp()
         self._drain: Callable[[], None] | None = None
         """Ends the streams of the app: its `state.drain`."""
         self.host, self.port = self._socket.getsockname()[:2]
@@ -73,8 +73,8 @@ class Server:
             self._socket.listen(_BACKLOG)  # here, because not every event loop reports its errors
         except OSError as error:
             raise InvalidInput(where=f"address {self._listen!r}", why=str(error)) from error
-        timeouts = self._listening.wrap(self._front, self.host)
-        self._uvicorn = _Uvicorn(self._config(timeouts), timeouts)
+        timeouts = self._listening.wrap(self._current_app, self.host)
+        self._uvicorn = _Uvicorn(self._make_config(timeouts), timeouts)
         self._thread = WatchedThread("evertide-http", self._uvicorn.run_until_stopped, self._socket)
         self._thread.start()
         self._uvicorn.has_started_or_failed.wait()
@@ -91,21 +91,21 @@ class Server:
         assert self._uvicorn is not None  # noqa: S101 - begin() has set it, or raised
         self._drain = getattr(getattr(app, "state", None), "drain", None)
         self._uvicorn.start_lifespan(app)
-        self._front.app = app
+        self._current_app.app = app
         return self
 
-    def _config(self, app: ASGIApp) -> uvicorn.Config:
+    def _make_config(self, app: ASGIApp) -> uvicorn.Config:
         tls = self._tls
         return uvicorn.Config(
             app,
-            http=protocol_of(self._listening.settings),
+            http=make_protocol(self._listening.settings),
             lifespan="off",  # the app is not known yet: see `start_lifespan`
             ws="none",
             log_config=None,
             access_log=False,
             server_header=False,
             proxy_headers=False,
-            ssl_context_factory=None if tls is None else lambda _config, _default: tls,
+            ssl_context_factory=None if tls is None else lambda _make_config, _default: tls,
             timeout_graceful_shutdown=_STOP_LIMIT_S,
         )
 
@@ -138,7 +138,7 @@ class _CurrentApp:
 class _Uvicorn(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, timeouts: ClientTimeouts) -> None:
         super().__init__(config)
-        self._patience = timeouts
+        self._timeouts = timeouts
         self.has_started_or_failed = threading.Event()
         self.error: OSError | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -168,7 +168,7 @@ class _Uvicorn(uvicorn.Server):
         loop = self._loop
         if loop is not None:
             with suppress(RuntimeError):  # the loop was closed meanwhile: no request is active
-                loop.call_soon_threadsafe(loop.call_later, _READ_LIMIT_S, self._patience.end_reads)
+                loop.call_soon_threadsafe(loop.call_later, _READ_LIMIT_S, self._timeouts.end_reads)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()

@@ -21,12 +21,12 @@ from starlette.routing import Route
 from evertide.errors import EvertideError
 from evertide.metrics import Metrics, RequestTimer, make_metrics_route
 from evertide.observer import NO_OBSERVER, Observer
-from evertide.pgexpr.restriction import restriction_in
+from evertide.pgexpr.restriction import read_restriction
 from evertide.pipeline.reading.reader import Reader
 from evertide.problem import ComponentState
 from evertide.server.access import Access, Gate
 from evertide.server.access.restriction_check import warn_of_unusable_restrictions
-from evertide.server.http.answers import ErrorGuard, error_response, http_error_response, json_response
+from evertide.server.http.answers import ErrorGuard, answer_error, answer_http_error, answer_json
 from evertide.shapes.service import ShapeService
 
 __all__ = ["make_shapes_app"]
@@ -50,13 +50,13 @@ def make_shapes_app(
     observer: Observer = NO_OBSERVER,
 ) -> Starlette:
     """Without `access`, every client may read every shape. The app notifies the `observer` of requests."""
-    access = access or Access.open()
+    access = access or Access()
     warn_of_unusable_restrictions(access, reader.collections.members())
 
     def answer_waiting(request: Request, state: str, why: str) -> Response:
         """If the server has tokens, the answer has no reason, because health needs no token."""
-        reason = {"why": why} if restriction_in(request.scope).is_free else {}
-        return json_response({"status": "waiting", "state": state, **reason}, 202, _NOT_CACHED)
+        reason = {"why": why} if read_restriction(request.scope).is_unrestricted else {}
+        return answer_json({"status": "waiting", "state": state, **reason}, 202, _NOT_CACHED)
 
     async def health(request: Request) -> Response:
         status = await run_in_threadpool(reader.status)
@@ -65,7 +65,7 @@ def make_shapes_app(
         problems = shapes.problems()
         if problems:
             return answer_waiting(request, problems[0].state, problems[0].why)
-        return json_response({"status": "active"}, 200, _NOT_CACHED)
+        return answer_json({"status": "active"}, 200, _NOT_CACHED)
 
     async def root(_: Request) -> Response:
         return Response()
@@ -78,5 +78,5 @@ def make_shapes_app(
             Middleware(ErrorGuard, runtime=reader.runtime),
             Middleware(Gate, access=access, runtime=reader.runtime),
         ],
-        exception_handlers={EvertideError: error_response, HTTPException: http_error_response},
+        exception_handlers={EvertideError: answer_error, HTTPException: answer_http_error},
     )

@@ -8,7 +8,7 @@ answering       the loop of a worker process
 wire            frames between server and worker
 isolation       what a worker process may reach
 usage           memory and disk that worker processes take
-bounds          memory limits of Spark
+bounds          memory limits of queries and of Spark
 duck_query      a query by DuckDB
 duck            the DuckDB connection and its limits
 duck_functions  the functions of DuckDB that a query may call

@@ -25,14 +25,15 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from evertide.errors import EvertideError, LimitExceeded, Unexpected
+from evertide.errors import EvertideError, Unexpected
 from evertide.json_values import error_to_json
 from evertide.media import ARROW
 from evertide.pipeline.reading.query import Chosen, Question
 from evertide.pipeline.reading.reader import Reader
 from evertide.server.endpoints.formats import encode_rows, make_names_unique
-from evertide.server.query.duck import Duck, NotUnderstood, make_size_error
-from evertide.server.query.duck_query import Result, ask, pin_collections
+from evertide.server.query.bounds import make_memory_error
+from evertide.server.query.duck import Duck, DuckDeclined, make_size_error
+from evertide.server.query.duck_query import QueryResult, answer_with_duckdb, pin_collections
 from evertide.server.query.isolation import Isolation
 from evertide.server.query.wire import Frame, read_frame, write_frame
 from evertide.settings import Settings
@@ -43,18 +44,18 @@ __all__ = ["QueryEngine", "answer_questions"]
 _IO_THREADS = 2
 _SPARE_BYTES = 128 * 1024 * 1024
 """In addition to the memory of a query: thread stacks, and memory that allocators keep."""
-_KEPT = 4
-"""Allocators keep more after large queries: a further `query_memory_bytes / _KEPT` is allowed for that."""
+_KEPT_SHARE = 4
+"""Allocators keep more after large queries: a further `query_memory_bytes / _KEPT_SHARE` is allowed for that."""
 
 
 class QueryEngine(Protocol):
-    def answer(self, question: Question) -> Result: ...
+    def answer(self, question: Question) -> QueryResult: ...
 
     def interrupt(self) -> None:
         """Cancel the current query, if possible. Called from another thread."""
         ...
 
-    def is_worn(self) -> bool:
+    def needs_replacement(self) -> bool:
         """Whether the worker should be replaced by a new process."""
         ...
 
@@ -72,20 +73,20 @@ class DuckdbEngine:
     def open(cls, reader: Reader, results: Mapping[str, str]) -> DuckdbEngine:
         pa.set_cpu_count(reader.settings.query_threads)
         pa.set_io_thread_count(_IO_THREADS)
-        made = cls(reader, Duck(reader.settings, results.get("spark.sql.session.timeZone", "UTC")))
-        with suppress(NotUnderstood):  # each query reports the error again
-            made.duck.answer("SELECT count(*) FROM range(100000)", {}, [], 1)
-        may_take = reader.settings.query_memory_bytes
-        _limit_memory(_read_memory_bytes() + _SPARE_BYTES + may_take + may_take // _KEPT)
-        return made
+        engine = cls(reader, Duck(reader.settings, results.get("spark.sql.session.timeZone", "UTC")))
+        with suppress(DuckDeclined):  # each query reports the error again
+            engine.duck.answer("SELECT count(*) FROM range(100000)", {}, [], 1)
+        query_bytes = reader.settings.query_memory_bytes
+        _limit_memory(_read_memory_bytes() + _SPARE_BYTES + query_bytes + query_bytes // _KEPT_SHARE)
+        return engine
 
-    def answer(self, question: Question) -> Result:
-        return ask(pin_collections(self.reader), question, self.duck)
+    def answer(self, question: Question) -> QueryResult:
+        return answer_with_duckdb(pin_collections(self.reader), question, self.duck)
 
     def interrupt(self) -> None:
         self.duck.interrupt()
 
-    def is_worn(self) -> bool:
+    def needs_replacement(self) -> bool:
         """Allocators do not return all memory, so a later query could have less than `query_memory_bytes`."""
         most, _ = resource.getrlimit(resource.RLIMIT_DATA)
         return most != resource.RLIM_INFINITY and most - _read_memory_bytes() < self.reader.settings.query_memory_bytes
@@ -94,87 +95,85 @@ class DuckdbEngine:
         self.reader.close()
 
 
-class _Questions:
+class _QuestionQueue:
     """Queries from the pipe. A thread reads them, since an interrupt arrives while a query is being answered."""
 
     def __init__(self, at: int) -> None:
         self.engine: QueryEngine | None = None
-        self.now = -1
+        self.current = -1
         """The number of the current query."""
         self._at = at
         self._waiting: queue.SimpleQueue[Frame] = queue.SimpleQueue()
-        WatchedThread("evertide-questions", self._listen, on_death=lambda _: _end_all()).start()
+        WatchedThread("evertide-questions", self._listen, on_death=lambda _: _kill_process_group()).start()
 
     def next(self, within_s: float) -> dict[str, Any] | None:
         """None if no query arrives within `within_s`."""
         try:
-            asked = self._waiting.get(timeout=within_s).facts
+            fields = self._waiting.get(timeout=within_s).facts
         except queue.Empty:
             return None
-        self.now = asked["number"]
-        return asked
+        self.current = fields["number"]
+        return fields
 
     def _listen(self) -> None:
         while (frame := read_frame(self._at)) is not None:
             if "interrupt" not in frame.facts:
                 self._waiting.put(frame)
-            elif self.engine is not None and frame.facts["interrupt"] == self.now:
+            elif self.engine is not None and frame.facts["interrupt"] == self.current:
                 self.engine.interrupt()
-        _end_all()  # the server is gone
+        _kill_process_group()  # the server is gone
 
 
-def _end_all() -> None:
+def _kill_process_group() -> None:
     """Kill this process and its children, since no further query can arrive."""
     os.killpg(0, signal.SIGKILL)
 
 
-def answer_questions(opening: Mapping[str, Any], isolation: Isolation, given: int, out: int) -> None:
+def answer_questions(start: Mapping[str, Any], isolation: Isolation, given: int, out: int) -> None:
     """`given` and `out` are the pipes from and to the server."""
-    questions = _Questions(given)
-    settings = Settings(**opening["settings"])
+    questions = _QuestionQueue(given)
+    settings = Settings(**start["settings"])
     try:
-        engine = _open_engine(opening, settings)
+        engine = _open_engine(start, settings)
     except EvertideError as error:
         write_frame(out, {"error": error_to_json(error)})
         return
     questions.engine = engine
     write_frame(out, {"is_ready": True, "isolation": asdict(isolation)})
-    while (asked := questions.next(settings.query_idle_s)) is not None:
-        if not _answer(engine, asked, out, settings):
+    while (fields := questions.next(settings.query_idle_s)) is not None:
+        if not _answer(engine, fields, out, settings):
             break
     engine.close()
     os._exit(0)  # without waiting for threads of libraries
 
 
-def _open_engine(opening: Mapping[str, Any], settings: Settings) -> QueryEngine:
-    reader = Reader.open(opening["location"], opening["meta"], settings=settings)
-    if opening["engine"] == Chosen.duckdb:
-        return DuckdbEngine.open(reader, opening["results"])
+def _open_engine(start: Mapping[str, Any], settings: Settings) -> QueryEngine:
+    reader = Reader.open(start["location"], start["meta"], settings=settings)
+    if start["engine"] == Chosen.duckdb:
+        return DuckdbEngine.open(reader, start["results"])
     from evertide.server.query.spark_query import SparkQueryEngine  # noqa: PLC0415 - pyspark, which DuckDB does without
 
-    return SparkQueryEngine.open(reader, opening)
+    return SparkQueryEngine.open(reader, start)
 
 
-def _answer(engine: QueryEngine, asked: dict[str, Any], out: int, settings: Settings) -> bool:
+def _answer(engine: QueryEngine, fields: dict[str, Any], out: int, settings: Settings) -> bool:
     """Answer one query. False if the process should not be used for another."""
-    number = asked.pop("number")
+    number = fields.pop("number")
     write_frame(out, {"is_active": number})
-    question = Question(**{**asked, "engine": Chosen(asked["engine"])})
+    question = Question(**{**fields, "engine": Chosen(fields["engine"])})
     body: memoryview | bytes = b""
     try:
         given = engine.answer(question)
         body = _encode(given.rows, question.media, settings.query_bytes_max)
         facts: dict[str, Any] = {"time": given.time, "is_truncated": given.is_truncated, "stale": given.stale}
     except (MemoryError, pa.ArrowMemoryError):
-        most = settings.query_memory_bytes
-        over = LimitExceeded(where="query", why=f"more than {most} bytes of memory (query_memory_bytes) are needed")
-        facts = {"error": error_to_json(over)}
+        facts = {"error": error_to_json(make_memory_error(settings.query_memory_bytes))}
     except EvertideError as error:
-        facts = {"error": error_to_json(error), "is_declined": isinstance(error, NotUnderstood)}
+        facts = {"error": error_to_json(error), "is_declined": isinstance(error, DuckDeclined)}
     except Exception as error:  # noqa: BLE001 - a bug; the process stays, because other queries use it
         bug = Unexpected(where="query", why=f"{type(error).__name__}: {error}")
         facts = {"error": error_to_json(bug), "traceback": traceback.format_exc()}
-    is_last = engine.is_worn()
+    is_last = engine.needs_replacement()
     write_frame(out, {"number": number, "is_last": is_last, **facts}, body)
     return not is_last
 
@@ -203,6 +202,6 @@ def _read_memory_bytes() -> int:
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmData:")), 0)
 
 
-def _limit_memory(most_bytes: int) -> None:
+def _limit_memory(limit_bytes: int) -> None:
     if sys.platform == "linux":
-        resource.setrlimit(resource.RLIMIT_DATA, (most_bytes, most_bytes))
+        resource.setrlimit(resource.RLIMIT_DATA, (limit_bytes, limit_bytes))

@@ -30,10 +30,11 @@ import pyarrow.types as kinds
 from evertide.errors import InvalidInput, LimitExceeded
 from evertide.json_values import is_variant
 from evertide.rows.utf8 import is_valid_utf8
+from evertide.server.query.bounds import make_memory_error
 from evertide.server.query.duck_functions import ALLOWED, ALLOWED_IN_FROM, REFUSED
 from evertide.settings import Settings
 
-__all__ = ["Duck", "NotUnderstood", "Parsed", "can_hold", "make_size_error"]
+__all__ = ["Duck", "DuckDeclined", "Parsed", "can_hold", "make_size_error"]
 
 _CONFIG = {
     "allow_community_extensions": "false",
@@ -49,15 +50,15 @@ _LOCK = "SET enable_external_access = false; SET lock_configuration = true"
 _NO_SELECT = "not implemented"
 """DuckDB's error type for a statement that it can parse, but not serialize as a tree."""
 _KNOWN = frozenset(name.lower() for name in ALLOWED)
-_ODD = {"UHUGEINT", "BIGNUM", "VARINT", "BIT"}
+_UNSUPPORTED = {"UHUGEINT", "BIGNUM", "VARINT", "BIT"}
 """Types that no table can have, and that no type of a table can represent."""
 _NO_MEMORY = "Out of Memory Error"
 _BATCH = 8192
-_WHOLE = {pa.uint8(): pa.int16(), pa.uint16(): pa.int32(), pa.uint32(): pa.int64()}
+_SIGNED_TYPES = {pa.uint8(): pa.int16(), pa.uint16(): pa.int32(), pa.uint32(): pa.int64()}
 _LONGS = (-(1 << 63), (1 << 63) - 1)
 
 
-class NotUnderstood(InvalidInput):
+class DuckDeclined(InvalidInput):
     """DuckDB cannot answer the query; another engine may."""
 
 
@@ -76,24 +77,24 @@ class Duck:
         """`zone` is the time zone of the session."""
         self.settings = settings
         self.zone = zone
-        self._asked: Any = None
+        self._connection: Any = None
         """The connection of the current query."""
 
     @cached_property
     def _database(self) -> Any:
         settings = self.settings
         bounds = {"memory_limit": f"{settings.query_memory_bytes}B", "threads": str(settings.query_threads)}
-        made = duckdb.connect(":memory:", config={**_CONFIG, **bounds})
+        database = duckdb.connect(":memory:", config={**_CONFIG, **bounds})
         try:
-            made.execute("SET GLOBAL TimeZone = ?", [self.zone])
+            database.execute("SET GLOBAL TimeZone = ?", [self.zone])
         except duckdb.Error as error:  # Spark may know the zone
             raise _decline(error) from error
-        made.execute(_LOCK)
-        return made
+        database.execute(_LOCK)
+        return database
 
     def interrupt(self) -> None:
         """Cancel the current query, at the next point where DuckDB checks for it."""
-        connection = self._asked
+        connection = self._connection
         if connection is not None:
             with suppress(duckdb.Error):  # the query has just ended
                 connection.interrupt()
@@ -110,14 +111,14 @@ class Duck:
             except duckdb.Error as error:
                 raise _decline(error) from error
             except RecursionError as error:
-                raise NotUnderstood(where="query", why="the expressions are nested too deeply") from error
+                raise DuckDeclined(where="query", why="the expressions are nested too deeply") from error
 
     def answer(
         self, sql: str, tables: Mapping[str, pa.Table], parameters: list[Any], rows_max: int
     ) -> tuple[pa.Table, bool]:
         """At most `rows_max` rows, and whether there are more. `sql` must have passed `parse`."""
         with self._database.cursor() as connection:
-            self._asked = connection
+            self._connection = connection
             try:
                 for name, rows in tables.items():
                     _check_texts(name, rows)
@@ -125,26 +126,22 @@ class Duck:
                 relation = connection.sql(sql, params=parameters)
                 return _collect(relation, rows_max, self.settings.query_bytes_max)
             except (duckdb.OutOfMemoryException, pa.ArrowMemoryError, MemoryError) as error:
-                raise self._make_memory_error() from error
+                raise make_memory_error(self.settings.query_memory_bytes) from error
             except OSError as error:  # once rows stream through Arrow, only the text of an error is kept
                 if str(error).startswith(_NO_MEMORY):
-                    raise self._make_memory_error() from error
+                    raise make_memory_error(self.settings.query_memory_bytes) from error
                 raise _decline(error) from error
             except (duckdb.Error, pa.ArrowException, OverflowError, ValueError, TypeError) as error:
                 raise _decline(error) from error
             finally:
-                self._asked = None
-
-    def _make_memory_error(self) -> LimitExceeded:
-        most = self.settings.query_memory_bytes
-        return LimitExceeded(where="query", why=f"more than {most} bytes of memory (query_memory_bytes) are needed")
+                self._connection = None
 
 
 def _check_texts(name: str, rows: pa.Table) -> None:
     """A function that meets invalid UTF-8 makes DuckDB refuse all later queries."""
     if not is_valid_utf8(rows):
         why = f"{name!r} has a text that is not valid UTF-8, which DuckDB cannot read; use the engine 'spark'"
-        raise NotUnderstood(where="query", why=why)
+        raise DuckDeclined(where="query", why=why)
 
 
 def _find_kind(statement: Any) -> str:
@@ -163,7 +160,7 @@ def _check_kind(kinds: Iterable[str]) -> None:
 
 def _read_tree(found: Mapping[str, Any]) -> Parsed:
     if found["error"]:
-        raise NotUnderstood(where="query", why=str(found["error_message"]))
+        raise DuckDeclined(where="query", why=str(found["error_message"]))
     if len(found["statements"]) != 1:
         raise InvalidInput(where="query", why=f"expected one SELECT, not {len(found['statements'])} statements")
     in_from = _find_calls_in_from(found["statements"][0])
@@ -171,7 +168,7 @@ def _read_tree(found: Mapping[str, Any]) -> Parsed:
         if (refused := _find_refusal(node)) is not None:
             raise InvalidInput(where="query", why=refused)
         if id(node) not in in_from and (called := _find_function(node)) and called not in _KNOWN:
-            raise NotUnderstood(where="query", why=f"queries may not call DuckDB's function {called}()")
+            raise DuckDeclined(where="query", why=f"queries may not call DuckDB's function {called}()")
     return Parsed(tuple(dict.fromkeys(_list_relations(found["statements"][0]))), found["statements"][0])
 
 
@@ -260,14 +257,14 @@ def make_size_error(bytes_max: int) -> LimitExceeded:
     return LimitExceeded(where="query", why=why)
 
 
-def _decline(error: Exception) -> NotUnderstood:
-    return NotUnderstood(where="query", why=next(iter(str(error).strip().splitlines()), type(error).__name__))
+def _decline(error: Exception) -> DuckDeclined:
+    return DuckDeclined(where="query", why=next(iter(str(error).strip().splitlines()), type(error).__name__))
 
 
 def _collect(relation: Any, rows_max: int, bytes_max: int) -> tuple[pa.Table, bool]:
     types = [str(kind) for kind in relation.types]
-    if odd := sorted(_ODD & {*types}):
-        raise NotUnderstood(where="query", why=f"tables cannot have the type {odd[0]}; cast the column")
+    if unsupported := sorted(_UNSUPPORTED & {*types}):
+        raise DuckDeclined(where="query", why=f"tables cannot have the type {unsupported[0]}; cast the column")
     reader = relation.to_arrow_reader(_BATCH)
     batches, rows, size = [], 0, 0
     for batch in reader:
@@ -291,8 +288,8 @@ def _cast_to_table_type(column: Any, kind: str) -> Any:
         return column.cast(pa.int64() if is_long else pa.decimal128(38, 0))
     if kinds.is_dictionary(column.type):  # an ENUM
         return column.cast(column.type.value_type)
-    if column.type in _WHOLE:
-        return column.cast(_WHOLE[column.type])
+    if column.type in _SIGNED_TYPES:
+        return column.cast(_SIGNED_TYPES[column.type])
     if kinds.is_interval(column.type):
         return _convert_intervals(column)
     if kinds.is_timestamp(column.type):

@@ -80,7 +80,7 @@ struct_extract_at struct_has struct_indexof struct_insert struct_keys struct_pac
 struct_values union_extract union_tag union_value unnest unpivot_list vertex_extract
 """
 """`list_aggregate` and similar functions call an aggregate by its name in a text; all aggregates are allowed."""
-_DOCUMENTS = """
+_JSON = """
 array_to_json from_json from_json_strict json json_array json_array_length json_contains json_copy_strftime_if_date
 json_copy_strftime_if_timestamp json_deep_merge json_exists json_extract json_extract_path json_extract_path_text
 json_extract_string json_group_array json_group_object json_group_structure json_insert json_keys json_merge_patch
@@ -89,7 +89,7 @@ json_strip_nulls json_structure json_transform json_transform_strict json_type j
 variant_array_length variant_contains variant_exists variant_extract variant_extract_string variant_group_array
 variant_keys variant_normalize variant_type variant_typeof
 """
-_PLACES = """
+_GEOMETRY = """
 st_asbinary st_asgeojson st_astext st_aswkb st_aswkt st_crs st_geomfromgeojson st_geomfromwkb st_intersects_extent
 st_setcrs
 """
@@ -100,7 +100,7 @@ alias bitstring_byte_comparable can_cast_implicitly cast_to_type create_sort_key
 enum_range enum_range_boundary get_type icu_sort_key make_type pg_typeof replace_type timetz_byte_comparable typeof
 variant_comparator
 """
-_CHANCE = "gen_random_uuid random setseed uuid uuid_extract_timestamp uuid_extract_version uuidv4 uuidv7"
+_RANDOMNESS = "gen_random_uuid random setseed uuid uuid_extract_timestamp uuid_extract_version uuidv4 uuidv7"
 _AGGREGATES = """
 any_value approx_count_distinct approx_quantile approx_top_k arbitrary arg_max arg_max_null arg_max_nulls_last arg_min
 arg_min_null arg_min_nulls_last argmax argmin array_agg avg bit_and bit_or bit_xor bitstring_agg bool_and bool_or corr
@@ -120,8 +120,8 @@ ALLOWED = frozenset(
         *(
             name
             for names in (
-                *(_OPERATORS, _NUMBERS, _TEXTS, _HASHES, _TIMES, _LISTS, _DOCUMENTS, _PLACES, _CONDITIONS, _TYPES),
-                *(_CHANCE, _AGGREGATES, _WINDOWS),
+                *(_OPERATORS, _NUMBERS, _TEXTS, _HASHES, _TIMES, _LISTS, _JSON, _GEOMETRY, _CONDITIONS, _TYPES),
+                *(_RANDOMNESS, _AGGREGATES, _WINDOWS),
             )
             for name in names.split()
         ),
@@ -144,7 +144,7 @@ _READS = "it reads files or addresses"
 _RUNS = "it runs or parses another statement"
 _MEMORY = "it interprets bytes as the engine's internal state"
 _WAITS = "it only waits"
-_OWN = "it is internal to the engine"
+_INTERNAL = "it is internal to the engine"
 
 REFUSED: Mapping[str, str] = MappingProxyType(
     {
@@ -178,7 +178,7 @@ REFUSED: Mapping[str, str] = MappingProxyType(
         ),
         **_refuse_all(_WAITS, "pg_sleep sleep_ms"),
         **_refuse_all(
-            _OWN,
+            _INTERNAL,
             """
             __between __cast __internal_barrier __internal_compress_geometry_point
             __internal_compress_integral_ubigint __internal_compress_integral_uinteger

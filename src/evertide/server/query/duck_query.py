@@ -1,4 +1,4 @@
-"""`ask`: answers a query with DuckDB, in a worker process (`evertide.server.query.answering`).
+"""`answer_with_duckdb`: answers a query with DuckDB, in a worker process (`evertide.server.query.answering`).
 
 1. All collections are read at one time: the requested one, or the last that all of them have. A view that failed is
    read as of its last time before the failure.
@@ -6,7 +6,7 @@
    the types of their columns. A client that names an engine gets that engine.
 3. The language is Spark's. With engine `auto`, the query is rewritten so that DuckDB returns Spark's answer
    (`evertide.server.query.translation`). With engine `duckdb`, DuckDB's own semantics apply.
-4. If DuckDB declines a query, by these rules or because it fails, `NotUnderstood` lets `Workers` try Spark.
+4. If DuckDB declines a query, by these rules or because it fails, `DuckDeclined` lets `Workers` try Spark.
 5. Each engine refuses everything but reading with its own parser (`evertide.server.query.duck`,
    `evertide.plan.query.query`).
 """
@@ -22,15 +22,15 @@ from evertide.errors import LimitExceeded
 from evertide.pipeline.reading.collections import Collections
 from evertide.pipeline.reading.query import Chosen, Question
 from evertide.pipeline.reading.reader import Reader
-from evertide.server.query.duck import Duck, NotUnderstood, can_hold
+from evertide.server.query.duck import Duck, DuckDeclined, can_hold
 from evertide.server.query.translation import translate_query
 from evertide.settings import Settings
 
-__all__ = ["Result", "ask", "find_row_limit", "find_stale", "pin_collections", "time_of"]
+__all__ = ["QueryResult", "answer_with_duckdb", "choose_time", "find_row_limit", "find_stale", "pin_collections"]
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class QueryResult:
     time: int
     rows: pa.Table
     is_truncated: bool
@@ -43,22 +43,22 @@ def pin_collections(reader: Reader) -> Collections:
     return Collections(lambda: members)
 
 
-def ask(collections: Collections, question: Question, duck: Duck) -> Result:
-    parsed, asked = duck.parse(question.sql), _CollectionCheck(collections, duck.settings)
-    names, translated = asked.list_declared_names(parsed.names), question
+def answer_with_duckdb(collections: Collections, question: Question, duck: Duck) -> QueryResult:
+    parsed, check = duck.parse(question.sql), _CollectionCheck(collections, duck.settings)
+    names, translated = check.list_declared_names(parsed.names), question
     if question.engine is Chosen.auto:
-        translated = translate_query(question, parsed.tree, asked.list_schemas(names), duck.zone)
-        asked.check_small(names)
-    asked.check_readable(names)
-    time = time_of(collections, question, names)
+        translated = translate_query(question, parsed.tree, check.list_schemas(names), duck.zone)
+        check.check_small(names)
+    check.check_readable(names)
+    time = choose_time(collections, question, names)
     tables = collections.read_tables_at(names, time)
     rows, is_truncated = duck.answer(
         translated.sql, tables, list(translated.parameters), find_row_limit(question, duck.settings)
     )
-    return Result(time, rows, is_truncated, find_stale(collections, question, names))
+    return QueryResult(time, rows, is_truncated, find_stale(collections, question, names))
 
 
-def time_of(collections: Collections, question: Question, names: Sequence[str]) -> int:
+def choose_time(collections: Collections, question: Question, names: Sequence[str]) -> int:
     return collections.find_common_time(names) if question.as_of is None else question.as_of
 
 
@@ -87,9 +87,10 @@ class _CollectionCheck:
 
     def check_small(self, names: Sequence[str]) -> None:
         if not all(map(can_hold, self.list_schemas(names).values())):
-            raise NotUnderstood(where="query", why="a column has a type that DuckDB does not have")
+            raise DuckDeclined(where="query", why="a column has a type that DuckDB does not have")
         if (rows := sum(map(self._count_rows, names))) > (most := self._settings.query_small_rows):
-            raise NotUnderstood(where="query", why=f"about {rows} rows are read, and {most} at most (query_small_rows)")
+            why = f"the query reads about {rows} rows; the limit is {most} (query_small_rows)"
+            raise DuckDeclined(where="query", why=why)
 
     def check_readable(self, names: Iterable[str]) -> None:
         """DuckDB loads whole collections into memory, so each may have at most `query_read_rows_max` rows."""

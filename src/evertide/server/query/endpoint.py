@@ -17,11 +17,11 @@ from evertide.pipeline.pipeline import Pipeline
 from evertide.pipeline.reading.query import Chosen, Question
 from evertide.pipeline.spark_engine import SparkEngine
 from evertide.runtime import Runtime
-from evertide.server.bodies.bodies import media_type_of, read_body
+from evertide.server.bodies.bodies import read_body, read_media_type
 from evertide.server.endpoints.columns import Column
 from evertide.server.endpoints.formats import ROW_FORMATS
 from evertide.server.endpoints.rows import Format
-from evertide.server.http.answers import content_headers, stream_response
+from evertide.server.http.answers import answer_stream, make_content_headers
 from evertide.server.http.endpoint import BYTES, Endpoint, parse_body
 from evertide.server.http.media import choose_media
 from evertide.server.query.workers import EncodedAnswer, Workers
@@ -86,7 +86,7 @@ class QueryEndpoints:
         )
 
     async def _query(self, request: Request, query: QueryQuery) -> Response:
-        media_type_of(request, JSON)
+        read_media_type(request, JSON)
         media = choose_media(request, query.format, ROW_FORMATS)
         body = parse_body(await read_body(request, _SQL_MAX), QueryBody)
         limit = _JSON_ROWS if body.limit is None and media == JSON else body.limit
@@ -99,9 +99,9 @@ class QueryEndpoints:
             "took_ms": answer.took_ms,
         }
         text = ", ".join(f"{name}={msgspec.json.encode(value).decode()}" for name, value in facts.items())
-        headers = {**content_headers(answer.time, answer.stale), FACTS_HEADER: text.replace('"', "")}
+        headers = {**make_content_headers(answer.time, answer.stale), FACTS_HEADER: text.replace('"', "")}
         head = msgspec.json.encode({**facts, "stale": answer.stale}) if media == JSON else b""
-        return await stream_response(_slice_body(head, answer.body), media, headers)
+        return await answer_stream(_slice_body(head, answer.body), media, headers)
 
     def close(self) -> None:
         self._workers.close()

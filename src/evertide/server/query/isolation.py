@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-__all__ = ["Isolation", "Wanted", "isolate"]
+__all__ = ["Isolation", "NeededAccess", "isolate"]
 
 _NAMESPACE_USER, _NAMESPACE_NET = 0x10000000, 0x40000000
 _GET_FLAGS, _SET_FLAGS, _FLAG_UP = 0x8913, 0x8914, 0x1
@@ -47,7 +47,7 @@ _LANDLOCK_MIN, _LANDLOCK_SCOPED = 2, 6
 _CAPABILITIES_VERSION = 0x20080522
 _KEPT_CAPABILITIES = 0b11111
 """The first five: to change, read and search files of other users."""
-_EXTRA = "EVERTIDE_QUERY_FILES"
+_EXTRA_VARIABLE = "EVERTIDE_QUERY_FILES"
 _SYSTEM = ("/usr", "/lib", "/lib64", "/lib32", "/bin", "/sbin", "/opt/java", "/proc", "/sys", "/nix/store")
 _ETC = """
 alternatives ca-certificates crypto-policies gai.conf group host.conf hostname hosts java-11-openjdk java-17-openjdk
@@ -69,7 +69,7 @@ _ALLOW, _REFUSE = 0x7FFF0000, 0x00050000 | 13
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class NeededAccess:
     storage: str
     """A directory, or a URL."""
     scratch: str
@@ -88,29 +88,29 @@ class Isolation:
     lacks: dict[str, str] = field(default_factory=dict)
 
 
-def isolate(wanted: Wanted) -> Isolation:
+def isolate(needed: NeededAccess) -> Isolation:
     """Apply the restrictions. The process must have a single thread."""
-    made = Isolation()
-    if wanted.has_network:
-        made.lacks["network"] = "the worker needs it for the storage or for Spark's master"
-    elif wanted.has_processes:
-        _try(made, "network", "namespace", _leave_network)
+    isolation = Isolation()
+    if needed.has_network:
+        isolation.lacks["network"] = "the worker needs it for the storage or for Spark's master"
+    elif needed.has_processes:
+        _apply(isolation, "network", "namespace", _leave_network)
     else:
-        _try(made, "network", "seccomp", _make_no_sockets)
-    _try(made, "files", "landlock", lambda: _restrict_files(wanted))
-    _try(made, "privileges", "capabilities", _drop_privileges)
-    return made
+        _apply(isolation, "network", "seccomp", _forbid_sockets)
+    _apply(isolation, "files", "landlock", lambda: _restrict_files(needed))
+    _apply(isolation, "privileges", "capabilities", _drop_privileges)
+    return isolation
 
 
-def _try(made: Isolation, what: str, how: str, do: Callable[[], None]) -> None:
+def _apply(isolation: Isolation, what: str, how: str, do: Callable[[], None]) -> None:
     if sys.platform != "linux":
-        made.lacks[what] = f"{sys.platform} has no {how}"
+        isolation.lacks[what] = f"{sys.platform} has no {how}"
         return
     try:
         do()
-        made.has[what] = how
+        isolation.has[what] = how
     except OSError as error:
-        made.lacks[what] = f"{how}: {error.strerror or error}"
+        isolation.lacks[what] = f"{how}: {error.strerror or error}"
 
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -123,7 +123,7 @@ def _check(result: int) -> int:
     return result
 
 
-def _call(number: int, *arguments: object) -> int:
+def _call_system(number: int, *arguments: object) -> int:
     return _check(_libc.syscall(ctypes.c_long(number), *arguments))
 
 
@@ -147,18 +147,18 @@ def _leave_network() -> None:
         fcntl.ioctl(any_socket, _SET_FLAGS, struct.pack("16sh", b"lo", flags | _FLAG_UP))
 
 
-def _make_no_sockets() -> None:
+def _forbid_sockets() -> None:
     found = _ARCHITECTURES.get(platform.machine())
     if found is None:
         raise OSError(0, f"not known for {platform.machine()}")
-    architecture, make_socket = found
+    architecture, socket_call = found
     load, equal, at_least, give = 0x20, 0x15, 0x35, 0x06
     program = (
         (load, 0, 0, 4),
         (equal, 0, 5, architecture),
         (load, 0, 0, 0),
         (at_least, 3, 0, _X32),
-        (equal, 2, 0, make_socket),
+        (equal, 2, 0, socket_call),
         (equal, 1, 0, _IO_URING_SETUP),
         (give, 0, 0, _ALLOW),
         (give, 0, 0, _REFUSE),
@@ -174,45 +174,45 @@ def _drop_privileges() -> None:
     held = ctypes.create_string_buffer(struct.calcsize("6I"))
     _check(_libc.capget(header, held))
     _, permitted, *_ = struct.unpack("6I", held.raw)
-    kept = permitted & _KEPT_CAPABILITIES
-    _check(_libc.capset(header, struct.pack("6I", kept, kept, 0, 0, 0, 0)))
+    capabilities = permitted & _KEPT_CAPABILITIES
+    _check(_libc.capset(header, struct.pack("6I", capabilities, capabilities, 0, 0, 0, 0)))
 
 
-def _restrict_files(wanted: Wanted) -> None:
+def _restrict_files(needed: NeededAccess) -> None:
     if len([*Path("/proc/self/task").iterdir()]) > 1:
         raise OSError(0, "the process has other threads, which would keep their rights")
-    version = _call(_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(1))
+    version = _call_system(_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(1))
     if version < _LANDLOCK_MIN:
         raise OSError(0, f"version {version} is too old")
     rights = sum(right for since, right in _RIGHTS.items() if since <= version)
     scoped = _SCOPED if version >= _LANDLOCK_SCOPED else 0
     attributes = struct.pack("QQQ", rights, 0, scoped)
     size = 24 if scoped else 8
-    rules = _call(_CREATE_RULESET, attributes, ctypes.c_size_t(size), ctypes.c_uint32(0))
+    rules = _call_system(_CREATE_RULESET, attributes, ctypes.c_size_t(size), ctypes.c_uint32(0))
     try:
-        for path in _list_readable(wanted):
+        for path in _list_readable(needed):
             _allow(rules, path, _READING)
         for path in _DEVICES:
             _allow(rules, path, (_READ | _WRITE | _IOCTL) & rights)
-        for path in (wanted.storage, wanted.scratch):
+        for path in (needed.storage, needed.scratch):
             _allow(rules, path, rights & ~_EXECUTE)
         _forgo_privileges()
-        _call(_RESTRICT_SELF, ctypes.c_int(rules), ctypes.c_uint32(0))
+        _call_system(_RESTRICT_SELF, ctypes.c_int(rules), ctypes.c_uint32(0))
     finally:
         os.close(rules)
 
 
-def _list_readable(wanted: Wanted) -> Iterable[str]:
+def _list_readable(needed: NeededAccess) -> Iterable[str]:
     yield from _SYSTEM
     yield from (f"/etc/{name}" for name in _ETC.split())
-    yield from filter(None, wanted.environment.get(_EXTRA, "").split(os.pathsep))
+    yield from filter(None, needed.environment.get(_EXTRA_VARIABLE, "").split(os.pathsep))
     yield from (sys.prefix, sys.base_prefix, sys.exec_prefix, str(Path(__file__).parents[2]), *filter(None, sys.path))
     if (java := shutil.which("java")) is not None:
         yield str(Path(java).resolve().parents[1])
-    home = wanted.environment.get("HOME")
-    if wanted.has_network and home:
+    home = needed.environment.get("HOME")
+    if needed.has_network and home:
         yield from (f"{home}/{name}" for name in _OF_USER)
-    for name, value in wanted.environment.items():
+    for name, value in needed.environment.items():
         if name != "HOME":
             yield from _PATH.findall(value)
 
@@ -226,6 +226,6 @@ def _allow(rules: int, path: str, rights: int) -> None:
     try:
         is_directory = Path(path).is_dir()
         rule = struct.pack("=Qi", rights if is_directory else rights & _OF_FILES, place)
-        _call(_ADD_RULE, ctypes.c_int(rules), ctypes.c_int(1), rule, ctypes.c_uint32(0))
+        _call_system(_ADD_RULE, ctypes.c_int(rules), ctypes.c_int(1), rule, ctypes.c_uint32(0))
     finally:
         os.close(place)

@@ -30,29 +30,29 @@ from evertide.json_values import error_from_json
 from evertide.pipeline.reading.query import Chosen, Question
 from evertide.runtime import Runtime
 from evertide.scratch import using_scratch
-from evertide.server.query.usage import OutputTail, disk_bytes, list_processes, memory_bytes
+from evertide.server.query.usage import OutputTail, list_processes, measure_disk_bytes, measure_memory_bytes
 from evertide.server.query.wire import Frame, read_frame, write_frame
 from evertide.settings import Settings
 from evertide.store.open import StorageAddress
 
-__all__ = ["EngineOptions", "Idle", "Worker"]
+__all__ = ["EngineOptions", "Worker", "WorkerEnded"]
 
 logger = logging.getLogger(__name__)
 
 _START_S = 300.0
 """Generous, since a JVM starts slowly on a busy machine. The start does not count against `query_limit_s`."""
 _GRACE_S = 2.0
-_LOOK_S = 0.2
+_CHECK_EVERY_S = 0.2
 _BODY_SPARE = 16 * 1024 * 1024
 """An Arrow stream is a little larger than its rows in memory."""
-_PLAIN = frozenset(
+_PASSED_VARIABLES = frozenset(
     (
         *("PATH", "HOME", "USER", "LOGNAME", "LANG", "TZ", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT"),
         *("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "JAVA_HOME", "SSL_CERT_FILE", "SSL_CERT_DIR"),
         "EVERTIDE_QUERY_FILES",
     )
 )
-_PLAIN_PREFIXES = ("LC_", "SPARK_", "HADOOP_", "YARN_")
+_PASSED_PREFIXES = ("LC_", "SPARK_", "HADOOP_", "YARN_")
 _STORAGE_PREFIXES = ("AWS_", "PG")
 """Variables that configure the clients of S3 and PostgreSQL."""
 _ALLOCATING = {"ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "2"}
@@ -70,7 +70,7 @@ class EngineOptions:
     master: str = ""
 
 
-class Idle(Exception):
+class WorkerEnded(Exception):
     """The worker had ended before it began with the query; the caller retries with another worker."""
 
 
@@ -86,7 +86,7 @@ class Worker:
         self._number = 0
         self._is_ready = False
         self._ready_bytes = 0
-        self._is_begun = False
+        self._has_begun = False
         """Whether the worker has begun with the last query that it was sent."""
         with using_scratch():
             self._scratch = Path(tempfile.mkdtemp(prefix="evertide-query-"))
@@ -113,25 +113,25 @@ class Worker:
         self._pipes = [pipe for pipe in (self._process.stdin, self._process.stdout) if pipe is not None]
         self._in, self._out = (pipe.fileno() for pipe in self._pipes)
         self._output = OutputTail(self._process.stderr)
-        self._lifeline_there = lifeline
+        self._worker_lifeline = lifeline
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
     def ask(self, question: Question) -> Frame:
-        """Return the worker's frame: an answer or an error. `Idle` if the worker ended since its last query."""
+        """Return the worker's frame: an answer or an error. `WorkerEnded` if the worker ended since its last query."""
         try:
             self._start()
-            patience = _Deadline(self, self._runtime, self._settings.query_limit_s)
-            frame = self._exchange(question, patience)
+            deadline = _Deadline(self, self._runtime, self._settings.query_limit_s)
+            frame = self._exchange(question, deadline)
         except BaseException:  # the pipe may hold a part of a frame
             self.end()
             raise
         if frame.facts["is_last"]:
             self.end()
-        if patience.is_over:
-            raise patience.make_timeout()
+        if deadline.is_over:
+            raise deadline.make_timeout()
         return frame
 
     def interrupt(self) -> None:
@@ -140,12 +140,12 @@ class Worker:
 
     def check_bounds(self) -> None:
         """Raise `LimitExceeded` if the worker exceeds its limit of memory or of disk."""
-        most, spill = self._options.memory_bytes, self._settings.query_spill_bytes
-        if most is None or not self._is_ready:
+        limit, spill = self._options.memory_bytes, self._settings.query_spill_bytes
+        if limit is None or not self._is_ready:
             return
-        if memory_bytes(list_processes(self.pid)) > self._ready_bytes + most:
-            raise LimitExceeded(where="query", why=f"the query's processes use more than {most} bytes of memory")
-        if disk_bytes(self._scratch) > spill:
+        if measure_memory_bytes(list_processes(self.pid)) > self._ready_bytes + limit:
+            raise LimitExceeded(where="query", why=f"the query's processes use more than {limit} bytes of memory")
+        if measure_disk_bytes(self._scratch) > spill:
             raise LimitExceeded(
                 where="query", why=f"the query wrote more than {spill} bytes to disk (query_spill_bytes)"
             )
@@ -170,9 +170,9 @@ class Worker:
         if self._process.returncode is None:
             self._process.kill()
 
-    def read(self, patience: _Deadline, body_max: int = 0) -> Frame:
+    def read(self, deadline: _Deadline, body_max: int = 0) -> Frame:
         try:
-            frame = read_frame(self._out, body_max, wait=lambda: patience.wait(self._out))
+            frame = read_frame(self._out, body_max, wait=lambda: deadline.wait(self._out))
         except (OSError, ValueError) as error:
             raise QueryEnded(path=self.engine.value, why=f"the process sent a damaged answer: {error}") from error
         if frame is None:
@@ -183,15 +183,15 @@ class Worker:
         if self._is_ready:
             return
         self._send(self._describe_options())
-        found = self.read(_Deadline(self, self._runtime, _START_S, is_start=True))
-        if "error" in found.facts:
-            raise error_from_json(found.facts["error"]) or QueryEnded(
-                path=self.engine.value, why=str(found.facts["error"])
+        frame = self.read(_Deadline(self, self._runtime, _START_S, is_start=True))
+        if "error" in frame.facts:
+            raise error_from_json(frame.facts["error"]) or QueryEnded(
+                path=self.engine.value, why=str(frame.facts["error"])
             )
-        self._is_ready, self._ready_bytes = True, memory_bytes(list_processes(self.pid))
+        self._is_ready, self._ready_bytes = True, measure_memory_bytes(list_processes(self.pid))
         took_s = self._runtime.monotonic_s() - self._began_s
         logger.info("%s query process %d is ready after %.1f s", self.engine, self.pid, took_s)
-        _log_isolation(self.engine, found.facts["isolation"])
+        _log_isolation(self.engine, frame.facts["isolation"])
 
     def _describe_options(self) -> dict[str, Any]:
         options = self._options
@@ -205,15 +205,15 @@ class Worker:
             "results": dict(options.results),
             "scratch": str(self._scratch),
             "master": options.master,
-            "lifeline": self._lifeline_there,
+            "lifeline": self._worker_lifeline,
         }
 
-    def _exchange(self, question: Question, patience: _Deadline) -> Frame:
-        self._number, self._is_begun = self._number + 1, False
+    def _exchange(self, question: Question, deadline: _Deadline) -> Frame:
+        self._number, self._has_begun = self._number + 1, False
         self._send({"number": self._number, **asdict(question)})
-        self.read(patience)
-        self._is_begun = True
-        return self.read(patience, self._settings.query_bytes_max + _BODY_SPARE)
+        self.read(deadline)
+        self._has_begun = True
+        return self.read(deadline, self._settings.query_bytes_max + _BODY_SPARE)
 
     def _send(self, facts: Mapping[str, Any]) -> None:
         try:
@@ -224,8 +224,8 @@ class Worker:
     def _explain_end(self) -> Exception:
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_GRACE_S)  # a worker closes its pipe just before it exits
-        if self._number > 1 and not self._is_begun:
-            return Idle()
+        if self._number > 1 and not self._has_begun:
+            return WorkerEnded()
         code = self._process.poll()
         if code is None:
             why = "the process closed its pipe"
@@ -250,7 +250,7 @@ class _Deadline:
         """Block until `at` is readable. Check the limits meanwhile, and interrupt the query when its time is over."""
         poll = select.poll()
         poll.register(at, select.POLLIN | select.POLLHUP)
-        while not poll.poll(_LOOK_S * 1000):
+        while not poll.poll(_CHECK_EVERY_S * 1000):
             self._worker.check_bounds()
             now_s = self._runtime.monotonic_s()
             if now_s > self._until_s + _GRACE_S:
@@ -261,8 +261,10 @@ class _Deadline:
 
     def make_timeout(self) -> Exception:
         if self._is_start:
-            return QueryEnded(path=self._worker.engine.value, why=f"it was not ready within {self._limit_s:g} s")
-        return LimitExceeded(where="query", why=f"it took longer than {self._limit_s:g} s (query_limit_s)")
+            return QueryEnded(
+                path=self._worker.engine.value, why=f"the process was not ready within {self._limit_s:g} s"
+            )
+        return LimitExceeded(where="query", why=f"the query took longer than {self._limit_s:g} s (query_limit_s)")
 
 
 def _log_isolation(engine: Chosen, isolation: Mapping[str, Mapping[str, str]]) -> None:
@@ -277,5 +279,7 @@ def _list_storage_environment() -> dict[str, str]:
 
 def _list_environment(scratch: Path) -> dict[str, str]:
     """The variables that programs need to run, without any that may hold a secret."""
-    kept = {key: os.environ[key] for key in os.environ if key in _PLAIN or key.startswith(_PLAIN_PREFIXES)}
-    return {**kept, **_ALLOCATING, "TMPDIR": str(scratch)}
+    passed = {
+        key: os.environ[key] for key in os.environ if key in _PASSED_VARIABLES or key.startswith(_PASSED_PREFIXES)
+    }
+    return {**passed, **_ALLOCATING, "TMPDIR": str(scratch)}

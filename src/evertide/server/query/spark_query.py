@@ -15,16 +15,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from evertide.errors import InvalidInput, LimitExceeded, NotAllowedNow, QueryEnded, SparkEnded
+from evertide.errors import InvalidInput, NotAllowedNow, QueryEnded, SparkEnded
 from evertide.pipeline.names import ERRORS
 from evertide.pipeline.reading.collections import Collections
 from evertide.pipeline.reading.query import Question
 from evertide.pipeline.reading.reader import Reader
 from evertide.plan.catalyst.session import Session, open_session
 from evertide.plan.query.query import configure, query, read_stored
-from evertide.server.query.bounds import heap_bytes
+from evertide.server.query.bounds import choose_heap_bytes, make_memory_error
 from evertide.server.query.duck import make_size_error
-from evertide.server.query.duck_query import Result, find_row_limit, find_stale, pin_collections, time_of
+from evertide.server.query.duck_query import QueryResult, choose_time, find_row_limit, find_stale, pin_collections
 from evertide.settings import Settings
 from evertide.shard.read import TimeWindow, list_parts
 
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 __all__ = ["SparkQueryEngine"]
 
 _LEASE_SPARE_S = 60
-_LOOK_S = 0.05
-_LOOKS = 10
+_CHECK_EVERY_S = 0.05
+_CHECKS = 10
 _MIB = 1024 * 1024
 _OUT_OF_MEMORY = (3, 52)
 """Exit codes of a JVM without memory: of the JVM itself, and of Spark."""
@@ -52,19 +52,19 @@ class SparkQueryEngine:
     """Whether the last query was interrupted."""
 
     @classmethod
-    def open(cls, reader: Reader, opening: Mapping[str, Any]) -> SparkQueryEngine:
+    def open(cls, reader: Reader, start: Mapping[str, Any]) -> SparkQueryEngine:
         settings = reader.settings
-        session = open_session(None, opening["master"] or f"local[{settings.query_threads}]", _spark_settings(opening))
-        configure(session.spark, opening["results"])
-        options = {"storage": opening["location"], "lease_s": str(int(settings.query_limit_s) + _LEASE_SPARE_S)}
-        if opening["meta"] is not None:
-            options["meta"] = opening["meta"]
-        made = cls(reader, session, options)
+        session = open_session(None, start["master"] or f"local[{settings.query_threads}]", _spark_settings(start))
+        configure(session.spark, start["results"])
+        options = {"storage": start["location"], "lease_s": str(int(settings.query_limit_s) + _LEASE_SPARE_S)}
+        if start["meta"] is not None:
+            options["meta"] = start["meta"]
+        engine = cls(reader, session, options)
         with suppress(InvalidInput, NotAllowedNow):  # before the first transaction there is nothing to read
-            made.answer(Question(f"SELECT count(*) AS n FROM {ERRORS}"))  # warm-up: the first query is much slower
-        return made
+            engine.answer(Question(f"SELECT count(*) AS n FROM {ERRORS}"))  # warm-up: the first query is much slower
+        return engine
 
-    def answer(self, question: Question) -> Result:
+    def answer(self, question: Question) -> QueryResult:
         settings, collections = self.reader.settings, pin_collections(self.reader)
         time, most = collections.time(), find_row_limit(question, settings)
         stale: list[str] = []
@@ -82,24 +82,23 @@ class SparkQueryEngine:
             self.is_over = True
             if self.session.wait_for_jvm_exit() not in _OUT_OF_MEMORY:
                 raise QueryEnded(path="spark", why=error.why) from error
-            why = f"more than {heap_bytes(settings)} bytes of memory (query_memory_bytes) are needed"
-            raise LimitExceeded(where="query", why=why) from error
+            raise make_memory_error(choose_heap_bytes(settings)) from error
         if rows.nbytes > settings.query_bytes_max:
             raise make_size_error(settings.query_bytes_max)
-        return Result(time, rows.slice(0, most), rows.num_rows > most, stale)
+        return QueryResult(time, rows.slice(0, most), rows.num_rows > most, stale)
 
     def interrupt(self) -> None:
         self.is_interrupted = True
         self.session.cancel()
 
-    def is_worn(self) -> bool:
+    def needs_replacement(self) -> bool:
         """A task of a cancelled query may run for hours, and slow down later queries."""
         is_interrupted, self.is_interrupted = self.is_interrupted, False
         runtime = self.reader.runtime
-        for _ in range(_LOOKS if is_interrupted else 0):
+        for _ in range(_CHECKS if is_interrupted else 0):
             if self.is_over or not self.session.has_tasks():
                 return self.is_over
-            runtime.sleep_s(_LOOK_S)
+            runtime.sleep_s(_CHECK_EVERY_S)
         return self.is_over or is_interrupted
 
     def close(self) -> None:
@@ -109,7 +108,7 @@ class SparkQueryEngine:
 
 def _find_readable_time(collections: Collections, question: Question, names: Sequence[str]) -> int:
     """The time of the query. Checked here, because Spark reduces an error to its text."""
-    time = time_of(collections, question, names)
+    time = choose_time(collections, question, names)
     if time > collections.time():
         raise InvalidInput(
             where=f"time {time}", why=f"the time is in the future; the last time is {collections.time()}"
@@ -123,11 +122,11 @@ def _find_readable_time(collections: Collections, question: Question, names: Seq
     return time
 
 
-def _spark_settings(opening: Mapping[str, Any]) -> dict[str, str]:
-    settings, scratch = Settings(**opening["settings"]), opening["scratch"]
+def _spark_settings(start: Mapping[str, Any]) -> dict[str, str]:
+    settings, scratch = Settings(**start["settings"]), start["scratch"]
     java = f"-XX:+ExitOnOutOfMemoryError -XX:-UsePerfData -Djava.io.tmpdir={scratch} -Dderby.system.home={scratch}"
     return {
-        "spark.driver.memory": f"{heap_bytes(settings) // _MIB}m",
+        "spark.driver.memory": f"{choose_heap_bytes(settings) // _MIB}m",
         "spark.driver.defaultJavaOptions": java,
         "spark.eventLog.enabled": "false",
         "spark.local.dir": scratch,

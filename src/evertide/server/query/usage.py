@@ -14,7 +14,7 @@ from typing import Any
 
 from evertide.threads.watched import WatchedThread
 
-__all__ = ["OutputTail", "disk_bytes", "list_processes", "memory_bytes"]
+__all__ = ["OutputTail", "list_processes", "measure_disk_bytes", "measure_memory_bytes"]
 
 _PROC = Path("/proc")
 _SESSION = 3
@@ -36,7 +36,7 @@ def list_processes(session: int) -> list[int]:
     return found
 
 
-def memory_bytes(processes: Iterable[int]) -> int:
+def measure_memory_bytes(processes: Iterable[int]) -> int:
     """Private memory of the processes; shared memory, such as code, does not count."""
     pages = 0
     for pid in processes:
@@ -46,7 +46,7 @@ def memory_bytes(processes: Iterable[int]) -> int:
     return pages * _PAGE
 
 
-def disk_bytes(folder: Path) -> int:
+def measure_disk_bytes(folder: Path) -> int:
     total = 0
     for place, _, names in os.walk(folder):
         for name in names:

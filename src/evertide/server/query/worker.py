@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from evertide.plan.catalyst.network import is_local
-from evertide.server.query.isolation import Wanted, isolate
+from evertide.server.query.isolation import NeededAccess, isolate
 from evertide.server.query.wire import read_frame
 
 __all__ = ["main"]
@@ -38,21 +38,21 @@ def main() -> None:
     first = read_frame(given)
     if first is None:
         return
-    opening = first.facts
-    os.environ.update(opening["environment"])
-    isolation = isolate(_read_wanted(opening))
-    _end_with(opening["lifeline"])
+    start = first.facts
+    os.environ.update(start["environment"])
+    isolation = isolate(_find_needed_access(start))
+    _end_with(start["lifeline"])
     from evertide.server.query.answering import answer_questions  # noqa: PLC0415 - libraries that start threads
 
-    answer_questions(opening, isolation, given, out)
+    answer_questions(start, isolation, given, out)
 
 
-def _read_wanted(opening: Mapping[str, Any]) -> Wanted:
-    is_spark = opening["engine"] == "spark"
-    return Wanted(
-        storage=opening["location"],
-        scratch=opening["scratch"],
-        has_network=opening["is_remote"] or (is_spark and not is_local(opening["master"] or "local")),
+def _find_needed_access(start: Mapping[str, Any]) -> NeededAccess:
+    is_spark = start["engine"] == "spark"
+    return NeededAccess(
+        storage=start["location"],
+        scratch=start["scratch"],
+        has_network=start["is_remote"] or (is_spark and not is_local(start["master"] or "local")),
         has_processes=is_spark,
         environment=os.environ,
     )

@@ -26,8 +26,8 @@ from evertide.json_values import error_from_json
 from evertide.media import ARROW
 from evertide.pipeline.reading.query import Answer, Chosen, Question
 from evertide.runtime import Runtime
-from evertide.server.query.bounds import spark_bytes
-from evertide.server.query.process import EngineOptions, Idle, Worker
+from evertide.server.query.bounds import choose_spark_bytes
+from evertide.server.query.process import EngineOptions, Worker, WorkerEnded
 from evertide.server.query.wire import Frame
 from evertide.settings import Settings
 from evertide.store.open import StorageAddress
@@ -90,18 +90,18 @@ class Workers:
         """None if Spark has to answer the query."""
         if question.engine is Chosen.spark:
             return None
-        is_open = question.engine is Chosen.auto and self._has_spark
+        may_decline = question.engine is Chosen.auto and self._has_spark
         began_s = self._runtime.monotonic_s()
-        frame = self._exchange(Chosen.duckdb, question if is_open else replace(question, engine=Chosen.duckdb))
-        if is_open and frame.facts.get("is_declined"):
+        frame = self._exchange(Chosen.duckdb, question if may_decline else replace(question, engine=Chosen.duckdb))
+        if may_decline and frame.facts.get("is_declined"):
             return None
-        return self._answer(Chosen.duckdb, frame, began_s)
+        return self._make_answer(Chosen.duckdb, frame, began_s)
 
     def ask_spark(self, question: Question) -> EncodedAnswer:
         if not self._has_spark:
             raise InvalidInput(where="engine 'spark'", why="the pipeline runs without Spark; use 'duckdb'")
         began_s = self._runtime.monotonic_s()
-        return self._answer(Chosen.spark, self._exchange(Chosen.spark, question), began_s)
+        return self._make_answer(Chosen.spark, self._exchange(Chosen.spark, question), began_s)
 
     def close(self) -> None:
         """End all workers, including those that are answering a query."""
@@ -121,15 +121,15 @@ class Workers:
 
     def _exchange(self, engine: Chosen, question: Question) -> Frame:
         while True:
-            worker = self._take(engine)
+            worker = self._get_worker(engine)
             try:
                 return worker.ask(question)
-            except Idle:  # the worker reached `query_idle_s`, or was killed
+            except WorkerEnded:  # the worker reached `query_idle_s`, or was killed
                 continue
             finally:
-                self._give_back(worker)
+                self._return_worker(worker)
 
-    def _take(self, engine: Chosen) -> Worker:
+    def _get_worker(self, engine: Chosen) -> Worker:
         with self._lock:
             self._check_open(engine)
             for free in self._free:
@@ -149,7 +149,7 @@ class Workers:
         if self._is_closed:
             raise _make_stop_error(engine)
 
-    def _give_back(self, worker: Worker) -> None:
+    def _return_worker(self, worker: Worker) -> None:
         with self._lock:
             self._busy.remove(worker)
             if not worker.is_over and not self._is_closed:
@@ -165,10 +165,10 @@ class Workers:
             )
         if engine is Chosen.duckdb:
             return EngineOptions(engine, self._address, self._results())
-        bound = spark_bytes(self._settings)
-        return EngineOptions(engine, self._address, self._results(), memory_bytes=bound, master=self._master)
+        memory_bytes = choose_spark_bytes(self._settings)
+        return EngineOptions(engine, self._address, self._results(), memory_bytes=memory_bytes, master=self._master)
 
-    def _answer(self, engine: Chosen, frame: Frame, began_s: float) -> EncodedAnswer:
+    def _make_answer(self, engine: Chosen, frame: Frame, began_s: float) -> EncodedAnswer:
         facts = frame.facts
         if "traceback" in facts:
             logger.error("internal error in a query by %s: %s", engine, facts["traceback"])

@@ -17,7 +17,7 @@ __all__ = ["Admission"]
 
 T = TypeVar("T")
 
-_AGAIN_S = 6
+_RETRY_AFTER_S = 6
 _SPREAD_S = 5
 
 
@@ -42,7 +42,7 @@ class Admission:
         options = self._options
         if self.clients >= options.clients_max or (is_newcomer and self.newcomers >= options.newcomers_max):
             known = {"code": "concurrent_request_limit_exceeded", "message": "Too many requests at the same time"}
-            after_s = _AGAIN_S + int(self._runtime.random() * _SPREAD_S)
+            after_s = _RETRY_AFTER_S + int(self._runtime.random() * _SPREAD_S)
             raise Refusal(503, known, {"retry-after": str(after_s), KNOWN_ERROR: "true"})
         self.clients += 1
         self.newcomers += is_newcomer

@@ -26,10 +26,10 @@ from evertide.shapes.protocol.requests import ShapeRequest
 
 __all__ = [
     "AnswerBuilder",
-    "list_cors_headers",
-    "make_options_answer",
-    "make_refusal_response",
-    "stream_response",
+    "answer_options",
+    "answer_refusal",
+    "answer_stream",
+    "make_cors_headers",
     "take_first_pieces",
     "write_array",
 ]
@@ -38,12 +38,12 @@ _PIECE_BYTES = 256 * 1024
 _SMALL_BYTES = 384 * 1024
 """Holds a chunk of `ShapeOptions.chunk_bytes` and its last message, unless that is very large."""
 _PIECES = 8
-_EXPOSED = (
+_EXPOSED_HEADERS = (
     "electric-cursor,electric-handle,electric-has-data,electric-offset,electric-schema,electric-up-to-date,"
     "electric-internal-known-error,retry-after"
 )
 _METHODS = "GET, POST, HEAD, DELETE, OPTIONS"
-_ALLOWED = ("authorization", "if-none-match", "traceparent")
+_ALLOWED_HEADERS = ("authorization", "if-none-match", "traceparent")
 _SERVER = f"Evertide/{__version__}"
 _CURSOR_EPOCH_S = 1_728_432_000
 """2024-10-09T00:00Z."""
@@ -51,8 +51,8 @@ _CURSOR_STEP_S = 20
 _CURSOR_SPREAD_S = 3600
 
 
-def make_refusal_response(refusal: Refusal, origin: str | None, method: str) -> Response:
-    headers = {**list_cors_headers(origin), **refusal.headers, "content-type": "application/json"}
+def answer_refusal(refusal: Refusal, origin: str | None, method: str) -> Response:
+    headers = {**make_cors_headers(origin), **refusal.headers, "content-type": "application/json"}
     if "cache-control" not in headers:
         headers["cache-control"] = "no-store"
         headers["surrogate-control"] = "no-store"
@@ -62,19 +62,19 @@ def make_refusal_response(refusal: Refusal, origin: str | None, method: str) -> 
     return Response(content, refusal.status, headers)
 
 
-def list_cors_headers(origin: str | None) -> dict[str, str]:
+def make_cors_headers(origin: str | None) -> dict[str, str]:
     return {
         "electric-server": _SERVER,
         "access-control-allow-origin": origin or "*",
         "access-control-allow-methods": _METHODS,
-        "access-control-expose-headers": _EXPOSED,
+        "access-control-expose-headers": _EXPOSED_HEADERS,
         "vary": "Origin",
     }
 
 
-def make_options_answer(requested: str) -> Response:
+def answer_options(requested: str) -> Response:
     """The answer to a CORS preflight request, which needs no token."""
-    allowed = ", ".join(name for one in requested.lower().split(",") if (name := one.strip()) in _ALLOWED)
+    allowed = ", ".join(name for one in requested.lower().split(",") if (name := one.strip()) in _ALLOWED_HEADERS)
     headers = {"access-control-max-age": "86400"}
     return Response(
         status_code=204, headers={**headers, "access-control-allow-headers": allowed} if allowed else headers
@@ -132,7 +132,7 @@ class AnswerBuilder:
         return Response(status_code=304, headers=dict(headers))
 
     def messages(self, entries: Sequence[bytes], last: bytes | None, headers: Mapping[str, str]) -> Response:
-        return stream_response(write_array(entries, last), headers)
+        return answer_stream(write_array(entries, last), headers)
 
     def _cursor(self, before: str) -> str:
         """The same for all clients within `_CURSOR_STEP_S`, so that caches merge requests; never equal to `before`."""
@@ -153,7 +153,7 @@ def _cache_control(method: str, *, is_first: bool, is_live: bool) -> str:
     return "public, max-age=60, stale-while-revalidate=300"
 
 
-def stream_response(pieces: Iterator[bytes], headers: Mapping[str, str], size: int | None = None) -> Response:
+def answer_stream(pieces: Iterator[bytes], headers: Mapping[str, str], size: int | None = None) -> Response:
     """Send the body piece by piece as the client reads, so that a slow client holds little memory.
 
     A small body is sent at once. `size` is the body's size in bytes, if known.
@@ -162,7 +162,7 @@ def stream_response(pieces: Iterator[bytes], headers: Mapping[str, str], size: i
     if is_all:
         return Response(b"".join(first), 200, dict(headers), media_type="application/json")
     known = {} if size is None else {"content-length": str(size)}
-    return StreamingResponse(_each(chain(first, pieces)), 200, {**headers, **known}, media_type="application/json")
+    return StreamingResponse(_iterate(chain(first, pieces)), 200, {**headers, **known}, media_type="application/json")
 
 
 def take_first_pieces(pieces: Iterator[bytes]) -> tuple[list[bytes], bool]:
@@ -177,7 +177,7 @@ def take_first_pieces(pieces: Iterator[bytes]) -> tuple[list[bytes], bool]:
     return first, True
 
 
-async def _each(pieces: Iterable[bytes]) -> AsyncIterator[bytes]:
+async def _iterate(pieces: Iterable[bytes]) -> AsyncIterator[bytes]:
     for piece in pieces:
         yield piece
 

@@ -20,9 +20,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from evertide.errors import Conflict, Damaged, EvertideError, Forbidden, LeaseLost, OutcomeUnknown, Unavailable
-from evertide.pgexpr.restriction import restriction_in
+from evertide.pgexpr.restriction import read_restriction
 from evertide.shapes.http.admission import Admission
-from evertide.shapes.http.answers import list_cors_headers, make_options_answer, make_refusal_response
+from evertide.shapes.http.answers import answer_options, answer_refusal, make_cors_headers
 from evertide.shapes.http.exchange import Exchange
 from evertide.shapes.log.definition import ShapeDefinition
 from evertide.shapes.log.registry import Shapes
@@ -34,7 +34,7 @@ __all__ = ["ShapeEndpoint"]
 logger = logging.getLogger(__name__)
 
 _METHODS = ("GET", "HEAD", "POST", "DELETE")
-_PASSING = (Conflict, Damaged, LeaseLost, OutcomeUnknown, Unavailable)
+_TRANSIENT = (Conflict, Damaged, LeaseLost, OutcomeUnknown, Unavailable)
 """Errors that may pass, a missing part included: clients keep their offset and retry."""
 
 
@@ -51,32 +51,32 @@ class ShapeEndpoint:
         self._shapes.serve_in(asyncio.get_running_loop())
         try:
             answer = await self._answer(request)
-            answer.headers.update(list_cors_headers(origin))
+            answer.headers.update(make_cors_headers(origin))
         except ClientDisconnect:
             return
         except Refusal as refusal:
-            answer = make_refusal_response(refusal, origin, request.method)
+            answer = answer_refusal(refusal, origin, request.method)
         except Forbidden as error:
             logger.info("%s %s: %s", request.method, request.url.path, error)
-            answer = make_refusal_response(refuse_error(error, 403, restriction_in(scope)), origin, request.method)
+            answer = answer_refusal(refuse_error(error, 403, read_restriction(scope)), origin, request.method)
         except EvertideError as error:
             logger.warning("%s %s: %s", request.method, request.url.path, error)
-            status = 503 if isinstance(error, _PASSING) else 500
-            answer = make_refusal_response(refuse_error(error, status, restriction_in(scope)), origin, request.method)
+            status = 503 if isinstance(error, _TRANSIENT) else 500
+            answer = answer_refusal(refuse_error(error, status, read_restriction(scope)), origin, request.method)
         if "authorization" in request.headers:
-            _keep_private(answer)
+            _make_private(answer)
         await answer(scope, receive, send)
 
     async def _answer(self, request: Request) -> Response:
         if request.method == "OPTIONS":
             requested_headers = request.headers.get("access-control-request-headers", "")
-            return make_options_answer(requested_headers)
+            return answer_options(requested_headers)
         if request.method not in _METHODS:
             raise Refusal(404, {"message": "Not found"})
         query = request.query_params
         if request.method == "DELETE":
             return await self._handle_delete(query)
-        shape_request = replace(parse_request(query), restriction=restriction_in(request.scope))
+        shape_request = replace(parse_request(query), restriction=read_restriction(request.scope))
         if request.method == "POST" and shape_request.subset is None:
             shape_request = await self._add_body(request, shape_request)
         with self._admission.admit(is_newcomer=shape_request.begins):
@@ -95,7 +95,7 @@ class ShapeEndpoint:
         if not self._options.deletion:
             raise Refusal(405, {"message": "DELETE not allowed"})
         shape_request = parse_request(query, needs_offset=False)
-        definition = await self._exchange.definition(shape_request) if shape_request.table else None
+        definition = await self._exchange.find_definition(shape_request) if shape_request.table else None
         await self._exchange.run_in_thread(lambda: self._delete(definition, shape_request.handle))
         return Response(status_code=202, headers={"cache-control": "no-cache"})
 
@@ -108,10 +108,10 @@ class ShapeEndpoint:
             raise Refusal(404, {"message": "No existing shape found"})
         if definition is not None and record.definition != definition.canonical:
             raise refuse_invalid({"handle": ["belongs to a shape with another definition"]})
-        self._shapes.end(record.handle, "a client asked for it")
+        self._shapes.end(record.handle, "a client ended it")
 
 
-def _keep_private(answer: Response) -> None:
+def _make_private(answer: Response) -> None:
     kept = answer.headers.get("cache-control", "")
     answer.headers["cache-control"] = kept.replace("public", "private") or "no-store"
     answer.headers["vary"] = "Origin, Authorization"

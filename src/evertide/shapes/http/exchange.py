@@ -25,19 +25,14 @@ from starlette.responses import Response, StreamingResponse
 
 from evertide.errors import Conflict, EvertideError, InvalidInput, Unavailable, Unexpected
 from evertide.shapes.http.admission import Admission
-from evertide.shapes.http.answers import AnswerBuilder, stream_response
+from evertide.shapes.http.answers import AnswerBuilder, answer_stream
 from evertide.shapes.http.subset import answer_subset
 from evertide.shapes.log.definition import ShapeDefinition
 from evertide.shapes.log.live import LiveShape, LogSpan
 from evertide.shapes.log.messages import write_up_to_date
 from evertide.shapes.log.registry import Shapes
 from evertide.shapes.protocol.offsets import BEFORE_ALL, INF, Offset, SnapshotChunk
-from evertide.shapes.protocol.refusals import (
-    Refusal,
-    refuse_ended,
-    refuse_invalid,
-    refuse_not_ready,
-)
+from evertide.shapes.protocol.refusals import Refusal, refuse_ended, refuse_invalid, refuse_not_ready
 from evertide.shapes.protocol.requests import ShapeRequest
 
 __all__ = ["Exchange"]
@@ -77,7 +72,7 @@ class Exchange:
         raise refuse_not_ready("The server is loading the shape again; retry")
 
     async def _try_answer(self, request: Request, shape_request: ShapeRequest) -> Response:
-        definition = await self.definition(shape_request)
+        definition = await self.find_definition(shape_request)
         if shape_request.begins:
             shape = await self._wait_until_ready(lambda: self._shapes.obtain(definition))
         else:
@@ -99,23 +94,23 @@ class Exchange:
         await self._check_in_bounds(shape, after)
         if shape_request.is_sse:
             self._shapes.check_followed(shape)
-            events = self._admission.count_stream(self._events(shape, after))
+            events = self._admission.count_stream(self._stream_events(shape, after))
             return StreamingResponse(events, 200, self._answers.stream_headers(shape_request, shape.handle))
         return await self._answer_log(request, shape_request, shape, after)
 
     def _next_chunk(self, offset: Offset, shape: LiveShape) -> SnapshotChunk | None:
         if offset == BEFORE_ALL:
-            return self._shapes.first_chunk(shape)
+            return self._shapes.choose_first_chunk(shape)
         chunk = offset.next_chunk
         if chunk is not None and chunk.time is not None and chunk.time <= shape.record.time:
             raise refuse_invalid({"offset": ["out of bounds for this shape"]})
         return chunk
 
-    async def definition(self, shape_request: ShapeRequest) -> ShapeDefinition:
-        known = self._shapes.definition_known(shape_request)
-        return (
-            known if known is not None else await self._wait_until_ready(lambda: self._shapes.definition(shape_request))
-        )
+    async def find_definition(self, shape_request: ShapeRequest) -> ShapeDefinition:
+        definition = self._shapes.definition_known(shape_request)
+        if definition is None:
+            definition = await self._wait_until_ready(lambda: self._shapes.find_definition(shape_request))
+        return definition
 
     async def run_in_thread(self, call: Callable[[], T], limiter: anyio.CapacityLimiter | None = None) -> T:
         return await anyio.to_thread.run_sync(call, limiter=limiter or self._threads)
@@ -136,9 +131,9 @@ class Exchange:
         try:
             return await self.run_in_thread(call, limiter)
         except (Conflict, InvalidInput):
-            raise await self._end_error(shape.definition, shape.handle) from None
+            raise await self._make_end_error(shape.definition, shape.handle) from None
 
-    async def _end_error(self, definition: ShapeDefinition, handle: str) -> Exception:
+    async def _make_end_error(self, definition: ShapeDefinition, handle: str) -> Exception:
         """The error for a shape that cannot continue. A handle reported as ended must never be issued again."""
         shape = await self._wait_until_ready(lambda: self._shapes.obtain(definition))
         return refuse_ended(shape.handle) if shape.handle != handle else _Retry()
@@ -148,13 +143,13 @@ class Exchange:
         if known is None or known.handle != handle:
             known = await self.run_in_thread(lambda: self._shapes.find_by_handle(definition, handle))
         if known is None or known.is_ended:
-            raise await self._end_error(definition, handle)
+            raise await self._make_end_error(definition, handle)
         return known
 
     async def _answer_now(self, request: Request, shape_request: ShapeRequest, shape: LiveShape) -> Response:
         await self._catch_up(shape)
         upper = self._shapes.upper_known(shape)  # read before the last entry: later changes are sent later
-        last = await self._read(shape, lambda: self._shapes.last(shape))
+        last = await self._read(shape, lambda: self._shapes.find_last_offset(shape))
         headers = self._answers.headers(request, shape_request, shape, last, is_up_to_date=True, has_data=False)
         return self._answers.messages([], write_up_to_date(max(upper, last.transaction)), headers)
 
@@ -164,7 +159,7 @@ class Exchange:
         """Answer with a chunk of the snapshot; None if the log follows."""
         why: EvertideError | None = None
         for _ in range(_ATTEMPTS):
-            chunks = self._shapes.chunks(shape, chunk.time)
+            chunks = self._shapes.get_chunks(shape, chunk.time)
             try:
                 if not chunks.has(chunk.number):
                     return None
@@ -176,7 +171,7 @@ class Exchange:
             headers = self._answers.headers(
                 request, shape_request, shape, chunk.offset, is_up_to_date=False, has_data=size > 0
             )
-            return self._answers.answer_not_modified(request, headers) or stream_response(
+            return self._answers.answer_not_modified(request, headers) or answer_stream(
                 pieces, headers, size + _BRACKETS
             )
         raise why or Unexpected(where="Exchange._answer_chunk", why="no attempt was made")
@@ -187,8 +182,8 @@ class Exchange:
         if not shape_request.is_live:
             await self._catch_up(shape)
             if shape.is_ended:
-                raise await self._end_error(shape.definition, shape.handle)
-        span = await self._span(shape, after)
+                raise await self._make_end_error(shape.definition, shape.handle)
+        span = await self._find_span(shape, after)
         if shape_request.is_live and not span.entries and span.is_all:
             span = await self._wait_for_changes(shape, span, self._options.long_poll_s)
         has_data = bool(span.entries)
@@ -209,7 +204,7 @@ class Exchange:
         while True:
             await self._catch_up(shape)
             if shape.is_ended:
-                raise await self._end_error(shape.definition, shape.handle)
+                raise await self._make_end_error(shape.definition, shape.handle)
             if after <= Offset(self._shapes.upper_known(shape), INF):
                 return
             if self._shapes.is_ending:
@@ -222,9 +217,9 @@ class Exchange:
     async def _catch_up(self, shape: LiveShape) -> None:
         await self._read(shape, lambda: self._shapes.catch_up(shape))
 
-    async def _span(self, shape: LiveShape, after: Offset) -> LogSpan:
+    async def _find_span(self, shape: LiveShape, after: Offset) -> LogSpan:
         known = self._shapes.span_known(shape, after)
-        return known if known is not None else await self._read(shape, lambda: self._shapes.span(shape, after))
+        return known if known is not None else await self._read(shape, lambda: self._shapes.read_span(shape, after))
 
     async def _wait_for_changes(self, shape: LiveShape, empty: LogSpan, timeout_s: float) -> LogSpan:
         """The changes that arrive within `timeout_s`; empty if none do. Raises 409 if the shape ends meanwhile."""
@@ -239,21 +234,21 @@ class Exchange:
             shape.waiters.discard(waiter)
         shape.note_use(self._runtime.monotonic_s())
         if shape.is_ended:
-            raise await self._end_error(shape.definition, shape.handle)
-        span = await self._span(shape, empty.end)
+            raise await self._make_end_error(shape.definition, shape.handle)
+        span = await self._find_span(shape, empty.end)
         if not span.entries:
             self._shapes.check_followed(shape)
         return span
 
-    async def _events(self, shape: LiveShape, after: Offset) -> AsyncIterator[bytes]:
+    async def _stream_events(self, shape: LiveShape, after: Offset) -> AsyncIterator[bytes]:
         deadline_s = self._runtime.monotonic_s() + self._options.sse_s
         try:
-            span = await self._span(shape, after)
+            span = await self._find_span(shape, after)
             while True:
                 for entry in span.entries:
-                    yield _event(entry.data)
+                    yield _encode_event(entry.data)
                 if span.is_all and span.entries:  # a client that starts at the end has already received up-to-date
-                    yield _event(write_up_to_date(span.end.transaction))
+                    yield _encode_event(write_up_to_date(span.end.transaction))
                 left_s = deadline_s - self._runtime.monotonic_s()
                 if left_s <= 0 or self._shapes.is_ending:
                     return
@@ -262,12 +257,8 @@ class Exchange:
                     if not span.entries:
                         yield b": keep-alive\n\n"
                 else:
-                    span = await self._span(shape, span.end)
-        except (
-            Refusal,
-            _Retry,
-            EvertideError,
-        ) as error:  # what was sent is valid; the client requests the rest
+                    span = await self._find_span(shape, span.end)
+        except (Refusal, _Retry, EvertideError) as error:  # what was sent is valid; the client requests the rest
             logger.info("a stream of shape %s ended: %s", shape.handle, error)
 
 
@@ -279,5 +270,5 @@ async def _wait_at_most(waiter: Awaitable[None], timeout_s: float) -> None:
         return
 
 
-def _event(message: bytes) -> bytes:
+def _encode_event(message: bytes) -> bytes:
     return b"data: " + message + b"\n\n"

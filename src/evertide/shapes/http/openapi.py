@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["shape_paths"]
+__all__ = ["describe_shape_paths"]
 
 _OFFSET = r"^(-1|now|[0-9]{1,19}_([0-9]{1,19}|inf))$"
 _WHOLE: dict[str, Any] = {"type": "integer", "minimum": 0}
@@ -74,7 +74,7 @@ _REFUSED = {
 }
 
 
-def shape_paths() -> dict[str, Any]:
+def describe_shape_paths() -> dict[str, Any]:
     """The paths of an OpenAPI document. The result is constant."""
     rows: dict[str, Any] = {"oneOf": [_MESSAGES, _ROWS]}
     read = {"200": _answer("Messages; for a subset, rows.", rows), "304": {"description": "Not modified."}}

@@ -37,14 +37,14 @@ def answer_subset(shapes: Shapes, shape: LiveShape, shape_request: ShapeRequest,
     definition = shape.definition
     selection = _Selection(definition, shape_request, subset)
     shapes.catch_up(shape)
-    last = shapes.last(shape)
+    last = shapes.find_last_offset(shape)
     time = shapes.upper_known(shape) - 1
     content = selection.apply(
         shapes.contents.read_rows(shapes.shard(definition.subject), definition, time, selection.columns)
     )
     mark = int(shapes.runtime.random() * _MARKS)
     messages = write_snapshot(shape.writer, content, has_key=bool(definition.subject.key), mark=mark)
-    metadata = {**shapes.numbers.visible(time).json_fields, "snapshot_mark": mark, "database_lsn": str(time + 1)}
+    metadata = {**shapes.numbers.find_visible(time).json_fields, "snapshot_mark": mark, "database_lsn": str(time + 1)}
     head = b'{"metadata":' + msgspec.json.encode(metadata) + b',"data":'
     headers = {
         "electric-handle": shape.handle,

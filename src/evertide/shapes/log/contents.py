@@ -24,7 +24,7 @@ from evertide.shard.shard import Shard
 
 __all__ = ["Contents"]
 
-_STORED = 4
+_MEMORY_FACTOR = 4
 """About how many times larger the content is in memory than in storage."""
 
 
@@ -53,10 +53,10 @@ class Contents:
         wanted = {*definition.needed_columns, *also}
         columns = [name for name in subject.schema.names if name in wanted] if subject.key else None
         where = definition.where
-        whole = self._cached_rows(shard, time)
-        if whole is None:
+        cached = self._read_cached_rows(shard, time)
+        if cached is None:
             return _read(shard, time, columns, where)
-        rows = whole if where is None else where.filter_rows(whole)
+        rows = cached if where is None else where.filter_rows(cached)
         if columns is None:
             return rows
         selected = rows.select([*columns, DIFF])
@@ -67,10 +67,10 @@ class Contents:
             self._cache.clear()
             self._reading.clear()
 
-    def _cached_rows(self, shard: Shard, time: int) -> pa.Table | None:
+    def _read_cached_rows(self, shard: Shard, time: int) -> pa.Table | None:
         """The whole content, from the cache or read into it; None if it is too large."""
         stored = sum(batch.bytes for batch in shard.log.known().state.batches)
-        if stored * _STORED > self._bytes_max:
+        if stored * _MEMORY_FACTOR > self._bytes_max:
             return None
         with self._lock:
             turn = self._reading.setdefault(shard.name, threading.Lock())
@@ -78,10 +78,10 @@ class Contents:
             cached = self._cache.get(shard.name)
             if cached is None or cached.time != time:
                 cached = _CachedContent(time, _read(shard, time))
-                self._keep(shard.name, cached)
+                self._cache_content(shard.name, cached)
         return cached.rows
 
-    def _keep(self, name: str, cached: _CachedContent) -> None:
+    def _cache_content(self, name: str, cached: _CachedContent) -> None:
         with self._lock:
             self._cache.pop(name, None)
             self._cache[name] = cached

@@ -21,14 +21,14 @@ import pyarrow as pa
 from evertide.errors import InvalidInput
 from evertide.pgexpr.clause import Where, conjoin_both, parse_where
 from evertide.pgexpr.restriction import UNRESTRICTED, Restriction
-from evertide.pgexpr.types.texts import column_type
+from evertide.pgexpr.types.texts import describe_column
 from evertide.pipeline.definition import is_redefined
 from evertide.pipeline.names import ERRORS
 from evertide.pipeline.transaction.members import Members
 from evertide.shapes.protocol.refusals import refuse_invalid, refuse_not_ready
 from evertide.shapes.protocol.requests import Identifier, ShapeRequest
 
-__all__ = ["SCHEMA", "ShapeDefinition", "Subject", "define", "parse_where_parameter", "resolve_subject"]
+__all__ = ["SCHEMA", "ShapeDefinition", "Subject", "define_shape", "parse_where_parameter", "resolve_subject"]
 
 SCHEMA = "public"
 """The only schema name."""
@@ -90,7 +90,7 @@ class ShapeDefinition:
     def schema_header(self) -> str:
         """The header by which clients parse values."""
         schema, key = self.subject.schema, self.subject.key
-        types = {name: column_type(schema.field(name)) for name in self.columns}
+        types = {name: describe_column(schema.field(name)) for name in self.columns}
         for at, name in enumerate(key):
             types[name] = {**types[name], "pk_index": at}
         return json.dumps(types, separators=(",", ":"))  # a header must be ASCII, whatever the column names
@@ -119,7 +119,7 @@ def resolve_subject(
     view = definition.views.get(collection)
     if view is not None and not view.shard:
         why = "the view is not hydrated yet"
-        if view.away is not None and restriction.is_free:  # the reason may have values of other collections
+        if view.away is not None and restriction.is_unrestricted:  # the reason may have values of other collections
             why = view.away.why
         raise refuse_not_ready(f"The view {collection!r} has no content yet: {why}")
     if view is not None and is_redefined(view):
@@ -133,7 +133,7 @@ def resolve_subject(
     return Subject(collection, shard.name, shard.schema, key)
 
 
-def define(subject: Subject, shape_request: ShapeRequest) -> ShapeDefinition:
+def define_shape(subject: Subject, shape_request: ShapeRequest) -> ShapeDefinition:
     queryable = _resolve_columns(subject, shape_request.queryable, "queryable_columns")
     columns = _resolve_columns(subject, shape_request.columns, "columns")
     if queryable and columns and not set(columns) <= set(queryable):

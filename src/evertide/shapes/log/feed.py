@@ -111,12 +111,12 @@ class Feed:
                 reach = state.reach(self.upper, _ROWS)
                 stretch = Stretch(self.shard.changes(self.upper, reach), self.upper, reach)
                 if len(stretch):
-                    changed.update(self._take_in(stretch))
+                    changed.update(self._distribute(stretch))
                     self.followed += len(stretch)
                 self.upper = reach
             return [*changed.values()]
 
-    def _take_in(self, stretch: Stretch) -> dict[str, LiveShape]:
+    def _distribute(self, stretch: Stretch) -> dict[str, LiveShape]:
         try:
             if self._copies is not None:
                 self._count(stretch, self._copies)
@@ -133,7 +133,7 @@ class Feed:
         size = 0
         while reach < tail.begins and size < bytes_max:
             reach, derived = self._derive_entries(shape, reach, tail.begins)
-            size += _size(entry for entry in derived if entry.offset > after)
+            size += _count_bytes(entry for entry in derived if entry.offset > after)
             entries += derived
         if reach < tail.begins:
             return cut_entries(entries, after, reach, bytes_max)._replace(is_all=False)
@@ -154,7 +154,7 @@ class Feed:
             derived = self._derived = _DerivedEntries(shape.handle, stretch.lower, stretch.upper, entries)
         return min(upper, derived.upper), [one for one in derived.entries if lower <= one.offset.time < upper]
 
-    def last(self, shape: LiveShape) -> Offset:
+    def find_last_offset(self, shape: LiveShape) -> Offset:
         known = shape.last_known()
         if known is not None:
             return known
@@ -162,21 +162,21 @@ class Feed:
         reach = shape.first_time(BEFORE_LOG)
         while reach < begins:
             stretch = self._read_again(reach, begins)
-            last = self._last_in(shape, stretch) or last
+            last = self._find_last_entry(shape, stretch) or last
             reach = stretch.upper
         if shape.last is None:
             shape.note_last(last)
         return shape.last or last
 
-    def _last_in(self, shape: LiveShape, stretch: Stretch) -> Offset | None:
+    def _find_last_entry(self, shape: LiveShape, stretch: Stretch) -> Offset | None:
         """Search from the end, transaction by transaction, as some result in no entry."""
-        chosen = self._select(shape, stretch)
-        while len(chosen):
-            starts = int(np.searchsorted(stretch.times[chosen], stretch.times[chosen[-1]]))
-            entries = self._build_entries(shape, stretch, chosen[starts:])
+        rows = self._select(shape, stretch)
+        while len(rows):
+            starts = int(np.searchsorted(stretch.times[rows], stretch.times[rows[-1]]))
+            entries = self._build_entries(shape, stretch, rows[starts:])
             if entries:
                 return entries[-1].offset
-            chosen = chosen[:starts]
+            rows = rows[:starts]
         return None
 
     def _read_again(self, lower: int, upper: int) -> Stretch:
@@ -227,8 +227,8 @@ class Feed:
             shape.note_last(entries[-1].offset)
             self._derived = _DerivedEntries(shape.handle, stretch.lower, stretch.upper, entries)
 
-    def _build_entries(self, shape: LiveShape, stretch: Stretch, chosen: Longs) -> list[ShapeEntry]:
-        return stretch.entries(shape.writer, chosen, stretch.render([chosen]), self._txids)
+    def _build_entries(self, shape: LiveShape, stretch: Stretch, rows: Longs) -> list[ShapeEntry]:
+        return stretch.entries(shape.writer, rows, stretch.render([rows]), self._txids)
 
     def _select(self, shape: LiveShape, stretch: Stretch) -> Longs:
         where = shape.definition.where
@@ -236,7 +236,7 @@ class Feed:
         return _drop_snapshot_rows(shape, stretch, rows)
 
 
-def _size(entries: Iterable[ShapeEntry]) -> int:
+def _count_bytes(entries: Iterable[ShapeEntry]) -> int:
     return sum(len(entry.data) for entry in entries)
 
 

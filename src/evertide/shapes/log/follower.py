@@ -19,7 +19,7 @@ from typing import Self
 
 from evertide.errors import EvertideError
 from evertide.problem import Problem
-from evertide.shapes.log.record import HOLD, ShapeRecord, log_rows
+from evertide.shapes.log.record import HOLD, ShapeRecord, estimate_log_rows
 from evertide.shapes.log.registry import Shapes
 from evertide.store.paths import COMMITTED
 from evertide.threads.ticker import Ticker
@@ -46,7 +46,7 @@ def enforce_limits(shapes: Shapes, *, is_serving: bool = True) -> None:
         state = states[record.shard]
         if record.shard not in named or state.finalized:
             shapes.end(record.handle, f"collection {record.collection!r} has a new shard or was removed")
-        elif log_rows(record, state) > max(rows_max, record.rows):
+        elif estimate_log_rows(record, state) > max(rows_max, record.rows):
             shapes.end(record.handle, f"the log has more than {rows_max} changes (log_rows_max)")
         else:
             left.append(record)

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from evertide.errors import Unexpected
 from evertide.pgexpr.clause import Where
-from evertide.pgexpr.types.columns import values_of
+from evertide.pgexpr.types.columns import to_values
 from evertide.pgexpr.types.sqltypes import type_of
 
 __all__ = ["ShapeIndex"]
@@ -49,7 +49,7 @@ class ShapeIndex:
         is_new = where not in self._handles
         self._handles.setdefault(where, {})[handle] = None
         if is_new and where is not None:
-            self._enter(where)
+            self._add_clause(where)
 
     def remove(self, handle: Hashable) -> None:
         """Does nothing if the shape is not in the index."""
@@ -61,7 +61,7 @@ class ShapeIndex:
         if not handles:
             del self._handles[where]
             if where is not None:
-                self._leave(where)
+                self._remove_clause(where)
 
     def find_matches(self, rows: pa.Table) -> dict[Hashable, Rows]:
         """The matching row numbers by handle; shapes without a match are left out."""
@@ -78,7 +78,7 @@ class ShapeIndex:
             for handle in self._handles[where]
         }
 
-    def _enter(self, where: Where) -> None:
+    def _add_clause(self, where: Where) -> None:
         key = where.index_key()
         if key is None:
             self._others[where] = None
@@ -88,7 +88,7 @@ class ShapeIndex:
         for value in values:
             by_value.setdefault(value, {})[where] = None
 
-    def _leave(self, where: Where) -> None:
+    def _remove_clause(self, where: Where) -> None:
         key = where.index_key()
         if key is None:
             del self._others[where]
@@ -131,7 +131,7 @@ class ShapeIndex:
 def _find_places(column: Any, wanted: dict[Any, Any]) -> dict[Any, list[int]]:
     """Row numbers by value, for the wanted values."""
     places: dict[Any, list[int]] = {}
-    for place, value in enumerate(values_of(column, type_of(column.type))):
+    for place, value in enumerate(to_values(column, type_of(column.type))):
         if value in wanted:
             places.setdefault(value, []).append(place)
     return places

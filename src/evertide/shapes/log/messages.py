@@ -18,11 +18,11 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from evertide.pgexpr.types.texts import texts
+from evertide.pgexpr.types.texts import write_column
 from evertide.rows.digest import hash_rows
 from evertide.rows.utf8 import find_invalid_rows
 from evertide.shapes.log.definition import SCHEMA, ShapeDefinition
-from evertide.shapes.log.numbers import Visible
+from evertide.shapes.log.numbers import VisibleNumbers
 from evertide.shapes.protocol.offsets import Offset
 
 __all__ = ["MessageWriter", "RowTexts", "Value", "write_snapshot_end", "write_up_to_date"]
@@ -35,7 +35,7 @@ def write_up_to_date(transaction: int) -> bytes:
     return _encode({"headers": {"control": "up-to-date", "global_last_seen_lsn": str(transaction)}})
 
 
-def write_snapshot_end(visible: Visible, pushed: Sequence[int] = ()) -> bytes:
+def write_snapshot_end(visible: VisibleNumbers, pushed: Sequence[int] = ()) -> bytes:
     named = {"txids": pushed} if pushed else {}
     return _encode({"headers": {"control": "snapshot-end", **visible.json_fields, **named}})
 
@@ -52,7 +52,7 @@ class RowTexts:
     def column(self, name: str) -> list[str | None]:
         column = self._texts.get(name)
         if column is None:
-            column = self._texts[name] = texts(self._rows.column(name))
+            column = self._texts[name] = write_column(self._rows.column(name))
         return column
 
     def keys(self, prefix: str, identity: Sequence[str], rows: Sequence[int]) -> list[str]:
@@ -103,24 +103,26 @@ class MessageWriter:
     def values(self, rendered: RowTexts, rows: Sequence[int]) -> list[Value]:
         return rendered.values(self._columns, rows)
 
-    def snapshot(self, key: str, value: Value, mark: int | None = None) -> bytes:
+    def write_snapshot_row(self, key: str, value: Value, mark: int | None = None) -> bytes:
         headers: dict[str, Any] = {"operation": "insert", "relation": self._relation}
         if mark is not None:
             headers["snapshot_mark"] = mark
         return _encode({"key": key, "value": value, "headers": headers})
 
-    def insert(self, key: str, value: Value, at: Offset, txids: Sequence[int], *, is_last: bool) -> bytes:
+    def write_insert(self, key: str, value: Value, at: Offset, txids: Sequence[int], *, is_last: bool) -> bytes:
         return _encode({"key": key, "value": value, "headers": self._headers("insert", at, txids, is_last=is_last)})
 
-    def delete(self, key: str, value: Value, at: Offset, txids: Sequence[int], *, is_last: bool) -> bytes:
+    def write_delete(self, key: str, value: Value, at: Offset, txids: Sequence[int], *, is_last: bool) -> bytes:
         sent = value if self._is_full or not self._key else {name: value[name] for name in self._key}
         return _encode({"key": key, "value": sent, "headers": self._headers("delete", at, txids, is_last=is_last)})
 
-    def changed_columns(self, old: Value, new: Value) -> list[str]:
+    def find_changed_columns(self, old: Value, new: Value) -> list[str]:
         return [name for name in self._columns if old[name] != new[name]]
 
-    def update(self, key: str, old: Value, new: Value, at: Offset, txids: Sequence[int], *, is_last: bool) -> bytes:
-        changed = self.changed_columns(old, new)
+    def write_update(
+        self, key: str, old: Value, new: Value, at: Offset, txids: Sequence[int], *, is_last: bool
+    ) -> bytes:
+        changed = self.find_changed_columns(old, new)
         headers = self._headers("update", at, txids, is_last=is_last)
         if self._is_full:
             return _encode(

@@ -23,20 +23,20 @@ import msgspec
 
 from evertide.journal.xids import Xids, own_number
 
-__all__ = ["TransactionNumbers", "Visible"]
+__all__ = ["TransactionNumbers", "VisibleNumbers"]
 
 _WINDOW = 64
-_APART = (1 << 52) + (1 << 31)
+_PUSH_NUMBERS_APART = (1 << 52) + (1 << 31)
 """Numbers must fit the 53 bits that JSON clients have for integers."""
-_PUSHES = 100
+_PUSHES_MAX = 100
 """How many pushes a snapshot lists: a client that waits for one has just pushed it."""
-_ENOUGH = 1_000
-_WORD = 1 << 32
-_FIRST = 3
+_XIDS_MAX = 1_000
+_XIDS = 1 << 32
+_FIRST_XID = 3
 """PostgreSQL assigns no lower numbers to transactions."""
 
 
-class Visible(msgspec.Struct, frozen=True):
+class VisibleNumbers(msgspec.Struct, frozen=True):
     """The numbers that a snapshot contains."""
 
     xmin: int
@@ -59,22 +59,22 @@ class TransactionNumbers:
         if not self._xids.is_pushed(time):
             return xids
         own = own_number(time, has_upstream=True)
-        return (*xids, own) if xids else (own, own + _APART)
+        return (*xids, own) if xids else (own, own + _PUSH_NUMBERS_APART)
 
-    def pushed_numbers(self, time: int) -> tuple[int, ...]:
+    def list_push_numbers(self, time: int) -> tuple[int, ...]:
         """The numbers of the last pushes in a snapshot at a time, which `visible` cannot express."""
-        return tuple(own_number(at, has_upstream=True) for at in self._xids.pushed(time, _PUSHES))
+        return tuple(own_number(at, has_upstream=True) for at in self._xids.pushed(time, _PUSHES_MAX))
 
-    def visible(self, time: int) -> Visible:
-        xids = self._xids.latest(time, _ENOUGH)
-        return Visible(time + 2, time + 2) if xids is None else _visible(xids)
+    def find_visible(self, time: int) -> VisibleNumbers:
+        xids = self._xids.latest(time, _XIDS_MAX)
+        return VisibleNumbers(time + 2, time + 2) if xids is None else _find_visible(xids)
 
 
-def _visible(xids: Iterable[int]) -> Visible:
+def _find_visible(xids: Iterable[int]) -> VisibleNumbers:
     seen = {*xids}
     if not seen:
-        return Visible(0, 0)
-    some = next(iter(seen))
-    last = max(seen, key=lambda xid: (xid - some + _WORD // 2) % _WORD)  # they wrap around
-    missing = tuple(xid for xid in range(max(_FIRST, last - _WINDOW), last) if xid not in seen)
-    return Visible(missing[0] if missing else last + 1, last + 1, missing)
+        return VisibleNumbers(0, 0)
+    base = next(iter(seen))
+    last = max(seen, key=lambda xid: (xid - base + _XIDS // 2) % _XIDS)  # they wrap around
+    missing = tuple(xid for xid in range(max(_FIRST_XID, last - _WINDOW), last) if xid not in seen)
+    return VisibleNumbers(missing[0] if missing else last + 1, last + 1, missing)

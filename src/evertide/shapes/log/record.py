@@ -22,7 +22,7 @@ import msgspec
 
 from evertide.errors import TimeCompacted
 from evertide.shapes.log.definition import ShapeDefinition
-from evertide.shapes.log.numbers import TransactionNumbers, Visible
+from evertide.shapes.log.numbers import TransactionNumbers, VisibleNumbers
 from evertide.shard.hold import hold_write, read_holds
 from evertide.shard.shard import Shard, Shards
 from evertide.shard.state import ShardState
@@ -31,14 +31,14 @@ from evertide.store.paths import SHAPES, shape_key, shape_prefix
 from evertide.store.retry import commit_until_known, retry_read, truncate_sometimes
 from evertide.store.sealed import seal, unseal
 
-__all__ = ["HOLD", "EndRecord", "ShapeRecord", "ShapeRecords", "log_rows"]
+__all__ = ["HOLD", "EndRecord", "ShapeRecord", "ShapeRecords", "estimate_log_rows"]
 
 logger = logging.getLogger(__name__)
 
 HOLD = "shapes"
-_UNIQUE = 10**9
+_RANDOM_RANGE = 10**9
 """A clock may be set back, so a handle's number has a random part beside the time."""
-_ENDS_KEPT = 1024
+_ENDS_MAX = 1024
 """End records kept. A process that missed more lists all shapes instead."""
 _HANDLE = re.compile(r"([0-9a-f]{32})-([1-9][0-9]{0,39})")
 
@@ -58,7 +58,7 @@ class ShapeRecord(msgspec.Struct, frozen=True):
     made_at_s: float
     change: str
     """A unique id, which identifies the commit if its outcome is unknown."""
-    visible: Visible | msgspec.UnsetType = msgspec.UNSET
+    visible: VisibleNumbers | msgspec.UnsetType = msgspec.UNSET
     """The numbers that its snapshot states. Unset by older versions, whose snapshots do not state them."""
     pushed: tuple[int, ...] | msgspec.UnsetType = msgspec.UNSET
     """The pushed numbers that its snapshot lists; likewise."""
@@ -121,7 +121,7 @@ class ShapeRecords:
             number = self.last_end()
             ended = EndRecord(handle, why, self._runtime.new_id())
             if self._commit([Write(SHAPES, number, seal(ended)), Write(key, 1, None)]):
-                truncate_sometimes(self._meta, SHAPES, max(0, number - _ENDS_KEPT))
+                truncate_sometimes(self._meta, SHAPES, max(0, number - _ENDS_MAX))
                 return True
             if self.find(handle) is None:
                 return False
@@ -159,7 +159,7 @@ class ShapeRecords:
 
     def _new_record(self, definition: ShapeDefinition, state: ShardState) -> ShapeRecord:
         made_at_s = self._runtime.wall_s()
-        number = int(made_at_s * 1_000_000) * _UNIQUE + int(self._runtime.new_id(), 16) % _UNIQUE
+        number = int(made_at_s * 1_000_000) * _RANDOM_RANGE + int(self._runtime.new_id(), 16) % _RANDOM_RANGE
         return ShapeRecord(
             handle=f"{definition.id}-{number}",
             definition=definition.canonical,
@@ -170,8 +170,8 @@ class ShapeRecords:
             chunk_bytes=self._chunk_bytes,
             made_at_s=made_at_s,
             change=self._runtime.new_id(),
-            visible=self._numbers.visible(state.upper - 1),
-            pushed=self._numbers.pushed_numbers(state.upper - 1) or msgspec.UNSET,
+            visible=self._numbers.find_visible(state.upper - 1),
+            pushed=self._numbers.list_push_numbers(state.upper - 1) or msgspec.UNSET,
         )
 
     def _read(self, prefix: str) -> list[ShapeRecord]:
@@ -182,7 +182,7 @@ class ShapeRecords:
         return unseal(record.data, ShapeRecord, self._meta.path(key))
 
 
-def log_rows(record: ShapeRecord, state: ShardState) -> int:
+def estimate_log_rows(record: ShapeRecord, state: ShardState) -> int:
     """Roughly how many changes the storage keeps for a shape: those since its snapshot."""
     since = [part for part in state.parts if part.time_max > record.time]
     rows = sum(part.rows for part in since)

@@ -29,12 +29,12 @@ from evertide.journal.xids import Xids
 from evertide.pipeline.reading.collections import Collections
 from evertide.problem import ComponentState, Problem
 from evertide.shapes.log.contents import Contents
-from evertide.shapes.log.definition import ShapeDefinition, Subject, define, resolve_subject
+from evertide.shapes.log.definition import ShapeDefinition, Subject, define_shape, resolve_subject
 from evertide.shapes.log.feed import Feed, FeedFailure
 from evertide.shapes.log.live import LaterSnapshot, LiveShape, LogSpan, cut_entries
 from evertide.shapes.log.messages import write_snapshot_end
 from evertide.shapes.log.numbers import TransactionNumbers
-from evertide.shapes.log.record import ShapeRecord, ShapeRecords, log_rows
+from evertide.shapes.log.record import ShapeRecord, ShapeRecords, estimate_log_rows
 from evertide.shapes.log.snapshot import Chunks, Snapshots, write_snapshot
 from evertide.shapes.options import ShapeOptions
 from evertide.shapes.protocol.offsets import Offset, SnapshotChunk
@@ -71,7 +71,7 @@ class Shapes:
         self.contents = Contents(self.options.share_bytes)
         self._collections = collections
         self._lock = threading.RLock()
-        self._learning = threading.Lock()
+        self._ends_lock = threading.Lock()
         self._ends = self.records.last_end()
         self._feeds: dict[str, Feed] = {}
         self._live: dict[str, LiveShape] = {}
@@ -108,11 +108,9 @@ class Shapes:
             return None
         upper = feed.upper  # before the entries: see `Feed`
         tail = shape.tail
-        return (
-            cut_entries(tail.entries, after, upper, self.options.chunk_bytes)
-            if shape.has_all_after(after, tail)
-            else None
-        )
+        if not shape.has_all_after(after, tail):
+            return None
+        return cut_entries(tail.entries, after, upper, self.options.chunk_bytes)
 
     def upper_known(self, shape: LiveShape) -> int:
         feed = self._feeds.get(shape.record.shard)
@@ -139,21 +137,22 @@ class Shapes:
             self._definitions, self._definitions_chars = {}, 0
             self._end_replaced()
 
-    def definition(self, shape_request: ShapeRequest) -> ShapeDefinition:
-        known = self.definition_known(shape_request)
-        if known is None:
+    def find_definition(self, shape_request: ShapeRequest) -> ShapeDefinition:
+        definition = self.definition_known(shape_request)
+        if definition is None:
             self.refresh_collections()
-            known = define(resolve_subject(self.members, shape_request.table, shape_request.restriction), shape_request)
-            self._remember(shape_request, known)
-        return known
+            subject = resolve_subject(self.members, shape_request.table, shape_request.restriction)
+            definition = define_shape(subject, shape_request)
+            self._cache_definition(shape_request, definition)
+        return definition
 
     def forget_ended(self) -> None:
         """Learn which shapes other processes have ended."""
-        with self._learning:
+        with self._ends_lock:
             self._ends, handles = self.records.read_ended(self._ends)
         if handles is None:  # too many ended since: list the ones that exist
-            there = {record.handle for record in self.records.all()}
-            handles = [shape.handle for shape in self.live() if shape.handle not in there]
+            existing = {record.handle for record in self.records.all()}
+            handles = [shape.handle for shape in self.live() if shape.handle not in existing]
         self.forget(handles)
 
     def obtain(self, definition: ShapeDefinition) -> LiveShape:
@@ -161,14 +160,14 @@ class Shapes:
         self.refresh_collections()
         self.forget_ended()  # a new client must not get a handle that was reported as ended
         if definition.subject.shard not in self.shards():
-            definition = self.definition(definition.request)
+            definition = self.find_definition(definition.request)
         known = self.live_known(definition)
         if known is not None:
             return known
         shard = self.shard(definition.subject)
         if shard.upper == 0:
             raise refuse_not_ready(f"{definition.subject.name!r} has no content yet: no transaction was committed")
-        return self._take_up(self.records.create(definition, shard), definition, shard)
+        return self._start_following(self.records.create(definition, shard), definition, shard)
 
     def find_by_handle(self, definition: ShapeDefinition, handle: str) -> LiveShape | None:
         """None if the shape has ended, or has another definition."""
@@ -177,7 +176,7 @@ class Shapes:
             self.refresh_collections()
             record = self.records.find(handle)
             if record is not None and record.shard == definition.subject.shard and record.shard in self.shards():
-                known = self._take_up(record, definition, self.shard(definition.subject))
+                known = self._start_following(record, definition, self.shard(definition.subject))
         if known is None or known.definition.id != definition.id:
             return None
         known.note_use(self.runtime.monotonic_s())
@@ -190,14 +189,14 @@ class Shapes:
         if feed is not None:
             self.wake(self._follow(feed))
 
-    def span(self, shape: LiveShape, after: Offset) -> LogSpan:
+    def read_span(self, shape: LiveShape, after: Offset) -> LogSpan:
         span = self.span_known(shape, after)
         return span or self._read_feed(shape, lambda feed: feed.derive(shape, after, self.options.chunk_bytes))
 
-    def last(self, shape: LiveShape) -> Offset:
-        return self._read_feed(shape, lambda feed: feed.last(shape))
+    def find_last_offset(self, shape: LiveShape) -> Offset:
+        return self._read_feed(shape, lambda feed: feed.find_last_offset(shape))
 
-    def first_chunk(self, shape: LiveShape) -> SnapshotChunk:
+    def choose_first_chunk(self, shape: LiveShape) -> SnapshotChunk:
         """The first chunk for a new client: of the snapshot that the shape began with, or of a later one.
 
         A small collection that changes often soon has a log many times as large as its content, and a new client needs
@@ -207,15 +206,15 @@ class Shapes:
         feed = self._feeds.get(shape.record.shard)
         if feed is None or shape.definition.is_changes_only:
             return SnapshotChunk(None, 0)
-        state, fresh = feed.shard.log.known().state, shape.later_snapshot
+        state, later = feed.shard.log.known().state, shape.later_snapshot
         content = sum(part.count for part in state.parts)
-        changes = log_rows(shape.record, state) if fresh is None else feed.followed - fresh.followed
+        changes = estimate_log_rows(shape.record, state) if later is None else feed.followed - later.followed
         if changes > max(_FRESH_CHANGES, 2 * content) and feed.upper - 1 > shape.record.time:
             followed = feed.followed  # read before the time: changes in between count twice
-            fresh = shape.replace_snapshot(LaterSnapshot(feed.upper - 1, followed))
-        return SnapshotChunk(None if fresh is None else fresh.time, 0)
+            later = shape.replace_snapshot(LaterSnapshot(feed.upper - 1, followed))
+        return SnapshotChunk(None if later is None else later.time, 0)
 
-    def chunks(self, shape: LiveShape, time: int | None = None) -> Chunks:
+    def get_chunks(self, shape: LiveShape, time: int | None = None) -> Chunks:
         """The chunks of the snapshot at a time; None for the one that the shape began with."""
         record, definition = shape.record, shape.definition
         at = record.time if time is None else time
@@ -224,8 +223,8 @@ class Shapes:
             if not definition.is_changes_only:
                 content = self.contents.read_rows(self.shard(definition.subject), definition, at)
                 yield from write_snapshot(shape.writer, content, has_key=bool(definition.subject.key))
-            visible = record.visible if time is None else self.numbers.visible(at)
-            pushed = record.pushed if time is None else self.numbers.pushed_numbers(at)
+            visible = record.visible if time is None else self.numbers.find_visible(at)
+            pushed = record.pushed if time is None else self.numbers.list_push_numbers(at)
             if not isinstance(visible, msgspec.UnsetType):
                 yield write_snapshot_end(visible, () if isinstance(pushed, msgspec.UnsetType) else pushed)
 
@@ -257,16 +256,9 @@ class Shapes:
                 why = f"{stopped}: {error.message}"
                 problems.append(Problem(state, error.error_code, why, error.remedy, failure.since_s))
             elif stale_for_s > self.options.stale_s:
-                since_s = self.runtime.wall_s() - stale_for_s
-                problems.append(
-                    Problem(
-                        ComponentState.STALLED,
-                        Unavailable.error_code,
-                        _stale_reason(feed, stale_for_s),
-                        Unavailable.remedy,
-                        since_s,
-                    )
-                )
+                since_s, why = self.runtime.wall_s() - stale_for_s, _stale_reason(feed, stale_for_s)
+                code, remedy = Unavailable.error_code, Unavailable.remedy
+                problems.append(Problem(ComponentState.STALLED, code, why, remedy, since_s))
         return problems
 
     def end(self, handle: str, why: str) -> bool:
@@ -330,7 +322,7 @@ class Shapes:
 
     # Internals
 
-    def _remember(self, shape_request: ShapeRequest, definition: ShapeDefinition) -> None:
+    def _cache_definition(self, shape_request: ShapeRequest, definition: ShapeDefinition) -> None:
         size = _request_chars(shape_request)
         if len(self._definitions) >= _DEFINITIONS or self._definitions_chars + size > _DEFINITIONS_CHARS:
             self._definitions, self._definitions_chars = {}, 0
@@ -391,7 +383,7 @@ class Shapes:
     def shard(self, subject: Subject) -> Shard:
         return self.members.shard(subject.shard)
 
-    def _take_up(self, record: ShapeRecord, definition: ShapeDefinition, shard: Shard) -> LiveShape:
+    def _start_following(self, record: ShapeRecord, definition: ShapeDefinition, shard: Shard) -> LiveShape:
         """Start to follow a shape. Creating a feed may take long, so it happens outside the lock."""
         created: Feed | None = None
         while True:

@@ -26,7 +26,7 @@ from evertide.errors import EvertideError, Unavailable, Unexpected
 from evertide.rows.changes import DIFF
 from evertide.scratch import using_scratch
 from evertide.shapes.log.messages import MessageWriter, RowTexts
-from evertide.shapes.log.stretch import copy_key
+from evertide.shapes.log.stretch import make_copy_key
 from evertide.shapes.options import ShapeOptions
 
 __all__ = ["Chunks", "SnapshotUsage", "Snapshots", "write_snapshot"]
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 _ROWS = 4096
 _PIECE_BYTES = 256 * 1024
 _SMALL_BYTES = 64 * 1024
-_MAKERS = 4
+_THREADS = 4
 
 
 def write_snapshot(
@@ -49,7 +49,7 @@ def write_snapshot(
         counts = np.asarray(piece.column(DIFF)).tolist()
         for key, value, count in zip(writer.keys(rendered, rows), writer.values(rendered, rows), counts, strict=True):
             for copy in range(1, 2 if has_key else count + 1):
-                yield writer.snapshot(copy_key(key, copy), value, mark)
+                yield writer.write_snapshot_row(make_copy_key(key, copy), value, mark)
 
 
 class SnapshotUsage:
@@ -119,7 +119,7 @@ class Chunks:
             self._check()
             start, end = self._ends[number] - self.size(number), self._ends[number]
             file = None if self._file is None else _SharedFile(self._file)
-            return _pieces(file, self._small, start, end)
+            return _read_pieces(file, self._small, start, end)
 
     def close(self) -> None:
         with self._changed:
@@ -174,7 +174,7 @@ class Snapshots:
         self._chunks: dict[tuple[str, int], Chunks] = {}
         """By handle and time, the most recently used last."""
         self._times: dict[str, set[int]] = {}
-        self._makers = ThreadPoolExecutor(_MAKERS, thread_name_prefix="evertide-snapshot")
+        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="evertide-snapshot")
 
     def get(self, handle: str, messages: Callable[[], Iterator[bytes]], chunk_bytes: int, time: int = 0) -> Chunks:
         """The chunks of a snapshot, which are being created if they were not kept. `messages` is called in a thread."""
@@ -182,7 +182,7 @@ class Snapshots:
             chunks = self._chunks.pop((handle, time), None)
             if chunks is None or chunks.has_failed:
                 chunks = Chunks(self._usage)
-                self._makers.submit(chunks.make, _call_lazily(messages), chunk_bytes)
+                self._pool.submit(chunks.make, _call_lazily(messages), chunk_bytes)
             self._chunks[handle, time] = chunks
             self._times.setdefault(handle, set()).add(time)
             self._shrink()
@@ -201,7 +201,7 @@ class Snapshots:
                 chunks.close()  # the thread that creates it notices, and stops
             self._chunks.clear()
             self._times.clear()
-        self._makers.shutdown(wait=True, cancel_futures=True)
+        self._pool.shutdown(wait=True, cancel_futures=True)
 
     def _shrink(self) -> None:
         """Close the least recently used snapshots until the others fit the limits; never the newest."""
@@ -229,7 +229,7 @@ class _SharedFile:
         os.close(self.file)
 
 
-def _pieces(shared: _SharedFile | None, small: bytes, start: int, end: int) -> Iterator[bytes]:
+def _read_pieces(shared: _SharedFile | None, small: bytes, start: int, end: int) -> Iterator[bytes]:
     yield b"["
     if shared is None:
         yield small[start:end]

@@ -42,7 +42,7 @@ class ShapeEntry(msgspec.Struct, frozen=True, gc=False):
     data: bytes
 
 
-class _Change(msgspec.Struct, frozen=True, gc=False):
+class _RenderedChange(msgspec.Struct, frozen=True, gc=False):
     """An added (diff > 0) or removed row with its texts; `place` is its index among the rendered rows."""
 
     place: int
@@ -59,8 +59,8 @@ class _Step(msgspec.Struct, frozen=True, gc=False):
 
     operation: int
     key: str
-    new: _Change | None
-    old: _Change | None
+    new: _RenderedChange | None
+    old: _RenderedChange | None
 
 
 class RenderedChanges:
@@ -83,27 +83,27 @@ class RenderedChanges:
         self._facts: list[tuple[int, int, int, int]] = [*zip(*(column.tolist() for column in columns), strict=True)]
         self._messages: dict[tuple[Any, ...], bytes] = {}
 
-    def changes(self, writer: MessageWriter, selected: Longs) -> list[_Change]:
+    def changes(self, writer: MessageWriter, selected: Longs) -> list[_RenderedChange]:
         rows = selected.tolist()
         known = self._places
         places = rows if known is None else [known[row] for row in rows]
         texts = zip(places, writer.keys(self.texts, places), writer.values(self.texts, places), strict=True)
         facts = self._facts
-        return [_Change(place, key, value, *facts[place]) for place, key, value in texts]
+        return [_RenderedChange(place, key, value, *facts[place]) for place, key, value in texts]
 
     def message(self, writer: MessageWriter, step: _Step, at: Offset, txids: Sequence[int], *, is_last: bool) -> bytes:
         new, old = step.new, step.old
-        same = (writer.form, at, new.place if new else -1, old.place if old else -1, is_last)
-        message = self._messages.get(same)
+        cache_key = (writer.form, at, new.place if new else -1, old.place if old else -1, is_last)
+        message = self._messages.get(cache_key)
         if message is None:
             if new is None:
                 assert old is not None  # noqa: S101 - a step has at least one of them
-                message = writer.delete(step.key, old.value, at, txids, is_last=is_last)
+                message = writer.write_delete(step.key, old.value, at, txids, is_last=is_last)
             elif old is None:
-                message = writer.insert(step.key, new.value, at, txids, is_last=is_last)
+                message = writer.write_insert(step.key, new.value, at, txids, is_last=is_last)
             else:
-                message = writer.update(step.key, old.value, new.value, at, txids, is_last=is_last)
-            self._messages[same] = message
+                message = writer.write_update(step.key, old.value, new.value, at, txids, is_last=is_last)
+            self._messages[cache_key] = message
         return message
 
 
@@ -118,7 +118,7 @@ class Stretch:
         self.times: Longs = times[order]
         self.diffs: Longs = ordered.column(DIFF).to_numpy()
         self.rows = ordered.drop_columns([TIME, DIFF])
-        self.operations = _operations(self.times, self.diffs)
+        self.operations = _compute_operations(self.times, self.diffs)
         self.before: Longs | None = None
         """How often each row occurred before its change, if the collection has no key."""
 
@@ -172,44 +172,44 @@ class Stretch:
         return entries
 
 
-def _pair_changes(writer: MessageWriter, changes: list[_Change]) -> list[_Step]:
+def _pair_changes(writer: MessageWriter, changes: list[_RenderedChange]) -> list[_Step]:
     """The steps of one transaction, for a collection with a key."""
-    gone: dict[str, list[_Change]] = {}
+    removed: dict[str, list[_RenderedChange]] = {}
     for one in changes:
         if one.diff < 0:
-            gone.setdefault(one.key, []).append(one)
+            removed.setdefault(one.key, []).append(one)
     steps: list[_Step] = []
     for new in changes:
         if new.diff < 0:
             continue
-        if old := gone.get(new.key):
+        if old := removed.get(new.key):
             before = old.pop(0)
-            if writer.changed_columns(before.value, new.value):
+            if writer.find_changed_columns(before.value, new.value):
                 steps.append(_Step(new.operation, new.key, new, before))
         else:
             steps.append(_Step(new.operation, new.key, new, None))
-    if not gone:
+    if not removed:
         return steps
-    steps += [_Step(one.operation, one.key, None, one) for old in gone.values() for one in old]
+    steps += [_Step(one.operation, one.key, None, one) for old in removed.values() for one in old]
     return sorted(steps, key=lambda step: step.operation)
 
 
-def _copy_steps(changes: list[_Change]) -> list[_Step]:
+def _copy_steps(changes: list[_RenderedChange]) -> list[_Step]:
     """The steps of one transaction without a key, one per copy: the last copy added is the first removed."""
     steps = []
     for one in changes:
         is_new = one.diff > 0
         for each in range(abs(one.diff)):
-            key = copy_key(one.key, one.before + 1 + each if is_new else one.before - each)
+            key = make_copy_key(one.key, one.before + 1 + each if is_new else one.before - each)
             steps.append(_Step(one.operation + 2 * each, key, one if is_new else None, None if is_new else one))
     return steps
 
 
-def copy_key(key: str, copy: int) -> str:
+def make_copy_key(key: str, copy: int) -> str:
     return key if copy <= 1 else f"{key}/+{copy}"
 
 
-def _operations(times: Longs, diffs: Longs) -> Longs:
+def _compute_operations(times: Longs, diffs: Longs) -> Longs:
     """The position of each change in its transaction: twice the number of rows before it."""
     sizes = np.abs(diffs)
     before = np.cumsum(sizes) - sizes

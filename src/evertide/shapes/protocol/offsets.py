@@ -26,7 +26,7 @@ __all__ = ["BEFORE_ALL", "BEFORE_LOG", "INF", "Offset", "SnapshotChunk", "parse_
 
 INF = 1 << 64
 _WORD = 1 << 64
-_FORM = re.compile(r"([0-9]{1,20})_([0-9]{1,20}|inf)")
+_PATTERN = re.compile(r"([0-9]{1,20})_([0-9]{1,20}|inf)")
 
 _SNAPSHOT_BITS = 20
 
@@ -81,7 +81,7 @@ def parse_offset(text: str) -> Offset | None:
     """None if the text is not an offset. `now` is not one: it is handled by `requests`."""
     if text == "-1":
         return BEFORE_ALL
-    match = _FORM.fullmatch(text)
+    match = _PATTERN.fullmatch(text)
     if match is None:
         return None
     transaction, operation = int(match[1]), INF if match[2] == "inf" else int(match[2])

@@ -11,14 +11,7 @@ from typing import Any
 from evertide.errors import EvertideError, InvalidInput, Unavailable
 from evertide.pgexpr.restriction import Restriction
 
-__all__ = [
-    "KNOWN_ERROR",
-    "Refusal",
-    "refuse_ended",
-    "refuse_error",
-    "refuse_invalid",
-    "refuse_not_ready",
-]
+__all__ = ["KNOWN_ERROR", "Refusal", "refuse_ended", "refuse_error", "refuse_invalid", "refuse_not_ready"]
 
 KNOWN_ERROR = "electric-internal-known-error"
 _MUST_REFETCH = b'[{"headers":{"control":"must-refetch"}}]'

@@ -20,9 +20,9 @@ from evertide.server.query.translation.functions import (
     ZONED,
     AggregateCall,
     case,
-    casts_alike,
     coalesce,
     concat,
+    has_same_cast,
     like,
     negate,
 )
@@ -34,7 +34,7 @@ from evertide.server.query.translation.terms import (
     cast,
     cast_pair,
     cast_to_common_type,
-    in_utc,
+    convert_utc,
     is_real,
     make_literal,
     make_refusal,
@@ -82,7 +82,7 @@ class Scope(Protocol):
 
 
 def check_fields(node: Mapping[str, Any], *understood: str) -> None:
-    """Raise `NotUnderstood` if the node has a field that is neither in `understood` nor neutral, and not empty."""
+    """Raise `DuckDeclined` if the node has a field that is neither in `understood` nor neutral, and not empty."""
     for key, value in node.items():
         if key not in understood and key not in _NEUTRAL and value not in _EMPTY:
             raise make_refusal(f"{key} of {node.get('type')}")
@@ -218,7 +218,7 @@ class ExpressionTranslator:
         if isinstance(child.value, str) and kind in (pa.date32(), MOMENT):
             return self._read_time(child, kind)
         child = self._to_local(child) if kind == pa.date32() else child
-        if kind == MOMENT or not casts_alike(child.kind, kind):
+        if kind == MOMENT or not has_same_cast(child.kind, kind):
             raise make_refusal(f"{child.kind} as {kind}")
         return replace(cast(child, kind), value=None, name=None, precedence=Precedence.atom)
 
@@ -230,7 +230,7 @@ class ExpressionTranslator:
 
     def _to_local(self, term: Term) -> Term:
         """A timestamp in the session's time zone, if that is UTC."""
-        return Term(in_utc(term.text), LOCAL) if term.kind == MOMENT and self.is_utc else term
+        return Term(convert_utc(term.text), LOCAL) if term.kind == MOMENT and self.is_utc else term
 
     def function(self, node: Mapping[str, Any], scope: Scope) -> Term:
         check_fields(node, "function_name", "arguments", "is_operator", "filter", "distinct")

@@ -26,13 +26,13 @@ from evertide.server.query.translation.terms import (
     MOMENT,
     Precedence,
     Term,
-    as_decimal,
     cast,
     cast_pair,
     cast_to_common_type,
-    duck_type,
+    convert_utc,
+    duckdb_type,
     find_common_type,
-    in_utc,
+    find_decimal_type,
     is_real,
     is_whole,
     make_refusal,
@@ -46,9 +46,9 @@ __all__ = [
     "ZONED",
     "AggregateCall",
     "case",
-    "casts_alike",
     "coalesce",
     "concat",
+    "has_same_cast",
     "like",
     "negate",
 ]
@@ -63,7 +63,7 @@ _HOURS = frozenset(("hour", "minute", "second"))
 _UNITS = frozenset(("year", "quarter", "month", "week", "day", "hour", "minute", "second"))
 
 
-def casts_alike(given: Any, kind: Any) -> bool:
+def has_same_cast(given: Any, kind: Any) -> bool:
     """Whether DuckDB's cast gives the same value as Spark's, or fails."""
     if given in (kind, pa.null()):
         return True
@@ -95,22 +95,22 @@ def concat(terms: list[Term]) -> Term:
 
 def like(value: Term, pattern: Term, sign: str) -> Term:
     """Patterns with a backslash are left to Spark, where it is an escape."""
-    is_plain = isinstance(pattern.value, str) and "\\" not in pattern.value
-    _require(value.kind == pa.string() and is_plain, "LIKE")
+    is_literal = isinstance(pattern.value, str) and "\\" not in pattern.value
+    _require(value.kind == pa.string() and is_literal, "LIKE")
     return Term(f"({value.text} {sign} {pattern.text})", pa.bool_(), Precedence.predicate)
 
 
 def negate(term: Term) -> Term:
     _require(_is_number(term), "a minus before a value that is not a number")
-    return Term(f"CAST(-({term.text}) AS {duck_type(term.kind)})", term.kind, Precedence.sum)
+    return Term(f"CAST(-({term.text}) AS {duckdb_type(term.kind)})", term.kind, Precedence.sum)
 
 
 def _is_number(*terms: Term) -> bool:
     return all(is_whole(term.kind) or is_real(term.kind) or kinds.is_decimal128(term.kind) for term in terms)
 
 
-def _require(is_so: bool, what: str) -> None:  # noqa: FBT001 - an assertion
-    if not is_so:
+def _require(is_met: bool, what: str) -> None:  # noqa: FBT001 - an assertion
+    if not is_met:
         raise make_refusal(what)
 
 
@@ -126,11 +126,11 @@ def _compute(sign: str, left: Term, right: Term) -> Term:
         return _compute_decimal(sign, left, right)
     kind = find_common_type(left, right)
     text = f"{cast(left, kind).text} {sign} {cast(right, kind).text}"
-    return Term(f"CAST({text} AS {duck_type(kind)})", kind, Precedence.sum)
+    return Term(f"CAST({text} AS {duckdb_type(kind)})", kind, Precedence.sum)
 
 
 def _compute_decimal(sign: str, left: Term, right: Term) -> Term:
-    a, b = as_decimal(left, by_value=True), as_decimal(right, by_value=True)
+    a, b = find_decimal_type(left, by_value=True), find_decimal_type(right, by_value=True)
     if sign == "*":
         digits, scale = a.precision + b.precision + 1, a.scale + b.scale
     else:
@@ -139,14 +139,14 @@ def _compute_decimal(sign: str, left: Term, right: Term) -> Term:
     _require(digits <= DIGITS_MAX, f"{a} {sign} {b}")
     kind = pa.decimal128(digits, scale)
     sides = (cast(left, a), cast(right, b)) if sign == "*" else (cast(left, kind), cast(right, kind))
-    return Term(f"CAST({sides[0].text} {sign} {sides[1].text} AS {duck_type(kind)})", kind, Precedence.sum)
+    return Term(f"CAST({sides[0].text} {sign} {sides[1].text} AS {duckdb_type(kind)})", kind, Precedence.sum)
 
 
 def _divide(_: str, left: Term, right: Term) -> Term:
     """A quotient of decimals, or of a decimal and an integer, is left to Spark: DuckDB has no decimal division."""
     _require(_is_number(left, right), f"{left.kind} / {right.kind}")
-    is_plain = is_whole(left.kind) and is_whole(right.kind)
-    _require(is_plain or find_common_type(left, right) in (pa.float32(), pa.float64()), "a quotient of decimals")
+    are_integers = is_whole(left.kind) and is_whole(right.kind)
+    _require(are_integers or find_common_type(left, right) in (pa.float32(), pa.float64()), "a quotient of decimals")
     a, b = cast(left, pa.float64()).text, cast(right, pa.float64()).text
     return Term(f"(CASE WHEN {b} = 0 THEN {_FAIL} ELSE {a} / {b} END)", pa.float64(), Precedence.sum)
 
@@ -155,13 +155,13 @@ def _compute_remainder(_: str, left: Term, right: Term) -> Term:
     _require(is_whole(left.kind) and is_whole(right.kind), f"{left.kind} % {right.kind}")
     kind = find_common_type(left, right)
     a, b = cast(left, kind).text, cast(right, kind).text
-    return Term(f"CAST(CASE WHEN {b} = 0 THEN {_FAIL} ELSE {a} % {b} END AS {duck_type(kind)})", kind, Precedence.sum)
+    return Term(f"CAST(CASE WHEN {b} = 0 THEN {_FAIL} ELSE {a} % {b} END AS {duckdb_type(kind)})", kind, Precedence.sum)
 
 
 def _abs(terms: list[Term]) -> Term:
     [term] = terms
     _require(_is_number(term), "abs() of a value that is not a number")
-    return Term(f"CAST(abs({term.text}) AS {duck_type(term.kind)})", term.kind)
+    return Term(f"CAST(abs({term.text}) AS {duckdb_type(term.kind)})", term.kind)
 
 
 def _if(terms: list[Term]) -> Term:
@@ -176,7 +176,7 @@ def _nullif(terms: list[Term]) -> Term:
     return Term(f"(CASE WHEN {a.text} = {b.text} THEN NULL ELSE {value.text} END)", value.kind)
 
 
-def _extreme(name: str) -> Callable[[list[Term]], Term]:
+def _extreme_function(name: str) -> Callable[[list[Term]], Term]:
     def translate(terms: list[Term]) -> Term:
         chosen = cast_to_common_type(terms)
         _require(len(chosen) > 1 and not is_real(chosen[0].kind), f"{name}()")
@@ -185,7 +185,7 @@ def _extreme(name: str) -> Callable[[list[Term]], Term]:
     return translate
 
 
-def _text(call: str, kind: Any = None) -> Callable[[list[Term]], Term]:
+def _text_function(call: str, kind: Any = None) -> Callable[[list[Term]], Term]:
     def translate(terms: list[Term]) -> Term:
         [term] = terms
         _require(term.kind == pa.string(), f"{call} of a value that is not a text")
@@ -194,20 +194,22 @@ def _text(call: str, kind: Any = None) -> Callable[[list[Term]], Term]:
     return translate
 
 
-def _ascii(name: str) -> Callable[[list[Term]], Term]:
+def _ascii_function(name: str) -> Callable[[list[Term]], Term]:
     """The engines have different rules for letters beyond ASCII, which fail here."""
-    return _text(f"(CASE WHEN {{0}} IS NULL OR strlen({{0}}) = length({{0}}) THEN {name}({{0}}) ELSE {_FAIL} END)")
+    return _text_function(
+        f"(CASE WHEN {{0}} IS NULL OR strlen({{0}}) = length({{0}}) THEN {name}({{0}}) ELSE {_FAIL} END)"
+    )
 
 
 def _substring(terms: list[Term]) -> Term:
     value, *places = terms
-    is_plain = all(isinstance(place.value, int) and not isinstance(place.value, bool) for place in places)
-    _require(value.kind == pa.string() and is_plain and len(places) in (1, 2), "substring()")
+    are_literals = all(isinstance(place.value, int) and not isinstance(place.value, bool) for place in places)
+    _require(value.kind == pa.string() and are_literals and len(places) in (1, 2), "substring()")
     _require(places[0].value > 0 and places[-1].value >= 0, "substring() from the end")
     return Term(f"substring({value.text}, {', '.join(str(place.value) for place in places)})", pa.string())
 
 
-def _part(unit: str) -> Callable[[list[Term]], Term]:
+def _part_function(unit: str) -> Callable[[list[Term]], Term]:
     """A part of a date, or of a timestamp without a time zone."""
 
     def translate(terms: list[Term]) -> Term:
@@ -225,7 +227,7 @@ def _date_part(terms: list[Term]) -> Term:
     _require(
         name in (_DAYS | _HOURS) - {"dayofmonth", "second"}, f"the part {name} of a time"
     )  # seconds have fractions
-    return _part(name)([value])
+    return _part_function(name)([value])
 
 
 def _date_trunc(terms: list[Term]) -> Term:
@@ -233,7 +235,7 @@ def _date_trunc(terms: list[Term]) -> Term:
     unit, value = terms
     name = unit.value.lower() if isinstance(unit.value, str) else ""
     _require(name in _UNITS and value.kind in (pa.date32(), LOCAL), f"date_trunc() to a {name} of {value.kind}")
-    return Term(in_utc(f"date_trunc('{name}', CAST({value.text} AS TIMESTAMP))"), MOMENT)
+    return Term(convert_utc(f"date_trunc('{name}', CAST({value.text} AS TIMESTAMP))"), MOMENT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,8 +273,8 @@ def _sum(call: AggregateCall, terms: list[Term]) -> Term:
     text = call.write_call("sum", term.text)
     if kind.precision == DIGITS_MAX:  # DuckDB's own limit is higher
         most = Decimal(10**DIGITS_MAX - 1).scaleb(-kind.scale, _WIDE)
-        text = f"CASE WHEN abs({text}) > CAST('{most:f}' AS {duck_type(kind)}) THEN {_FAIL} ELSE {text} END"
-    return Term(f"CAST({text} AS {duck_type(kind)})", kind, name=call.find_name(term))
+        text = f"CASE WHEN abs({text}) > CAST('{most:f}' AS {duckdb_type(kind)}) THEN {_FAIL} ELSE {text} END"
+    return Term(f"CAST({text} AS {duckdb_type(kind)})", kind, name=call.find_name(term))
 
 
 def _avg(call: AggregateCall, terms: list[Term]) -> Term:
@@ -285,19 +287,19 @@ def _avg(call: AggregateCall, terms: list[Term]) -> Term:
     return Term(text, pa.float64(), name=call.find_name(term))
 
 
-def _end(call: AggregateCall, terms: list[Term]) -> Term:
+def _min_or_max(call: AggregateCall, terms: list[Term]) -> Term:
     [term] = terms
     text, name = call.write_call(call.name, term.text), call.find_name(term)
-    duck_type(term.kind)
+    duckdb_type(term.kind)
     if is_real(term.kind):
-        is_odd = call.write_call("bool_or", f"{term.text} = 0 AND signbit({term.text})")
-        text = f"(CASE WHEN {is_odd} THEN {_FAIL} ELSE {text} END)"
+        has_negative_zero = call.write_call("bool_or", f"{term.text} = 0 AND signbit({term.text})")
+        text = f"(CASE WHEN {has_negative_zero} THEN {_FAIL} ELSE {text} END)"
     return Term(text, term.kind, name=name)
 
 
 ARITHMETIC = MappingProxyType({"+": _compute, "-": _compute, "*": _compute, "/": _divide, "%": _compute_remainder})
 AGGREGATES = MappingProxyType(
-    {"count_star": _count_all, "count": _count, "sum": _sum, "avg": _avg, "min": _end, "max": _end}
+    {"count_star": _count_all, "count": _count, "sum": _sum, "avg": _avg, "min": _min_or_max, "max": _min_or_max}
 )
 CALENDAR = frozenset((*_DAYS, *_HOURS, "date_part", "date_trunc"))
 """Functions that depend on the session's time zone if the argument is a timestamp with a time zone."""
@@ -309,19 +311,19 @@ FUNCTIONS = MappingProxyType(
         "concat": concat,
         "date_part": _date_part,
         "date_trunc": _date_trunc,
-        "greatest": _extreme("greatest"),
+        "greatest": _extreme_function("greatest"),
         "if": _if,
-        "least": _extreme("least"),
-        "length": _text("CAST(length({0}) AS INTEGER)", pa.int32()),
-        "lower": _ascii("lower"),
-        "ltrim": _text("ltrim({0}, ' ')"),
+        "least": _extreme_function("least"),
+        "length": _text_function("CAST(length({0}) AS INTEGER)", pa.int32()),
+        "lower": _ascii_function("lower"),
+        "ltrim": _text_function("ltrim({0}, ' ')"),
         "nullif": _nullif,
         "nvl": coalesce,
-        "rtrim": _text("rtrim({0}, ' ')"),
+        "rtrim": _text_function("rtrim({0}, ' ')"),
         "substr": _substring,
         "substring": _substring,
-        "trim": _text("trim({0}, ' ')"),
-        "upper": _ascii("upper"),
-        **{unit: _part(unit) for unit in sorted(_DAYS | _HOURS)},
+        "trim": _text_function("trim({0}, ' ')"),
+        "upper": _ascii_function("upper"),
+        **{unit: _part_function(unit) for unit in sorted(_DAYS | _HOURS)},
     }
 )

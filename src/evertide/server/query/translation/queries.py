@@ -25,7 +25,7 @@ from evertide.server.query.translation.relations import (
     is_named,
     rename_columns,
 )
-from evertide.server.query.translation.terms import Term, duck_type, is_real, make_refusal, quote_name
+from evertide.server.query.translation.terms import Term, duckdb_type, is_real, make_refusal, quote_name
 
 __all__ = ["QueryTranslator"]
 
@@ -34,7 +34,7 @@ _SELECT = (
     *("modifiers", "cte_map", "select_list", "from_table", "where_clause", "group_expressions", "group_sets"),
     *("aggregate_handling", "having"),
 )
-_WAYS = {"ORDER_DEFAULT": "ASC", "ASCENDING": "ASC", "DESCENDING": "DESC"}
+_DIRECTIONS = {"ORDER_DEFAULT": "ASC", "ASCENDING": "ASC", "DESCENDING": "DESC"}
 _NULLS = {"ASC": "NULLS FIRST", "DESC": "NULLS LAST"}
 
 
@@ -88,7 +88,7 @@ class QueryTranslator:
         relation = self._translate_from(node["from_table"])
         names = Names(self.read, relation)
         columns = [column for each in node["select_list"] for column in self._translate_columns(each, names)]
-        order = _Order(node["modifiers"], is_plain=node["having"] is not None)
+        order = _Order(node["modifiers"], sorts_columns_only=node["having"] is not None)
         text = f"SELECT {'DISTINCT ' if order.is_distinct else ''}{_write_columns(columns, is_last=is_last)}"
         text += f" FROM {relation.text}" if relation.text else ""
         if order.is_distinct:
@@ -116,7 +116,7 @@ class QueryTranslator:
         if not columns:
             raise make_refusal("*")
         for column in columns:
-            duck_type(column.kind)
+            duckdb_type(column.kind)
         return [*columns]
 
     def _translate_group_by(self, node: Mapping[str, Any], columns: Sequence[Term], names: Names) -> str:
@@ -143,11 +143,13 @@ class QueryTranslator:
         texts = []
         for each in order.by:
             check_fields(each, "null_order", "expression")
-            way = _WAYS[each["type"]]
-            nulls = _NULLS[way] if each["null_order"] == "ORDER_DEFAULT" else each["null_order"]
+            direction = _DIRECTIONS[each["type"]]
+            nulls = _NULLS[direction] if each["null_order"] == "ORDER_DEFAULT" else each["null_order"]
             if nulls not in _NULLS.values():
                 raise make_refusal(nulls)
-            texts.append(f"{self._translate_sort_key(each['expression'], columns, names, order).text} {way} {nulls}")
+            texts.append(
+                f"{self._translate_sort_key(each['expression'], columns, names, order).text} {direction} {nulls}"
+            )
         text = f" ORDER BY {', '.join(texts)}" if texts else ""
         for word, node in (("LIMIT", order.limit), ("OFFSET", order.offset)):
             if node is not None:
@@ -166,7 +168,7 @@ class QueryTranslator:
             named = [each for each in columns if is_named(each, node["column_names"][0])]
             if len({each.text for each in named}) == 1:
                 return named[0]
-        if order.is_distinct or (order.is_plain and node["class"] != "COLUMN_REF"):
+        if order.is_distinct or (order.sorts_columns_only and node["class"] != "COLUMN_REF"):
             raise make_refusal("ORDER BY an expression that is not a column of the answer")
         return self.expressions.translate(node, replace(names, outputs=columns))
 
@@ -193,9 +195,9 @@ class QueryTranslator:
 class _Order:
     """The modifiers of a SELECT or a set operation."""
 
-    def __init__(self, modifiers: Sequence[Mapping[str, Any]], *, is_plain: bool = False) -> None:
+    def __init__(self, modifiers: Sequence[Mapping[str, Any]], *, sorts_columns_only: bool = False) -> None:
         self.is_distinct = False
-        self.is_plain = is_plain
+        self.sorts_columns_only = sorts_columns_only
         """Whether Spark sorts only by columns here."""
         self.by: Sequence[Mapping[str, Any]] = ()
         self.limit: Mapping[str, Any] | None = None

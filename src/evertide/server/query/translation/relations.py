@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from evertide.server.query.translation.expressions import ExpressionTranslator, check_fields
-from evertide.server.query.translation.terms import Term, duck_type, make_refusal, quote_name
+from evertide.server.query.translation.terms import Term, duckdb_type, make_refusal, quote_name
 
 __all__ = ["FromTranslator", "Names", "NestedQuery", "ReadQuery", "Relation", "is_named", "rename_columns"]
 
@@ -67,7 +67,7 @@ class Names:
             return self.outer.find_column(path)
         if len({each.text for each in found}) != 1:
             raise make_refusal(f"the name {'.'.join(path)}, which is {'more than one thing' if found else 'nothing'}")
-        duck_type(found[0].kind)
+        duckdb_type(found[0].kind)
         return replace(found[0], name=path[-1])
 
     def _find_own(self, path: Sequence[str]) -> list[Term]:
@@ -101,7 +101,7 @@ class FromTranslator:
     """The queries of WITH by name; the text of each is its alias."""
     expressions: ExpressionTranslator
     read: ReadQuery
-    new: Callable[[], str]
+    make_alias: Callable[[], str]
     """Returns an unused alias."""
 
     def translate(self, node: Mapping[str, Any]) -> Relation:
@@ -112,7 +112,7 @@ class FromTranslator:
             case "SUBQUERY":
                 check_fields(node, "subquery", "column_name_alias")
                 check_fields(node["subquery"], "node")
-                found, alias = self.read(node["subquery"]["node"]), self.new()
+                found, alias = self.read(node["subquery"]["node"]), self.make_alias()
                 columns = rename_columns(found.list_columns(alias), node["column_name_alias"])
                 return Relation(f"({found.text}) AS {alias}", {node["alias"].lower(): columns}, columns)
             case "JOIN":
@@ -121,7 +121,7 @@ class FromTranslator:
         raise make_refusal(f"{node['type']} in FROM")
 
     def _translate_table(self, node: Mapping[str, Any]) -> Relation:
-        name, alias = node["table_name"], self.new()
+        name, alias = node["table_name"], self.make_alias()
         if (shared := self.shared.get(name.lower())) is not None:
             text, columns = shared.text, shared.list_columns(alias)
         else:

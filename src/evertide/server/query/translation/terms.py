@@ -28,7 +28,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.types as kinds
 
-from evertide.server.query.duck import NotUnderstood
+from evertide.server.query.duck import DuckDeclined
 
 __all__ = [
     "DIGITS_MAX",
@@ -37,13 +37,13 @@ __all__ = [
     "MOMENT",
     "Precedence",
     "Term",
-    "as_decimal",
     "cast",
     "cast_pair",
     "cast_to_common_type",
-    "duck_type",
+    "convert_utc",
+    "duckdb_type",
     "find_common_type",
-    "in_utc",
+    "find_decimal_type",
     "is_real",
     "is_whole",
     "make_literal",
@@ -100,15 +100,15 @@ class Term:
     """The value of a literal."""
 
 
-def make_refusal(what: str) -> NotUnderstood:
-    return NotUnderstood(where="query", why=f"DuckDB may answer {what} differently than Spark")
+def make_refusal(what: str) -> DuckDeclined:
+    return DuckDeclined(where="query", why=f"DuckDB may answer {what} differently than Spark")
 
 
 def quote_name(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def duck_type(kind: Any) -> str:
+def duckdb_type(kind: Any) -> str:
     if kinds.is_decimal128(kind):
         return f"DECIMAL({kind.precision}, {kind.scale})"
     if kind not in _NAMES:
@@ -122,7 +122,7 @@ def cast(term: Term, kind: Any) -> Term:
         return term
     if kind == pa.float64() and isinstance(term.value, Decimal | int):
         return make_literal(float(term.value))
-    return Term(f"CAST({term.text} AS {duck_type(kind)})", kind)
+    return Term(f"CAST({term.text} AS {duckdb_type(kind)})", kind)
 
 
 def make_literal(value: Any) -> Term:
@@ -134,13 +134,13 @@ def make_literal(value: Any) -> Term:
             return Term("TRUE" if value else "FALSE", pa.bool_(), value=value)
         case int():
             return Term(
-                f"CAST({value} AS {duck_type(_find_integer_type(value))})", _find_integer_type(value), value=value
+                f"CAST({value} AS {duckdb_type(_find_integer_type(value))})", _find_integer_type(value), value=value
             )
         case float() if math.isfinite(value):
             return Term(f"CAST('{value!r}' AS DOUBLE)", pa.float64(), value=value)
         case Decimal():
             kind = pa.decimal128(*_count_digits(value))
-            return Term(f"CAST('{value:f}' AS {duck_type(kind)})", kind, value=value)
+            return Term(f"CAST('{value:f}' AS {duckdb_type(kind)})", kind, value=value)
         case str() if "\0" not in value:
             text = value.replace("'", "''")
             return Term(f"'{text}'", pa.string(), value=value)
@@ -180,7 +180,7 @@ def is_real(kind: Any) -> bool:
     return kind in (pa.float32(), pa.float64())
 
 
-def as_decimal(term: Term, *, by_value: bool = False) -> Any:
+def find_decimal_type(term: Term, *, by_value: bool = False) -> Any:
     """The decimal type that Spark converts a number to; in arithmetic, a literal has the digits as written."""
     if kinds.is_decimal128(term.kind):
         return term.kind
@@ -199,7 +199,7 @@ def find_common_type(left: Term, right: Term) -> Any:
     if is_whole(a) and is_whole(b):
         return max(a, b, key=lambda kind: _DIGITS[kind])
     if all(is_whole(kind) or kinds.is_decimal128(kind) for kind in (a, b)):
-        return _widen_decimals(as_decimal(left), as_decimal(right))
+        return _widen_decimals(find_decimal_type(left), find_decimal_type(right))
     if all(is_whole(kind) or is_real(kind) or kinds.is_decimal128(kind) for kind in (a, b)):
         return _check_doubles(left, right)
     raise make_refusal(f"{a} beside {b}")
@@ -254,12 +254,12 @@ def read_time(term: Term, beside: Any, *, is_utc: bool) -> Term:
         return term
     pattern = _DATE if beside == pa.date32() else _TIME
     if not pattern.fullmatch(term.value) or not _is_real_time(term.value):
-        raise make_refusal(f"the text {term.value!r} as a {duck_type(beside)}")
+        raise make_refusal(f"the text {term.value!r} as a {duckdb_type(beside)}")
     read = Term(f"CAST({term.text} AS {'DATE' if beside == pa.date32() else 'TIMESTAMP'})", beside)
-    return replace(read, text=in_utc(read.text)) if beside == MOMENT else read
+    return replace(read, text=convert_utc(read.text)) if beside == MOMENT else read
 
 
-def in_utc(text: str) -> str:
+def convert_utc(text: str) -> str:
     """Convert between a timestamp with and one without a time zone, in UTC."""
     return f"({text} AT TIME ZONE 'UTC')"
 

@@ -24,7 +24,7 @@ from typing import Any
 import pyarrow as pa
 
 from evertide.pipeline.reading.query import Question
-from evertide.server.query.duck import NotUnderstood
+from evertide.server.query.duck import DuckDeclined
 from evertide.server.query.translation.expressions import ExpressionTranslator
 from evertide.server.query.translation.queries import QueryTranslator
 from evertide.server.query.translation.terms import make_refusal
@@ -38,7 +38,7 @@ _UTC = frozenset(("UTC", "Etc/UTC", "Z", "GMT", "Etc/GMT", "+00:00"))
 def translate_query(
     question: Question, tree: Mapping[str, Any], schemas: Mapping[str, pa.Schema], zone: str = ""
 ) -> Question:
-    """The query for DuckDB, without parameters; `NotUnderstood` if DuckDB is not known to agree with Spark.
+    """The query for DuckDB, without parameters; `DuckDeclined` if DuckDB is not known to agree with Spark.
 
     `tree` is DuckDB's tree of the statement, `schemas` has the collections that it reads, `zone` is the time zone of
     the session, if known."""
@@ -49,7 +49,7 @@ def translate_query(
         translated = QueryTranslator(
             schemas, ExpressionTranslator(question.parameters, is_utc=zone in _UTC)
         ).translate_query(tree["node"])
-    except NotUnderstood:
+    except DuckDeclined:
         raise
     except (LookupError, TypeError, ValueError, RecursionError) as error:  # too few arguments, or nested too deeply
         raise make_refusal(f"the query ({type(error).__name__})") from error

@@ -8,14 +8,14 @@ DuckDB's tree is used:
    other character (double quotes, backslashes, comments, braces, letters beyond ASCII outside of texts) is refused.
 2. A text occurs only where a value may occur: not after another text, nor after a word that would turn it into a type
    or an escape.
-3. No word that is a keyword to only one of the parsers occurs anywhere (`_ODD`).
+3. No word that is a keyword to only one of the parsers occurs anywhere (`_KEYWORDS`).
 """
 
 from __future__ import annotations
 
 import re
 
-from evertide.server.query.duck import NotUnderstood
+from evertide.server.query.duck import DuckDeclined
 
 __all__ = ["check_wording"]
 
@@ -25,7 +25,7 @@ _TOKEN = re.compile(
     r"|(?P<number>(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)(?![A-Za-z0-9_.])"
     r"|(?P<sign>\|\||::|<>|!=|<=|>=|==|[(),.*+/%=<>?;-])"
 )
-_ODD = frozenset(
+_KEYWORDS = frozenset(
     (
         *("anti", "any", "asof", "bool", "cluster", "collate", "cube", "distribute", "div", "escape", "exclude"),
         *("fetch", "for", "glob", "grouping", "identifier", "ignore", "ilike", "int1", "int2", "int4", "int8"),
@@ -49,7 +49,7 @@ _RUNS = frozenset(("name", "number", "text", "word"))
 
 
 def check_wording(sql: str) -> None:
-    """Raise `NotUnderstood` if the parsers could read the text differently."""
+    """Raise `DuckDeclined` if the parsers could read the text differently."""
     tokens = _split_tokens(sql)
     if not tokens or tokens[0][1] not in _BEGINS:
         raise _make_refusal("the query does not begin with SELECT or WITH")
@@ -76,7 +76,7 @@ def _split_tokens(sql: str) -> list[tuple[str, str]]:
 
 def _check(before: tuple[str, str], token: tuple[str, str], after: tuple[str, str]) -> None:
     kind, text = token
-    if kind == "word" and text in _ODD:
+    if kind == "word" and text in _KEYWORDS:
         raise _make_refusal(f"{text.upper()} is a keyword to one of them")
     if kind == "text" and before[0] != "sign" and (before[0] != "word" or before[1] not in _BEFORE_TEXT):
         raise _make_refusal(f"a text follows {before[1]!r}")
@@ -90,5 +90,5 @@ def _check(before: tuple[str, str], token: tuple[str, str], after: tuple[str, st
         raise _make_refusal(f"'{text}{after[1]}' has two readings")
 
 
-def _make_refusal(why: str) -> NotUnderstood:
-    return NotUnderstood(where="query", why=f"DuckDB and Spark may parse the query differently: {why}")
+def _make_refusal(why: str) -> DuckDeclined:
+    return DuckDeclined(where="query", why=f"DuckDB and Spark may parse the query differently: {why}")

@@ -30,6 +30,7 @@ import pyarrow.compute as pc
 from evertide.flow.trace import JoinKeys, StageCut, has_constant, has_leaf
 from evertide.plan.algebra.nodes import Aggregate, Join, JoinType, PlanNode, TopK, Union, Window
 from evertide.rows.changes import DIFF
+from evertide.rows.conform import conform_table
 
 __all__ = ["Cone", "LeafRows"]
 
@@ -145,9 +146,11 @@ class Cone:
         if not attributes:
             return None
         found = self._collect_values(node, attributes, touched)
-        keys = pa.concat_tables(found) if found else None
-        if keys is None:
+        if not found:
             return pa.table({})
+        # Branches of a Union may differ in nullability, and in the names of the fields of structs.
+        schema = pa.schema([pa.field(each.name, each.type) for each in found[0].schema])
+        keys = pa.concat_tables([conform_table(each, schema) for each in found])
         for at, column in enumerate(keys.column_names):
             if null_safe is not None and not null_safe[at] and keys.column(column).null_count:
                 keys = keys.filter(pc.is_valid(keys.column(column)))

@@ -24,7 +24,7 @@ from rich.table import Table
 from bench import bounds, connectors, pipelines, replicas, shape_index, shapes, shards, sizing, views
 from bench.measure import Figure
 from bench.peers.contest import ENGINES, MEASURES, Contest, ContestSize
-from bench.peers.publishing import publish
+from bench.peers.publication import publish
 from bench.peers.report import figures as goals
 from bench.peers.report import make_report, read_report, together, write_report
 

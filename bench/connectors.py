@@ -36,7 +36,7 @@ from tests.sources.postgres.server import Database, running_logical
 
 __all__ = ["BENCHMARKS", "ConnectorSize"]
 
-_LOOK_S = 0.25
+_SAMPLE_S = 0.25
 _SERVER = {
     "listen_addresses": "127.0.0.1",
     "logical_decoding_work_mem": "64MB",
@@ -93,9 +93,9 @@ class Reader:
         return ended - begun
 
     def _watch(self, opened: Pipeline, wanted: int, is_over: threading.Event) -> None:
-        """Read the view every `_LOOK_S`: a read after each transaction would cost too much."""
+        """Read the view every `_SAMPLE_S`: a read after each transaction would cost too much."""
         process, seen = psutil.Process(), -1
-        while not is_over.wait(_LOOK_S):
+        while not is_over.wait(_SAMPLE_S):
             if opened.time != seen:
                 seen = opened.time
                 self.taken = sum(opened.view("per_city").to_arrow().column("orders").to_pylist())

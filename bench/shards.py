@@ -101,7 +101,7 @@ def append(size: Size, progress: Progress) -> list[Figure]:
     with place() as here:
         shard = here.shards.create("orders", SCHEMA, here.writer)
         shard.compare_and_append(batch(0, 1000), 0, 1, here.writer)
-        stored = sum(part.bytes for part in shard.log.known().state.parts)
+        stored = sum(part.bytes for part in shard.log.read_cached().state.parts)
         bare = sqlite3.connect(here.root / "bare.db", isolation_level=None)
         bare.execute("PRAGMA journal_mode=WAL")
         bare.execute("PRAGMA synchronous=FULL")
@@ -110,7 +110,7 @@ def append(size: Size, progress: Progress) -> list[Figure]:
         tables = [batch(time, 1000) for time in range(1, size.append_rounds + 22)]
 
         def one(number: int) -> None:
-            upper = shard.log.known().state.upper
+            upper = shard.log.read_cached().state.upper
             shard.compare_and_append(tables[upper - 1], upper, upper + 1, here.writer)
             progress(max(number, 0) + 1, size.append_rounds)
 
@@ -134,7 +134,7 @@ def scan(size: Size, progress: Progress) -> list[Figure]:
         for time in range(size.scan_parts):
             shard.compare_and_append(batch(time, rows), time, time + 1, here.writer)
             progress(time + 1, size.scan_parts + size.scan_rounds)
-        files = [here.root / part.key for part in shard.log.known().state.parts if part.key]
+        files = [here.root / part.key for part in shard.log.read_cached().state.parts if part.key]
 
         def ours(number: int) -> None:
             with shard.snapshot(size.scan_parts - 1) as snapshot:

@@ -15,7 +15,7 @@ from bench.peers import nexmark, pathway_input
 from bench.peers.agreement import check_agreement
 from bench.peers.pathway_queries import PATHWAY
 from bench.peers.pathway_tables import READ, TEXTS
-from bench.peers.telling import keep_answer
+from bench.peers.worker_output import keep_answer
 from tests.kit.compare import Differs
 from tests.kit.nexmark import SCHEMAS
 

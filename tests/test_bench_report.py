@@ -10,7 +10,7 @@ import pytest
 
 from bench.peers import nexmark
 from bench.peers.jobs import Job, Measured, Skipped
-from bench.peers.publishing import publish
+from bench.peers.publication import publish
 from bench.peers.report import Report, figures, read_report, together, write_report
 from evertide.errors import InvalidInput
 

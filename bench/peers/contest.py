@@ -28,7 +28,7 @@ from bench.peers.flink_sql import FLINK
 from bench.peers.jobs import TWO_THREADS, Job, Measured, Skipped
 from bench.peers.pathway_queries import PATHWAY
 from bench.peers.process import WorkerFailed
-from bench.peers.starting import Starter
+from bench.peers.starter import Starter
 from bench.peers.worker import work
 from bench.shards import Progress
 from bench.views import bench_spark

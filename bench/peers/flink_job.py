@@ -20,7 +20,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from bench.peers.telling import keep_answer, tell
+from bench.peers.worker_output import keep_answer, tell
 
 __all__ = ["main"]
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from bench.peers.pathway_queries import PATHWAY
 from bench.peers.pathway_tables import READ, TEXTS
-from bench.peers.telling import keep_answer, tell
+from bench.peers.worker_output import keep_answer, tell
 
 __all__ = ["main"]
 

@@ -1,7 +1,7 @@
 """`Worker`: the process of a job, with its output, the memory and CPU time that it uses, and the bytes that it writes.
 
 The figures come from /proc, and include all descendants of the process, such as a JVM. They are sampled every
-`_LOOK_S`, so a shorter peak may be missed.
+`_SAMPLE_S`, so a shorter peak may be missed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from bench.peers.jobs import Job
 
 __all__ = ["Worker", "WorkerFailed"]
 
-_LOOK_S = 0.2
+_SAMPLE_S = 0.2
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -118,7 +118,7 @@ class Worker:
         self._process.wait()
 
     def _watch(self) -> None:
-        while not self._is_over.wait(_LOOK_S):
+        while not self._is_over.wait(_SAMPLE_S):
             self._look()
 
     def _look(self) -> None:

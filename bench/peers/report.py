@@ -17,8 +17,8 @@ import msgspec
 
 from bench.measure import Figure
 from bench.peers.contest import ENGINES, Contest
+from bench.peers.installation import FLINK_VERSION, PATHWAY_VERSION
 from bench.peers.jobs import Measured, Skipped
-from bench.peers.setting_up import FLINK_VERSION, PATHWAY_VERSION
 from bench.peers.svg import bars
 from evertide.errors import InvalidInput
 
@@ -215,7 +215,7 @@ def _recoveries(report: Report) -> Iterator[str]:
     found = [*report.of("start"), *report.of("recovery")]
     if found:
         rows = [[_TITLES[one.engine], one.measure, f"{one.events:,}", f"{one.median_s:.1f} s"] for one in found]
-        yield "From the start of a process until it runs, on nothing, and after kill -9 with so many events taken in:"
+        yield "From start to running: with an empty storage, and after kill -9 with these events read:"
         yield ""
         yield from _table(["engine", "", "events", "takes"], rows)
 

@@ -13,7 +13,7 @@ import msgspec
 from bench.peers import engine_duckdb, engine_evertide
 from bench.peers.engine_spark import Recompute, Stream
 from bench.peers.jobs import TWO_THREADS, Job
-from bench.peers.telling import tell
+from bench.peers.worker_output import tell
 from bench.views import bench_spark
 
 __all__ = ["ENGINES", "work"]

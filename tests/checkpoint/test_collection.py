@@ -342,7 +342,7 @@ def test_an_unfinished_put_of_a_dead_writer_is_deleted(memory: Memory) -> None:
     key = state_part_key("by_customer", Name("00000000000000aa", 1, "parquet"))
 
     class Unfinished(HookedBlob):
-        def unfinished(self, prefix: str) -> Iterator[str]:
+        def list_unfinished(self, prefix: str) -> Iterator[str]:
             return iter([key] if key.startswith(prefix) else [])
 
     other = Process(Unfinished(memory.blob, lambda _operation, _key: None), memory.meta, memory.runtime)

@@ -79,7 +79,7 @@ def check_tidy(process: Process) -> None:
     for entry in process.checkpoints.entries():
         named |= set(process.checkpoints.verify(entry, shards=True).names())
     there = process.blobs("state") | process.blobs("checkpoints")
-    there |= {key for prefix in ("state", "checkpoints") for key in process.blob.unfinished(prefix)}
+    there |= {key for prefix in ("state", "checkpoints") for key in process.blob.list_unfinished(prefix)}
     assert there == {key for key in named if not key.startswith("parts/")}, "a file leaked or was lost"
 
 

@@ -11,12 +11,12 @@ from evertide.datasource.planning import ReadTask, pin_time, plan_tasks
 from evertide.datasource.request import Request
 from evertide.errors import BlobMissing, InvalidInput, LeaseLost, TimeCompacted
 from evertide.settings import Settings
-from evertide.shard.lease import LeaseRecord, end_lease, live_leases, renew_lease
+from evertide.shard.lease import LeaseRecord, end_lease, read_live_leases, renew_lease
 from tests.datasource.kit import History, content, grow, make_request, opened, rows_of
 
 
 def leases(history: History, name: str = "things") -> dict[str, LeaseRecord]:
-    return live_leases(history.shard(name).log)
+    return read_live_leases(history.shard(name).log)
 
 
 def disturb(history: History) -> int:

@@ -32,7 +32,7 @@ def test_every_time_equals_the_pushed_rows(grown_history: History) -> None:
             for size in SIZES if time == times[-1] else [SIZES[number % 3]]:
                 request = make_request(grown_history.root, name, as_of=time, partition_bytes=size)
                 tasks = plan_tasks(request, pin_time(request))
-                ways |= {(group.is_plain, group.span is not None) for group in (task.group for task in tasks)}
+                ways |= {(group.only_adds, group.span is not None) for group in (task.group for task in tasks)}
                 found = content(rows_of(request, tasks))
                 assert found == content(grown_history.at[time][name]), (name, time, size)
     if grown_history.pipeline.settings is BLOBS:
@@ -126,5 +126,5 @@ def test_parts_without_retractions_are_distributed_and_read_once(tmp_path: Path)
         parts = [part.key for group in (task.group for task in tasks) for part in group.parts]
         assert len(parts) == len(set(parts))
         assert len(tasks) > 2
-        assert all(group.is_plain for group in (task.group for task in tasks))
+        assert all(group.only_adds for group in (task.group for task in tasks))
         assert rows_of(request, tasks) == [{"word": "w", "n": 1}] * 40

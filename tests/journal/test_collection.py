@@ -151,12 +151,12 @@ def test_files_without_a_writers_name_are_left_alone(site: Site) -> None:
 
 
 def test_an_unfinished_put_is_dropped(site: Site) -> None:
-    """A torn fragment after a crash, as `Blob.unfinished` lists it."""
+    """A torn fragment after a crash, as `Blob.list_unfinished` lists it."""
 
     class Torn(HookedBlob):
         torn = ("journal/push/00000000000000aa-00000001.arrow",)
 
-        def unfinished(self, prefix: str):  # type: ignore[no-untyped-def]
+        def list_unfinished(self, prefix: str):  # type: ignore[no-untyped-def]
             assert prefix == "journal/"
             return iter(self.torn)
 
@@ -207,7 +207,7 @@ def test_a_listing_that_fails_deletes_nothing(site: Site, host: Host) -> None:
     host.writer.unregister()
 
     def before(operation: str, key: str) -> None:
-        if operation == "unfinished":
+        if operation == "list_unfinished":
             raise Unavailable(path=key, why="no connection")
 
     collector = site.host(HookedBlob(site.blob, before))

@@ -146,7 +146,7 @@ def continue_work(process: Process) -> None:
 
 def check_tidy(process: Process) -> None:
     named = {fragment.key for bound in process.records() for fragment in staged_of(bound)}
-    there = process.staged_blobs() | set(process.blob.unfinished("journal/"))
+    there = process.staged_blobs() | set(process.blob.list_unfinished("journal/"))
     assert there == named, "a blob leaked or was lost"
 
 

@@ -132,8 +132,8 @@ class Column:
 
 
 class Expressions:
-    def __init__(self, chance: RandomStream, *, is_open: bool = False) -> None:
-        self._chance = chance
+    def __init__(self, rng: RandomStream, *, is_open: bool = False) -> None:
+        self._chance = rng
         self._is_open = is_open
 
     def _one(self, choices: Sequence[str]) -> str:

@@ -125,8 +125,10 @@ class FaultyBlob:
     def list(self, prefix: str) -> Iterator[BlobEntry]:
         return self._faults.read("list", prefix, self.path(prefix), lambda: self._inner.list(prefix))
 
-    def unfinished(self, prefix: str) -> Iterator[str]:
-        return self._faults.read("unfinished", prefix, self.path(prefix), lambda: self._inner.unfinished(prefix))
+    def list_unfinished(self, prefix: str) -> Iterator[str]:
+        return self._faults.read(
+            "list_unfinished", prefix, self.path(prefix), lambda: self._inner.list_unfinished(prefix)
+        )
 
     def path(self, key: str) -> str:
         return self._inner.path(key)

@@ -45,11 +45,11 @@ def changed(rows: pa.Table, **values: Any) -> pa.Table:
     return rows
 
 
-def sample(chance: RandomStream, size: int, count: int) -> list[int]:
+def sample(rng: RandomStream, size: int, count: int) -> list[int]:
     """Up to `count` different numbers below `size`."""
     chosen: dict[int, None] = {}
     while len(chosen) < min(count, size):
-        chosen[chance.below(size)] = None
+        chosen[rng.below(size)] = None
     return list(chosen)
 
 

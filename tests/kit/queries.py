@@ -79,7 +79,7 @@ def random_queries(
     queries = _Queries(schemas, RandomStream(seed), is_open=is_open, folded=folded)
     made: list[str] = []
     while len(made) < count:
-        query = queries.relation(1 + queries.chance.below(depth)).sql
+        query = queries.relation(1 + queries.rng.below(depth)).sql
         if accepts(query):
             made.append(query)
     return made
@@ -116,7 +116,7 @@ class _Queries(RareRelations):
         )
         if self._is_open:
             makers = (*makers, self._window, self._top, self._session)
-        elif not self.chance.below(3):
+        elif not self.rng.below(3):
             makers = rare
         return self._one(makers)(depth - 1)
 
@@ -125,52 +125,52 @@ class _Queries(RareRelations):
         operands = self._operands(columns, columns)
         shown = [*self._expressions.several(operands, 3), *self._some(columns, 2)]
         conditions = []
-        if self.chance.below(3):
+        if self.rng.below(3):
             conditions.append(self._expressions.truth(operands))
-        if not self.chance.below(3):
+        if not self.rng.below(3):
             conditions.append(self._subquery_condition(columns))
-        if not self.chance.below(4):
-            shown += [self._scalar_subquery(columns) for _ in range(1 + self.chance.below(2))]
+        if not self.rng.below(4):
+            shown += [self._scalar_subquery(columns) for _ in range(1 + self.rng.below(2))]
         return self._made(shown, f"FROM {source}{where_of(conditions)}")
 
     def _join(self, depth: int) -> Relation:
         left_source, left = self._source(depth)
-        right_source, right = self._source(self.chance.below(depth + 1))
+        right_source, right = self._source(self.rng.below(depth + 1))
         join = self._one(_JOINS)
         conditions = []
         pairs = pairs_of(left, right)
-        if pairs and self.chance.below(8):
-            for _ in range(1 + self.chance.below(2)):
+        if pairs and self.rng.below(8):
+            for _ in range(1 + self.rng.below(2)):
                 a, b = self._one(pairs)
                 conditions.append(f"{a.name} {self._one(('=', '=', '=', '<=>'))} {b.name}")
         operands = self._operands([*left, *right], self._one(((), left, right)))
-        if len(operands) > len(left) + len(right) and self.chance.below(2):
+        if len(operands) > len(left) + len(right) and self.rng.below(2):
             key, value = (
                 self._expressions.value("whole", left)[0],
                 self._expressions.value("whole", operands[len(left) :])[0],
             )
             conditions.append(f"{key} = {value}")
-        if not self.chance.below(3):
+        if not self.rng.below(3):
             conditions.append(self._expressions.truth(operands))
         on = "" if join == "CROSS JOIN" else f" ON {' AND '.join(conditions) or 'true'}"
         both = left if join in ("LEFT SEMI JOIN", "LEFT ANTI JOIN") else (*left, *right)
-        where = f" WHERE {self._expressions.truth(both)}" if not self.chance.below(4) else ""
+        where = f" WHERE {self._expressions.truth(both)}" if not self.rng.below(4) else ""
         shown = [*self._some(both, 4), *self._expressions.several(both, 1)]
         return self._made(shown, f"FROM {left_source} {join} {right_source}{on}{where}")
 
     def _group(self, depth: int) -> Relation:
         source, columns = self._source(depth)
-        keys = [column for column in self._some(exact(columns), 3) if self.chance.below(4)]
+        keys = [column for column in self._some(exact(columns), 3) if self.rng.below(4)]
         operands = self._operands(columns, self._one(((), columns)))
-        if len(operands) > len(columns) and self.chance.below(2):
+        if len(operands) > len(columns) and self.rng.below(2):
             keys.append(Column(*self._expressions.value("whole", operands)))
-        values = [self._expressions.aggregate(operands) for _ in range(1 + self.chance.below(3))]
+        values = [self._expressions.aggregate(operands) for _ in range(1 + self.rng.below(3))]
         having = ""
-        if not self.chance.below(3):
+        if not self.rng.below(3):
             value = self._expressions.aggregate(operands, is_rough=False)
             having = f" HAVING {self._expressions.truth(self._operands([value], self._one(((), keys))))}"
         grouping = self._grouping(keys)
-        if "(" in grouping and self._has_sets(grouping) and self.chance.below(2):
+        if "(" in grouping and self._has_sets(grouping) and self.rng.below(2):
             values.append(Column("CAST(grouping_id() AS BIGINT)", "whole"))
         return self._made([*keys, *values], f"FROM {source}{grouping}{having}")
 
@@ -183,7 +183,7 @@ class _Queries(RareRelations):
             return ""
         names = list(dict.fromkeys(key.name for key in keys))
         listed = ", ".join(names)
-        match self.chance.below(9):
+        match self.rng.below(9):
             case 0:
                 return f" GROUP BY ROLLUP ({listed})"
             case 1:
@@ -198,7 +198,7 @@ class _Queries(RareRelations):
         source, all_columns = self._source(depth)
         columns = exact(all_columns)
         operands = exact(self._operands(columns))
-        partition = [column.name for column in self._some(operands, 2)] if self.chance.below(5) else []
+        partition = [column.name for column in self._some(operands, 2)] if self.rng.below(5) else []
         by = f"PARTITION BY {', '.join(partition)} " if partition else ""
         whole, total = f"OVER ({by.strip()})", f"OVER ({by}ORDER BY {self._order(columns)})"
         some = f"OVER ({by}ORDER BY {self._order(self._some(operands, 1))})"
@@ -238,9 +238,9 @@ class _Queries(RareRelations):
             shown = self._some(self._open_windows(by, columns), 2)
         as_whole = [Column(_as_bigint(each), each.kind) for each in shown]
         made = self._made([*self._some(columns, 3), *as_whole], f"FROM {source}")
-        if self.chance.below(2) or made.columns[-1].kind != "whole":
+        if self.rng.below(2) or made.columns[-1].kind != "whole":
             return made
-        if not self._is_open and self.chance.below(2):
+        if not self._is_open and self.rng.below(2):
             return Relation(f"{made.sql} QUALIFY {made.columns[-1].name} <= 2", made.columns)
         return self._made(made.columns, f"FROM ({made.sql}) WHERE {made.columns[-1].name} <= 2")
 
@@ -280,14 +280,14 @@ class _Queries(RareRelations):
 
     def _combine(self, depth: int) -> Relation:
         left_source, left = self._source(depth)
-        right_source, right = self._source(self.chance.below(depth + 1))
+        right_source, right = self._source(self.rng.below(depth + 1))
         shown = self._some(exact(left), 3)
         one = self._made(shown, f"FROM {left_source}")
         operands = self._operands(right, right)
         others = [Column(*self._expressions.value(column.kind, operands)) for column in shown]
         other = self._made(others, f"FROM {right_source}")
         made = f"({one.sql}) {self._one(_SETS)} ({other.sql})"
-        if not self._is_open and not self.chance.below(4):
+        if not self._is_open and not self.rng.below(4):
             made = self._one((f"({made}) {self._one(_SETS)} ({one.sql})", f"({other.sql}) {self._one(_SETS)} ({made})"))
         return Relation(made, one.columns)
 
@@ -298,17 +298,17 @@ class _Queries(RareRelations):
     def _top(self, depth: int) -> Relation:
         source, columns = self._source(depth)
         shown = columns if self._is_open and columns else exact(columns)
-        offset = f" OFFSET {1 + self.chance.below(2)}" if not self.chance.below(4) else ""
+        offset = f" OFFSET {1 + self.rng.below(2)}" if not self.rng.below(4) else ""
         made = self._made(shown, f"FROM {source}")
         order = self._order(self._some(made.columns, 1) if self._is_open else made.columns)
         operands = self._operands(made.columns)
         if len(operands) > len(made.columns):
             order = f"{self._expressions.value('whole', operands)[0]}, {order}"
-        top = f"{made.sql} ORDER BY {order} LIMIT {1 + self.chance.below(5)}{offset}"
-        if self.chance.below(4):
+        top = f"{made.sql} ORDER BY {order} LIMIT {1 + self.rng.below(5)}{offset}"
+        if self.rng.below(4):
             return Relation(top, made.columns)
         cut = self._one(("OFFSET 1", "LIMIT 2 OFFSET 1", "LIMIT 2"))
-        if self._is_open or self.chance.below(2):
+        if self._is_open or self.rng.below(2):
             return Relation(f"SELECT * FROM ({top}) {cut}", made.columns)
         alias = self._alias()
         below = [Column(f"{alias}.{column.name}", column.kind) for column in made.columns]
@@ -319,8 +319,8 @@ class _Queries(RareRelations):
     def _session(self, depth: int) -> Relation:
         source, columns = self._source(depth)
         time, gap = self._expressions.value("time", columns)[0], self._one(("4 seconds", "10 minutes"))
-        keys = [column for column in self._some(exact(columns), 2) if self.chance.below(3)]
-        values = [self._expressions.aggregate(columns) for _ in range(1 + self.chance.below(3))]
+        keys = [column for column in self._some(exact(columns), 2) if self.rng.below(3)]
+        values = [self._expressions.aggregate(columns) for _ in range(1 + self.rng.below(3))]
         names = dict.fromkeys([*(key.name for key in keys), f"session_window({time}, '{gap}')"])
         shown = [*keys, Column("session_window.end", "time"), *values]
         return self._made(shown, f"FROM {source} GROUP BY {', '.join(names)}")

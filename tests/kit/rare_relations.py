@@ -14,7 +14,7 @@ class RareRelations(Relations):
         """One or two names; the second may read the first. Relations below read them more often than tables."""
         known = len(self._shared)
         named = []
-        for _ in range(1 + self.chance.below(2)):
+        for _ in range(1 + self.rng.below(2)):
             made = self.relation(max(1, depth))
             name = self._alias("w")
             named.append(f"{name} AS ({made.sql})")
@@ -26,8 +26,8 @@ class RareRelations(Relations):
     def _count(self, depth: int) -> Relation:
         """A join of which no column of one side, or of both, is read."""
         left_source, left = self._source(depth)
-        right_source, right = self._source(self.chance.below(depth + 1))
-        if self.chance.below(2):
+        right_source, right = self._source(self.rng.below(depth + 1))
+        if self.rng.below(2):
             pairs = pairs_of(left, right)
             a, b = self._one(pairs) if pairs else (Column("1", "whole"), Column("1", "whole"))
             join = self._one((f"CROSS JOIN {right_source}", f"JOIN {right_source} ON {a.name} = {b.name}"))
@@ -40,10 +40,10 @@ class RareRelations(Relations):
 
     def _lateral(self, depth: int) -> Relation:
         left_source, left = self._source(depth)
-        right_source, right = self._source(self.chance.below(depth + 1))
+        right_source, right = self._source(self.rng.below(depth + 1))
         conditions = [f"{a.name} = {b.name}" for a, b in pairs_of(left, right)[:1]]
         value = self._one(exact(right))
-        match self.chance.below(4):
+        match self.rng.below(4):
             case 0:
                 select, cut = "SELECT DISTINCT", ""
             case 1:
@@ -80,8 +80,8 @@ class RareRelations(Relations):
         source, columns = self._source(depth)
         time = self._expressions.value("time", columns)[0]
         window = self._one(("'10 seconds'", "'10 seconds', '5 seconds'", "'1 minute', '1 minute', '7 seconds'"))
-        keys = [column for column in self._some(exact(columns), 2) if self.chance.below(2)]
-        values = [self._expressions.aggregate(columns) for _ in range(1 + self.chance.below(2))]
+        keys = [column for column in self._some(exact(columns), 2) if self.rng.below(2)]
+        values = [self._expressions.aggregate(columns) for _ in range(1 + self.rng.below(2))]
         names = dict.fromkeys([*(key.name for key in keys), f"window({time}, {window})"])
         shown = [*keys, Column("window.start", "time"), *values]
         return self._made(shown, f"FROM {source} GROUP BY {', '.join(names)}")
@@ -118,7 +118,7 @@ class RareRelations(Relations):
         read = f"FROM ({below.sql}) AS {alias}"
         keys = self._some(found[:4], 2)
         names = ", ".join(key.name for key in keys)
-        match self.chance.below(5):
+        match self.rng.below(5):
             case 0:
                 values = [self._expressions.aggregate(found) for _ in range(2)]
                 return self._made([*keys, *values], f"{read} GROUP BY {names}")

@@ -51,13 +51,13 @@ _CONSTANTS = tuple(
 
 class Relations(ABC):
     def __init__(
-        self, schemas: Mapping[str, pa.Schema], chance: RandomStream, *, is_open: bool, folded: Container[str]
+        self, schemas: Mapping[str, pa.Schema], rng: RandomStream, *, is_open: bool, folded: Container[str]
     ) -> None:
-        self.chance = chance
+        self.rng = rng
         self._schemas = dict(schemas)
         self._is_open = is_open
         self._folded = folded
-        self._expressions = Expressions(chance, is_open=is_open)
+        self._expressions = Expressions(rng, is_open=is_open)
         self._aliases = 0
         self._shared: list[Relation] = []
         """The relations named by the enclosing WITH clauses."""
@@ -67,27 +67,27 @@ class Relations(ABC):
         """A relation of at most `depth` nested operators."""
 
     def _one(self, choices: Sequence[T]) -> T:
-        return choices[self.chance.below(len(choices))]
+        return choices[self.rng.below(len(choices))]
 
     def _some(self, columns: Sequence[Column], most: int) -> list[Column]:
         """A random choice of 1 to `most` columns, or fewer if there are fewer."""
         left = list(columns)
-        count = min(1 + self.chance.below(most), len(left))
-        return [left.pop(self.chance.below(len(left))) for _ in range(count)]
+        count = min(1 + self.rng.below(most), len(left))
+        return [left.pop(self.rng.below(len(left))) for _ in range(count)]
 
     def _alias(self, letter: str = "q") -> str:
         self._aliases += 1
         return f"{letter}{self._aliases}"
 
     def _table(self) -> Relation:
-        if self._shared and self.chance.below(4):
+        if self._shared and self.rng.below(4):
             return self._one(self._shared)
-        if not self.chance.below(8):
+        if not self.rng.below(8):
             return _CONSTANTS[0] if self._is_open else self._one(_CONSTANTS)
         name = self._one(list(self._schemas))
         found = [(field.name, kind) for field in self._schemas[name] if (kind := self._kind_of(name, field))]
         columns = [f"{_CASTS.get(kind, '{0}').format(column)} AS {column}" for column, kind in found]
-        empty = " WHERE false" if not self._is_open and not self.chance.below(24) else ""
+        empty = " WHERE false" if not self._is_open and not self.rng.below(24) else ""
         return Relation(f"SELECT {', '.join(columns)} FROM {name}{empty}", tuple(Column(*each) for each in found))
 
     def _kind_of(self, table: str, field: pa.Field) -> str | None:
@@ -111,37 +111,37 @@ class Relations(ABC):
 
         `outer` are the columns that a subquery may refer to, where Spark supports it.
         """
-        if self._is_open or not self.chance.below(2):
+        if self._is_open or not self.rng.below(2):
             return tuple(columns)
         makers = (self._scalar_subquery, self._scalar_subquery, self._first_value, self._truth_subquery)
-        return (*columns, *(self._one(makers)(outer) for _ in range(1 + self.chance.below(2))))
+        return (*columns, *(self._one(makers)(outer) for _ in range(1 + self.rng.below(2))))
 
     def _truth_subquery(self, outer: Sequence[Column]) -> Column:
         return Column(f"({self._subquery_condition(outer)})", "truth")
 
     def _subquery_condition(self, outer: Sequence[Column]) -> str:
-        source, inner = self._source(self.chance.below(2))
+        source, inner = self._source(self.rng.below(2))
         pairs = pairs_of(outer, inner)
-        if not pairs or not self.chance.below(6):
+        if not pairs or not self.rng.below(6):
             return f"{self._one(('', 'NOT '))}EXISTS (SELECT 1 FROM {source} WHERE {self._expressions.truth(inner)})"
         left, right = self._one(pairs)
-        conditions = [self._expressions.truth(inner)] if self.chance.below(2) else []
-        if self.chance.below(2):
+        conditions = [self._expressions.truth(inner)] if self.rng.below(2) else []
+        if self.rng.below(2):
             way = self._one(("IN", "NOT IN"))
             found = f"{left.name} {way} (SELECT {right.name} FROM {source}{where_of(conditions)})"
         else:
             conditions.append(f"{left.name} {self._one(('=', '=', '<=>', '<'))} {right.name}")
             found = f"{self._one(('', 'NOT '))}EXISTS (SELECT 1 FROM {source}{where_of(conditions)})"
-        return found if self.chance.below(2) else f"({found} OR {self._expressions.truth(outer)})"
+        return found if self.rng.below(2) else f"({found} OR {self._expressions.truth(outer)})"
 
     def _scalar_subquery(self, outer: Sequence[Column]) -> Column:
-        source, inner = self._source(self.chance.below(2))
+        source, inner = self._source(self.rng.below(2))
         value = self._expressions.aggregate(inner, is_rough=False)
         return Column(f"(SELECT {value.name} FROM {source}{where_of(self._correlation(outer, inner))})", value.kind)
 
     def _first_value(self, outer: Sequence[Column]) -> Column:
         """A scalar subquery with at most one row."""
-        source, inner = self._source(self.chance.below(2))
+        source, inner = self._source(self.rng.below(2))
         value = self._one(exact(inner))
         where = where_of(self._correlation(outer, inner))
         cut = self._one(("LIMIT 1", "LIMIT 1", "DESC LIMIT 1", "LIMIT 1 OFFSET 1"))
@@ -149,7 +149,7 @@ class Relations(ABC):
 
     def _correlation(self, outer: Sequence[Column], inner: Sequence[Column]) -> list[str]:
         pairs = pairs_of(outer, inner)
-        if not pairs or not self.chance.below(2):
+        if not pairs or not self.rng.below(2):
             return []
         left, right = self._one(pairs)
         return [f"{left.name} {self._one(('=', '=', '=', '<=>', '<', '>='))} {right.name}"]

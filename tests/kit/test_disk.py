@@ -219,14 +219,14 @@ def test_a_truncation_may_be_undone_until_the_next_commit() -> None:
 
 def test_meta_behaves_like_the_model() -> None:
     """Random commits, removals, guards and truncations, with reboots in between that undo no truncation."""
-    chance = RandomStream(11)
+    rng = RandomStream(11)
     disk, model = SimulatedDisk(), MemoryMeta(ManualRuntime())
     for step in range(600):
-        key, other, below = f"k{chance.below(4)}", f"k{chance.below(4)}", chance.below(6)
+        key, other, below = f"k{rng.below(4)}", f"k{rng.below(4)}", rng.below(6)
         head = model.head(key)
-        expected = chance.below(4) if head is None or chance.below(4) == 0 else head.seqno
-        write = Write(key, expected, None if chance.below(8) == 0 else bytes([step % 256]))
-        guards = [Guard(other, chance.below(4))] if step % 3 == 0 else []
+        expected = rng.below(4) if head is None or rng.below(4) == 0 else head.seqno
+        write = Write(key, expected, None if rng.below(8) == 0 else bytes([step % 256]))
+        guards = [Guard(other, rng.below(4))] if step % 3 == 0 else []
         if step % 5 == 0:
             disk.meta.truncate(key, below)
             model.truncate(key, below)
@@ -439,13 +439,13 @@ def test_every_operation_is_in_the_log() -> None:
 
 def test_files_behave_like_the_operating_system(tmp_path: Path) -> None:
     """Random calls on both, errors included: the simulation must not be more lenient than the machine."""
-    chance = RandomStream(5)
+    rng = RandomStream(5)
     disk = SimulatedDisk()
     seen = set()
     for step in range(3000):
-        name, other = _random_path(chance), _random_path(chance)
-        data = bytes([step % 256]) * chance.below(50)
-        op = _OPS[chance.below(len(_OPS))]
+        name, other = _random_path(rng), _random_path(rng)
+        data = bytes([step % 256]) * rng.below(50)
+        op = _OPS[rng.below(len(_OPS))]
 
         if op in ("sync", "size", "rename") and (tmp_path / name).is_dir():
             continue  # legal on the machine, but useless here
@@ -464,9 +464,9 @@ _OPS = (
 )
 
 
-def _random_path(chance: RandomStream) -> Path:
+def _random_path(rng: RandomStream) -> Path:
     names = ("a", "b", "c", "d")
-    return Path(*(names[chance.below(len(names))] for _ in range(1 + chance.below(3))))
+    return Path(*(names[rng.below(len(names))] for _ in range(1 + rng.below(3))))
 
 
 def _answer(files: Files, op: str, path: Path, other: Path, data: bytes) -> object:

@@ -76,7 +76,7 @@ def test_reads_are_refused_only() -> None:
     reads: list[Callable[[], object]] = [
         lambda: faulty_blob.get("p/a"),
         lambda: faulty_blob.list(""),
-        lambda: faulty_blob.unfinished(""),
+        lambda: faulty_blob.list_unfinished(""),
         lambda: faulty_meta.head("k"),
         lambda: faulty_meta.heads(""),
         lambda: faulty_meta.scan("k"),

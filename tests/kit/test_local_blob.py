@@ -74,9 +74,9 @@ def check_continues(disk: SimulatedDisk, acknowledged: list[tuple[str, str]]) ->
     check_complete_or_absent(disk, acknowledged)
     blob = blob_on(disk)
     before = read_all(blob)
-    for key in [*blob.unfinished("")]:
+    for key in [*blob.list_unfinished("")]:
         blob.delete(key)
-    assert [*blob.unfinished("")] == []
+    assert [*blob.list_unfinished("")] == []
     assert read_all(blob) == before
     for key, data in BLOBS.items():
         blob.put(key, data)

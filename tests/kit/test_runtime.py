@@ -56,8 +56,8 @@ def test_one_more_random_number_does_not_change_the_ids() -> None:
 
 def test_the_generator_is_splitmix64() -> None:
     """Known values: a seed that found a failure must still find it years later."""
-    chance = RandomStream(1234567)
-    assert [chance.bits() for _ in range(3)] == [6457827717110365317, 3203168211198807973, 9817491932198370423]
+    rng = RandomStream(1234567)
+    assert [rng.bits() for _ in range(3)] == [6457827717110365317, 3203168211198807973, 9817491932198370423]
 
 
 def test_a_wait_without_notification_takes_the_requested_time() -> None:

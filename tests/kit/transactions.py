@@ -64,19 +64,19 @@ def random_transactions(
         was_huge = was_huge or kind == "huge"
         yield tables.transaction(kind, rows_huge if kind == "huge" else rows_each, everywhere=not number)
         if not to_come:
-            to_come = [KINDS[at] for at in sample(tables.chance, len(KINDS), len(KINDS))]
+            to_come = [KINDS[at] for at in sample(tables.rng, len(KINDS), len(KINDS))]
 
 
 class _Tables:
     def __init__(
         self,
         schemas: Mapping[str, pa.Schema],
-        chance: RandomStream,
+        rng: RandomStream,
         keys: Mapping[str, Sequence[str]],
         pools: Mapping[str, Sequence[Any]],
         rows_huge: int,
     ) -> None:
-        self.chance = chance
+        self.rng = rng
         self._schemas = dict(schemas)
         self._keys = {name: tuple(keys.get(name, ())) for name in schemas}
         self._ledger = Ledger(schemas)
@@ -97,9 +97,7 @@ class _Tables:
         if kind == "empty":
             return {}
         names = list(self._schemas)
-        chosen = [name for name in names if everywhere or self.chance.below(3)] or [
-            names[self.chance.below(len(names))]
-        ]
+        chosen = [name for name in names if everywhere or self.rng.below(3)] or [names[self.rng.below(len(names))]]
         for table in chosen:
             self._change(kind, table, rows)
         return self._ledger.commit()
@@ -118,7 +116,7 @@ class _Tables:
             case "clear":
                 self._ledger.delete(table, range(self._ledger.rows(table).num_rows))
             case _:
-                self._insert(table, rows + self.chance.below(rows), skewed=kind == "skew")
+                self._insert(table, rows + self.rng.below(rows), skewed=kind == "skew")
 
     def _insert(self, table: str, rows: int, *, skewed: bool) -> None:
         typical = self._row(table)
@@ -137,7 +135,7 @@ class _Tables:
         self._put(
             table,
             [
-                {name: new[name] if name in changes and (moves or self.chance.below(2)) else row[name] for name in row}
+                {name: new[name] if name in changes and (moves or self.rng.below(2)) else row[name] for name in row}
                 for row, new in zip(old, fresh, strict=True)
             ],
         )
@@ -148,7 +146,7 @@ class _Tables:
         self._ledger.insert(table, gone.slice(0, gone.num_rows // 2))
 
     def _some(self, table: str, rows: int) -> list[int]:
-        return sample(self.chance, self._ledger.rows(table).num_rows, self.chance.below(rows + 1))
+        return sample(self.rng, self._ledger.rows(table).num_rows, self.rng.below(rows + 1))
 
     def _put(self, table: str, rows: list[dict[str, Any]]) -> None:
         """Insert rows, and delete existing ones with the same key; the last row of a key is kept."""
@@ -164,9 +162,9 @@ class _Tables:
         """Random values; with a typical row, most values are copied from it."""
         row = {}
         for field in self._schemas[table]:
-            if typical is not None and field.name not in self._keys[table] and self.chance.below(8):
+            if typical is not None and field.name not in self._keys[table] and self.rng.below(8):
                 row[field.name] = typical[field.name]
-            elif field.nullable and not self.chance.below(6):
+            elif field.nullable and not self.rng.below(6):
                 row[field.name] = None
             else:
                 row[field.name] = self._value(table, field.name)
@@ -175,8 +173,8 @@ class _Tables:
     def _value(self, table: str, column: str) -> Any:
         """Low keys are more frequent than high ones: so some keys repeat, and a huge transaction still has new ones."""
         pool = self._pools[table, column]
-        limit = self.chance.below(len(pool)) + 1 if column in self._keys[table] else len(pool)
-        return pool[self.chance.below(limit)]
+        limit = self.rng.below(len(pool)) + 1 if column in self._keys[table] else len(pool)
+        return pool[self.rng.below(limit)]
 
 
 def pool_of(kind: pa.DataType) -> list[Any]:

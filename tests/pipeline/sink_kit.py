@@ -88,7 +88,7 @@ class Bucket:
 
     is_failing: bool = False
     is_probe_failing: bool = False
-    remembers: bool = True
+    keeps_number: bool = True
     request_rows: int = 0
     token: str = ""
     got: list[tuple[int, Counter[tuple[Any, ...]]]] = field(default_factory=list)
@@ -122,13 +122,13 @@ class Bucket:
         assert self.token in ("", token), "another sink's target"
         self.token = token
         self.opened += 1
-        return _Opened(self, self.remembers)
+        return _Opened(self, self.keeps_number)
 
 
 @dataclass
 class _Opened:
     bucket: Bucket
-    remembers: bool
+    keeps_number: bool
     name: str = "lake"
 
     def last(self) -> int | None:

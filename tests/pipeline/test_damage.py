@@ -93,7 +93,7 @@ def test_a_view_with_an_unreadable_shard_is_recomputed(kind: str) -> None:
     kept = make_storage()
     pipeline = open_filled(kept)
     shard = pipeline.definition.views["revenue"].shard
-    address = pipeline._context.shards.open(shard).log.newest_rollup()
+    address = pipeline._context.shards.open(shard).log.read_newest_rollup()
     assert address is not None
     crash(pipeline)
     assert isinstance(kept.meta, MemoryMeta)
@@ -212,7 +212,7 @@ def view_shard(pipeline: Pipeline) -> str:
 
 
 def rollup_of(pipeline: Pipeline, shard: str) -> str:
-    address = pipeline._context.shards.open(shard).log.newest_rollup()
+    address = pipeline._context.shards.open(shard).log.read_newest_rollup()
     assert address is not None
     return address[1].key
 

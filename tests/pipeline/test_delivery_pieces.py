@@ -71,7 +71,7 @@ class Receiver:
     seen: dict[int, list[list[list[Row]]]] = field(default_factory=dict)
     """The pieces of each attempt, by time."""
     name: str = "lake"
-    remembers: bool = False
+    keeps_number: bool = False
 
     def last(self) -> None:
         return None
@@ -156,7 +156,7 @@ def test_a_first_content_whose_pieces_do_not_fit_into_memory_is_cut_into_more(re
     sizes: list[list[int]] = []
 
     class Small:
-        name, remembers = "lake", False
+        name, keeps_number = "lake", False
 
         def last(self) -> None:
             return None

@@ -32,7 +32,9 @@ def test_the_status_of_a_late_sink_has_its_delay() -> None:
 
 def deliver_one(p: Pipeline, patch: pytest.MonkeyPatch) -> None:
     """Let a slow target receive one transaction."""
-    patch.setattr("evertide.shard.state.ShardState.reach", lambda state, lower, _rows: min(lower + 1, state.upper))
+    patch.setattr(
+        "evertide.shard.state.ShardState.find_read_end", lambda state, lower, _rows: min(lower + 1, state.upper)
+    )
     for lane in delivery_threads_of(p)._lanes.values():
         delivery_threads_of(p)._step(lane)
 

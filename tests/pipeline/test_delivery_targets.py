@@ -42,7 +42,7 @@ def test_a_target_that_lost_transactions_is_reported() -> None:
 
 def test_a_target_without_a_stored_number_continues_from_the_record_of_the_sink() -> None:
     """Records of a topic expired, or files of a directory were removed: the sink's own record counts."""
-    kept, bucket = storage(), Bucket(remembers=False)
+    kept, bucket = storage(), Bucket(keeps_number=False)
     with into(lake=bucket), shop(kept) as p:
         push_orders(p, [order(1)])
         p.deliver_once()

@@ -198,7 +198,7 @@ def test_x6_an_outage_for_all_replicas_ends_no_registration() -> None:
     assert not leadership.try_acquire()
     second.beat()
     assert not leadership.try_acquire()
-    assert end_silent_writers(kept.meta, runtime=clock, settings=settings, judge=second) == []
+    assert end_silent_writers(kept.meta, runtime=clock, settings=settings, own_writer=second) == []
     clock.now_s += 11
     second.beat()
     assert leadership.try_acquire(), "the replica had time for a heartbeat, and sent none"

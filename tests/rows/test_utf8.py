@@ -13,7 +13,7 @@ from evertide.pipeline.transaction.table_input import json_texts
 from evertide.rows.changes import DIFF, consolidate_delta
 from evertide.rows.python_rows import to_python_rows
 from evertide.rows.utf8 import convert_texts_to_bytes, is_valid_utf8, replace_invalid_utf8
-from evertide.shard.parts.statistics import Range, column_range
+from evertide.shard.parts.statistics import Range, compute_range
 
 BAD = b"\xff\xfe\x80abc"
 SHOWN = "\ufffd\ufffd\ufffdabc"
@@ -71,5 +71,5 @@ def test_errors_and_dead_letters_quote_such_rows() -> None:
 @pytest.mark.parametrize("other", [b"a", b"\xff", b"\xc3\xa9"])
 def test_the_range_of_a_part_is_unknown(other: bytes) -> None:
     """Fails with a UnicodeDecodeError, or with a bound that excludes the replaced text."""
-    assert column_range(texts(b"0", b"z\x80", b"z\xc3\xa9", other, None)) == Range(None, None, 1)
-    assert column_range(texts(b"a", b"b")) == Range("a", "b", 0)
+    assert compute_range(texts(b"0", b"z\x80", b"z\xc3\xa9", other, None)) == Range(None, None, 1)
+    assert compute_range(texts(b"a", b"b")) == Range("a", "b", 0)

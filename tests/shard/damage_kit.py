@@ -42,7 +42,7 @@ class Place:
             storage.close()
 
     def part(self, time: int) -> Path:
-        [part] = self.shard.log.known().state.batches[time].parts
+        [part] = self.shard.log.read_cached().state.batches[time].parts
         return self.root / part.key
 
     def rollup(self) -> Path:
@@ -79,8 +79,8 @@ def flip_byte(data: bytes, at: int) -> bytes:
 
 
 def make_noise(length: int) -> bytes:
-    chance = RandomStream(5)
-    return b"".join(chance.bits().to_bytes(8, "big") for _ in range(length // 8 + 1))[:length]
+    rng = RandomStream(5)
+    return b"".join(rng.bits().to_bytes(8, "big") for _ in range(length // 8 + 1))[:length]
 
 
 def by_name(value: object) -> str:

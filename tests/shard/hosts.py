@@ -121,9 +121,9 @@ class HookedBlob:
         self._before("list", prefix)
         return self._inner.list(prefix)
 
-    def unfinished(self, prefix: str) -> Iterator[str]:
-        self._before("unfinished", prefix)
-        return self._inner.unfinished(prefix)
+    def list_unfinished(self, prefix: str) -> Iterator[str]:
+        self._before("list_unfinished", prefix)
+        return self._inner.list_unfinished(prefix)
 
     def path(self, key: str) -> str:
         return self._inner.path(key)

@@ -135,8 +135,8 @@ class PassingBlob:
     def list(self, prefix: str) -> Iterator[BlobEntry]:
         return self.inner.list(prefix)
 
-    def unfinished(self, prefix: str) -> Iterator[str]:
-        return self.inner.unfinished(prefix)
+    def list_unfinished(self, prefix: str) -> Iterator[str]:
+        return self.inner.list_unfinished(prefix)
 
     def path(self, key: str) -> str:
         return self.inner.path(key)

@@ -137,7 +137,7 @@ class ShardMachine(MachineActions):
         for name in SHARDS:
             self._collect_and_check(janitor, name)
         named = {part.key for name in SHARDS for part in self._fresh(name).read().state.parts if part.key}
-        rollups = [self._fresh(name).newest_rollup() for name in SHARDS]
+        rollups = [self._fresh(name).read_newest_rollup() for name in SHARDS]
         named |= {rollup[1].key for rollup in rollups if rollup is not None}
         assert {entry.key for entry in self.blob.list("")} == named
 

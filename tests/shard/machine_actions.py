@@ -46,7 +46,7 @@ from tests.shard.machine_actors import (
     Stored,
 )
 from tests.shard.machine_core import MachineCore
-from tests.shard.model import Change, Row, scripted, sum_diffs, to_changes, to_rows, to_table
+from tests.shard.model import Change, Row, sum_diffs, to_changes, to_rows, to_table
 
 
 class MachineActions(MachineCore):
@@ -144,24 +144,6 @@ class MachineActions(MachineCore):
         error = self._append(actor, {stored.shard: stored.changes}, lambda: append_together([append], actor.writer))
         if not isinstance(error, OutcomeUnknown):
             stored.claim.close()
-
-    def do_append_missing(self, actor: Actor, x: int, y: int) -> None:
-        name = SHARDS[x % 2]
-        reached = self.models[name].upper
-        lower, upper = max(0, reached - y % 3), reached + 1 + x % 3
-        changes = [change for time in range(lower, upper) for change in scripted(time)]
-        shard, table = actor.handles[name], to_table(changes)
-        attempt = Attempt(actor.writer.id, {name: changes}, actor.writer._tokens + 1)
-        self.attempts.append(attempt)
-        outcome, error = self._outcome(actor, lambda: shard.append(table, lower, upper, actor.writer), Conflict)
-        attempt.last = actor.writer._tokens
-        self._sync()
-        if outcome is not None:
-            assert self.models[name].upper >= upper
-            assert attempt.found.get(name, (upper, upper)) == (outcome.lower, outcome.upper)
-        elif isinstance(error, NOT_HAPPENED):
-            self._refuse(attempt.writer, attempt.first, attempt.last)
-            assert not isinstance(error, Conflict) or self.models[name].finalized, error
 
     def do_compact(self, actor: Actor, x: int, y: int) -> None:
         shard = actor.handles[SHARDS[x % 2]]

@@ -254,7 +254,7 @@ RATES = st.sampled_from([0.0, 0.0, 0.05, 0.2, 0.5])
 SEEDS = st.integers(min_value=0, max_value=10_000)
 CROSSING = [
     *[("die",), ("collect",), ("link",), ("link", "beat"), ("compact", "collect"), ("open_snapshot", "compact")] * 2,
-    *[(action,) for action in ("append", "append_together", "append_missing", "compact", "roll_up", "advance_since")],
+    *[(action,) for action in ("append", "append_together", "compact", "roll_up", "advance_since")],
     *[(action,) for action in ("hold", "release", "beat", "open_snapshot", "read_snapshot", "listen", "generation")],
     *[("take_over",), ("append", "take_over"), ("append", "roll_up", "collect"), ("newcomer", "append")],
     ("advance_since", "compact", "collect"),
@@ -262,7 +262,6 @@ CROSSING = [
 DEEDS = [
     *["append"] * 5,
     *["append_together"] * 2,
-    *["append_missing"] * 2,
     *["compact"] * 5,
     *["advance_since"] * 3,
     *["collect"] * 5,

@@ -10,7 +10,7 @@ import pytest
 
 from evertide.errors import Conflict, EvertideError, Fenced, UpperMismatch
 from evertide.shard.append import Append, append_together
-from evertide.shard.hold import first_holds
+from evertide.shard.hold import encode_first_holds
 from evertide.shard.shard import Shard, Shards
 from evertide.shard.state import Created, LogEntry
 from evertide.store import MemoryBlob, MemoryMeta, Write
@@ -206,7 +206,7 @@ def create_all(shards: Shards, writer: Writer) -> list[Shard]:
     names = [f"t{number}" for number in range(SHARDS)]
     for name in names:
         created = LogEntry(writer.id, writer.new_token(), Created(name, SCHEMA.serialize().to_pybytes()))
-        writes += [Write(shard_key(name), 0, seal(created)), Write(hold_key(name), 0, first_holds(name))]
+        writes += [Write(shard_key(name), 0, seal(created)), Write(hold_key(name), 0, encode_first_holds(name))]
     assert shards.meta.commit(writes, writer.guards()) is None
     return [shards.open(name) for name in names]
 

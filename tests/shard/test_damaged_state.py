@@ -195,7 +195,7 @@ def test_a_collection_that_cannot_read_a_record_deletes_nothing() -> None:
     said, _, _, before = collect_with_failure(0, None)
     first = said.index("delete") + 1
     assert said.count("delete") > TIMES
-    assert {"list", "unfinished", "heads", "head", "scan", "commit"} <= set(said[: first - 1])
+    assert {"list", "list_unfinished", "heads", "head", "scan", "commit"} <= set(said[: first - 1])
     for at in range(1, len(said) + 1):
         error = StorageForbidden(path="there", why="refused")
         done, memory, host, there = collect_with_failure(at, error)

@@ -46,17 +46,17 @@ class History:
     """The changes of each transaction and the content after it, derived from the seed."""
 
     def __init__(self, seed: int) -> None:
-        chance = RandomStream(seed).fork(1)
+        rng = RandomStream(seed).fork(1)
         content: Counter[Row] = Counter()
         self.deltas: list[Counter[Row]] = []
         self.contents: list[Counter[Row]] = []
         for _ in range(TRANSACTIONS):
             delta: Counter[Row] = Counter()
-            for _ in range(chance.below(3) * chance.below(4)):
-                delta[chance.below(30), "abc"[chance.below(3)]] += 1
+            for _ in range(rng.below(3) * rng.below(4)):
+                delta[rng.below(30), "abc"[rng.below(3)]] += 1
             for row, count in sorted(content.items()):
-                if chance.below(24) == 0:
-                    delta[row] -= 1 + chance.below(count)
+                if rng.below(24) == 0:
+                    delta[row] -= 1 + rng.below(count)
             content = Counter({row: n for row in {*content, *delta} if (n := content[row] + delta[row])})
             self.deltas.append(Counter({row: n for row, n in delta.items() if n}))
             self.contents.append(content)
@@ -65,10 +65,10 @@ class History:
 class Driver:
     """Appends the history, and compacts, collects and otherwise changes the shard, as the seed decides."""
 
-    def __init__(self, shards: Shards, history: History, chance: RandomStream) -> None:
+    def __init__(self, shards: Shards, history: History, rng: RandomStream) -> None:
         self.shards = shards
         self.history = history
-        self.chance = chance
+        self.rng = rng
         self.writer: Writer = make_writer(shards)
         self.shard: Shard = shards.create("t", SCHEMA, self.writer)
         self.upper = 0
@@ -78,7 +78,7 @@ class Driver:
         self.thread = threading.Thread(target=self.run, daemon=True)
 
     def append(self) -> None:
-        upper = min(TRANSACTIONS, self.upper + 1 + self.chance.below(3))
+        upper = min(TRANSACTIONS, self.upper + 1 + self.rng.below(3))
         tables = [
             changes([row], time, diff)
             for time in range(self.upper, upper)
@@ -88,17 +88,17 @@ class Driver:
         self.upper = upper
 
     def disturb(self) -> None:
-        match self.chance.below(7):
+        match self.rng.below(7):
             case 0:
                 self.shard.compact(self.writer)
             case 1:
                 self.shard.collect_garbage(self.writer)
             case 2:
-                self.shard.advance_since(self.chance.below(min(self.upper, self.floor) + 1), self.writer)
+                self.shard.advance_since(self.rng.below(min(self.upper, self.floor) + 1), self.writer)
             case 3:
                 self.shards.leases.beat()
             case 4:
-                self.shards.runtime.sleep_s(self.chance.random() / 500)
+                self.shards.runtime.sleep_s(self.rng.random() / 500)
 
     def run(self) -> None:
         try:
@@ -146,10 +146,10 @@ class Consumer:
         self.content = Counter({row: count for row, count in self.content.items() if count})
 
 
-def open_source(shard: Shard, history: History, chance: RandomStream, upper: int) -> tuple[ShardSource, Counter[Row]]:
+def open_source(shard: Shard, history: History, rng: RandomStream, upper: int) -> tuple[ShardSource, Counter[Row]]:
     """Subscribe to, or listen after, a time that exists already or will exist."""
-    as_of = chance.below(upper + 5)
-    if chance.below(2):
+    as_of = rng.below(upper + 5)
+    if rng.below(2):
         return shard.subscribe(as_of), Counter()
     return shard.listen(as_of), history.contents[as_of]
 
@@ -163,12 +163,12 @@ def test_f_subscribe_equals_snapshot(storage: Storage, seed: int) -> None:
     for parts (it moves when they are listed).
     """
     history = History(seed)
-    chance = RandomStream(seed).fork(2)
+    rng = RandomStream(seed).fork(2)
     driver = Driver(storage.open(SETTINGS), history, RandomStream(seed).fork(3))
     for _ in range(10):
         driver.append()
     reader = storage.open(SETTINGS).open("t")
-    source, content = open_source(reader, history, chance, driver.upper)
+    source, content = open_source(reader, history, rng, driver.upper)
     consumer = Consumer(source, content)
     with source:
         driver.floor = TRANSACTIONS  # the lease protects the parts that the reader needs
@@ -178,9 +178,9 @@ def test_f_subscribe_equals_snapshot(storage: Storage, seed: int) -> None:
             if not consumer.advance():
                 continue
             assert consumer.content == history.contents[consumer.frontier - 1]
-            if chance.below(8) == 0:
+            if rng.below(8) == 0:
                 compare_with_snapshot(reader, consumer)
-            if chance.below(4) == 0:
+            if rng.below(4) == 0:
                 reader._leases.beat()
         driver.thread.join(60.0)
         assert driver.error is None
@@ -204,9 +204,9 @@ def compare_with_snapshot(shard: Shard, consumer: Consumer) -> None:
 class SlowBlob(PassingBlob):
     """So slow that garbage collection is often faster."""
 
-    def __init__(self, inner: Blob, chance: RandomStream) -> None:
+    def __init__(self, inner: Blob, rng: RandomStream) -> None:
         super().__init__(inner)
-        self._chance = chance
+        self._chance = rng
         self._lock = threading.Lock()
 
     def get(self, key: str) -> bytes:
@@ -226,14 +226,14 @@ class JumpingDriver(Driver):
         assert isinstance(runtime, ManualRuntime)
         self.floor = max(self.source.frontier - 1, 0)
         super().disturb()
-        if self.chance.below(5) == 0:
+        if self.rng.below(5) == 0:
             for _ in range(SETTINGS.compaction_fan_in):
                 if self.upper < TRANSACTIONS:
                     self.append()
             runtime.advance_s(SETTINGS.lease_ttl_s + 1)
             self.shard.compact(self.writer)
             self.shard.collect_garbage(self.writer)
-        SystemRuntime().sleep_s(self.chance.random() / 500)
+        SystemRuntime().sleep_s(self.rng.random() / 500)
 
 
 @pytest.mark.parametrize("seed", range(1, 4))
@@ -244,14 +244,14 @@ def test_f_subscribe_equals_snapshot_while_leases_are_lost(seed: int) -> None:
     Fails if a fetch does not check the lease that its part was listed under: the reader freezes on a missing part.
     """
     history = History(seed)
-    chance = RandomStream(seed).fork(2)
+    rng = RandomStream(seed).fork(2)
     shards = make_shards(runtime=ManualRuntime(seed), settings=ALL_BLOBS)
     driver = JumpingDriver(shards, history, RandomStream(seed).fork(3))
     slow = SlowBlob(shards.blob, RandomStream(seed).fork(4))
     reader = make_shards(slow, shards.meta, runtime=shards.runtime, settings=ALL_BLOBS).open("t")
     for _ in range(10):
         driver.append()
-    source, content = open_source(reader, history, chance, driver.upper)
+    source, content = open_source(reader, history, rng, driver.upper)
     consumer = Consumer(source, content)
     with source:
         driver.source = source
@@ -260,7 +260,7 @@ def test_f_subscribe_equals_snapshot_while_leases_are_lost(seed: int) -> None:
         while consumer.frontier < TRANSACTIONS:
             if consumer.advance():
                 assert consumer.content == history.contents[consumer.frontier - 1]
-            if chance.below(16) == 0:
+            if rng.below(16) == 0:
                 reader._leases.beat()
         driver.thread.join(60.0)
         assert driver.error is None

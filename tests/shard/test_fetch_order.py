@@ -39,8 +39,8 @@ class World:
 
     def lease_in_memory(self) -> tuple[int, int]:
         """Diff and time of the one lease, as the next heartbeat will write them."""
-        (standing,) = self.shards.leases._by_key.values()
-        return standing.record.seqno, standing.record.time
+        (held,) = self.shards.leases._by_key.values()
+        return held.record.seqno, held.record.time
 
     def leases_in_meta(self) -> list[LeaseRecord]:
         """The leases as Meta has them."""

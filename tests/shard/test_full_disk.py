@@ -56,10 +56,10 @@ def check_continues(full: Full, expected: dict[int, int]) -> None:
     assert content_of(shard, shard.upper - 1) == {**expected, 77: 1}
     shard.compact(fresh.writer)
     shard.collect_garbage(fresh.writer)
-    rollup = shard.log.newest_rollup()
+    rollup = shard.log.read_newest_rollup()
     named = {part.key for part in shard.log.read().state.parts if part.key} | ({rollup[1].key} if rollup else set())
     assert fresh.blobs() == named
-    assert list(fresh.blob.unfinished("")) == []
+    assert list(fresh.blob.list_unfinished("")) == []
     assert content_of(shard, shard.upper - 1) == {**expected, 77: 1}
 
 
@@ -72,7 +72,7 @@ def rooms(work: Callable[[Full], object], **tuned: int) -> Iterator[tuple[int, F
         yield room, full
         probe = Full(**tuned)
         probe.leave(room)
-        done = run_refused(work, probe) is None and (not tuned or probe.shard.log.newest_rollup() is not None)
+        done = run_refused(work, probe) is None and (not tuned or probe.shard.log.read_newest_rollup() is not None)
         room += 1 if room < 2 else 97
 
 
@@ -124,7 +124,7 @@ def test_c10_during_a_roll_up_the_append_is_not_in_its_way(caplog: pytest.LogCap
         assert full.shard.upper == TIMES + 1
         said |= {"part" if "rollups/a/" in record.getMessage() else "commit" for record in caplog.records}
         check_continues(full, {**before, 50: 1})
-        assert full.shard.log.newest_rollup() is not None
+        assert full.shard.log.read_newest_rollup() is not None
     assert said == {"part", "commit"}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from evertide.errors import InvalidInput, LeaseLost, OutcomeUnknown, RecordDamaged, TimeCompacted
-from evertide.shard.lease import Lease, LeaseRecord, live_leases
+from evertide.shard.lease import Lease, LeaseRecord, read_live_leases
 from evertide.shard.log import ShardLog
 from evertide.shard.shard import Shard
 from evertide.store import Write
@@ -209,10 +209,10 @@ def test_a_silent_lease_ends_and_its_reader_gets_the_time_to_restart_from(memory
     shard = fill_shard(host)
     lease = host.shards.leases.take(shard.log, Time(4))
     memory.runtime.advance_s(TTL_S)
-    assert len(live_leases(other.open().log)) == 1, "a lease is live for exactly its time to live"
+    assert len(read_live_leases(other.open().log)) == 1, "a lease is live for exactly its time to live"
     lease.check(4)
     memory.runtime.advance_s(0.5)
-    assert live_leases(other.open().log) == {}
+    assert read_live_leases(other.open().log) == {}
     with pytest.raises(LeaseLost) as lost:
         lease.check(4)
     assert (lost.value.shard, lost.value.lease, lost.value.restart_from) == ("a", lease.id, 4)
@@ -229,7 +229,7 @@ def test_a_silent_lease_ends_only_when_a_process_removes_it(memory: Memory) -> N
     memory.runtime.advance_s(10**6)
     lease.check(4)
     host.shards.leases.beat()
-    assert len(live_leases(shard.log)) == 1
+    assert len(read_live_leases(shard.log)) == 1
 
 
 def test_a_heartbeat_before_the_removal_keeps_the_lease(memory: Memory) -> None:
@@ -250,7 +250,7 @@ def test_a_heartbeat_before_the_removal_keeps_the_lease(memory: Memory) -> None:
 
     same = other.open()
     same.log.meta = HookedMeta(memory.meta, before)
-    assert list(live_leases(same.log)) == [lease_key("a", lease.id)]
+    assert list(read_live_leases(same.log)) == [lease_key("a", lease.id)]
     assert beats
     assert same.advance_since(9, other.writer) == 4
     lease.check(4)
@@ -317,7 +317,7 @@ def test_take_beat_and_release_under_every_fault(memory: Memory, fault: Fault) -
     lost = memory.meta.heads(lease_prefix("a"))
     assert len(lost) == (1 if fault is Fault.DONE_LOST else 0), "its reader does not know of it; it expires"
     memory.runtime.advance_s(61.0)
-    assert live_leases(shard.log) == {}
+    assert read_live_leases(shard.log) == {}
     lease.release()
 
 

@@ -78,11 +78,11 @@ def test_a_cached_log_behind_the_truncation_reads_and_commits(memory: Memory) ->
     behind, ahead = memory.host(), memory.host()
     old, new = behind.create(), ahead.create()
     behind.append(old, {1: 1})
-    known = old.log.known()
+    known = old.log.read_cached()
     for _ in range(3):
         move_on(ahead, new)
     assert memory.meta.scan(old.log.key)[0].seqno > known.seqno + 1
-    assert old.log.known() == known
+    assert old.log.read_cached() == known
     old.compare_and_append(changes({7: 1}, 7), 7, 8, behind.writer)
     assert old.log.read() == memory.log().read()
     assert content_of(new, 7) == {1: 2, 2: 1, 3: 1, 4: 1, 5: 1, 6: 1, 7: 1}

@@ -27,7 +27,7 @@ from evertide.rows.changes import DIFF, TIME, check_changes, make_changes_schema
 from evertide.rows.digest import ZERO, compute_digest, to_hex
 from evertide.settings import Settings
 from evertide.shard.parts.part import Part, Predicate, Range, decode_part, encode_parts, may_match, verify_rows
-from evertide.shard.parts.statistics import column_range
+from evertide.shard.parts.statistics import compute_range
 from tests.kit.arrow import canonical_rows, reencoded, tables
 
 EXAMPLES = examples(max_examples=50, deadline=None)
@@ -333,13 +333,13 @@ def test_predicates_are_a_conjunction_over_known_columns() -> None:
 
 
 def test_ranges_are_rounded_outwards_and_zero_is_the_outer_one() -> None:
-    assert column_range(pa.array(["x" * 70])) == Range("x" * 64, "x" * 63 + "y", 0)
-    assert column_range(pa.array(["\ud7ff" * 65])) == Range("\ud7ff" * 64, "\ud7ff" * 63 + "\ue000", 0)
-    assert column_range(pa.array(["a" + "\U0010ffff" * 64])) == Range("a" + "\U0010ffff" * 63, "b", 0)
-    assert column_range(pa.array([b"\xff" * 65])) == Range(b"\xff" * 64, None, 0)
-    assert column_range(pa.array([[1]])) is None
+    assert compute_range(pa.array(["x" * 70])) == Range("x" * 64, "x" * 63 + "y", 0)
+    assert compute_range(pa.array(["\ud7ff" * 65])) == Range("\ud7ff" * 64, "\ud7ff" * 63 + "\ue000", 0)
+    assert compute_range(pa.array(["a" + "\U0010ffff" * 64])) == Range("a" + "\U0010ffff" * 63, "b", 0)
+    assert compute_range(pa.array([b"\xff" * 65])) == Range(b"\xff" * 64, None, 0)
+    assert compute_range(pa.array([[1]])) is None
     for zero in (0.0, -0.0):
-        found = column_range(pa.array([zero]))
+        found = compute_range(pa.array([zero]))
         assert found is not None
         assert struct.pack("<dd", found.low, found.high) == struct.pack("<dd", -0.0, 0.0)
 

@@ -18,7 +18,7 @@ import pytest
 
 from evertide.errors import ScratchUnavailable
 from evertide.rows.changes import DIFF, consolidate_delta, make_changes_schema
-from evertide.shard.parts.pieces import pieces
+from evertide.shard.parts.pieces import read_pieces
 from evertide.shard.shard import Shard
 from tests.shard.kit import BLOBS, make_shards, make_writer
 
@@ -27,14 +27,14 @@ SCHEMA = pa.schema([("number", pa.float64()), ("text", pa.string()), ("list", pa
 MANY = 1 << 40
 
 
-def delta(chance: np.random.Generator, held: list[Row], *, is_added_only: bool) -> list[Row]:
+def delta(rng: np.random.Generator, held: list[Row], *, is_added_only: bool) -> list[Row]:
     """Added rows, some of them several times, NULL and NaN included, and some deletions."""
     numbers = [0.0, -0.0, float("nan"), None, 1.5, -2.0]
     come: list[Row] = [
-        (numbers[chance.integers(6)], "abcd"[chance.integers(4)], [[], None, [1, None]][chance.integers(3)], 1)
-        for _ in range(chance.integers(12))
+        (numbers[rng.integers(6)], "abcd"[rng.integers(4)], [[], None, [1, None]][rng.integers(3)], 1)
+        for _ in range(rng.integers(12))
     ]
-    gone = [] if is_added_only else [held.pop(chance.integers(len(held))) for _ in range(len(held) // 3)]
+    gone = [] if is_added_only else [held.pop(rng.integers(len(held))) for _ in range(len(held) // 3)]
     held += [row[:3] for row in come]
     return come + [(*row, -1) for row in gone]
 
@@ -43,9 +43,9 @@ def fill_shard(times: int, seed: int, *, is_added_only: bool = False) -> Shard:
     shards = make_shards(settings=BLOBS)
     writer = make_writer(shards)
     shard = shards.create("t", SCHEMA, writer)
-    chance, held = np.random.default_rng(seed), list[Row]()
+    rng, held = np.random.default_rng(seed), list[Row]()
     for time in range(times):
-        rows = [(*row[:3], time, row[3]) for row in delta(chance, held, is_added_only=is_added_only)]
+        rows = [(*row[:3], time, row[3]) for row in delta(rng, held, is_added_only=is_added_only)]
         columns = zip(*rows, strict=True) if rows else [[]] * 5
         schema = make_changes_schema(SCHEMA)
         arrays = [pa.array(list(column), field.type) for column, field in zip(columns, schema, strict=True)]
@@ -64,7 +64,7 @@ def test_pieces_add_up_to_the_content(seed: int, is_added_only: bool) -> None:
             diffs = pa.array(-whole.column(DIFF).to_numpy())
             taken_away = whole.set_column(whole.num_columns - 1, whole.schema.field(DIFF), diffs)
             for rows_max, bytes_max in ((1, MANY), (5, MANY), (1_000, MANY), (1_000, 600)):
-                found = list(pieces(snapshot, rows_max, bytes_max))
+                found = list(read_pieces(snapshot, rows_max, bytes_max))
                 assert all(min(piece.column(DIFF).to_pylist()) > 0 for piece in found)
                 assert consolidate_delta(pa.concat_tables([*found, taken_away])).num_rows == 0
                 assert len(found) == 1 if (rows_max, bytes_max) == (1_000, MANY) else len(found) > 1
@@ -76,7 +76,7 @@ def test_an_empty_shard_has_no_pieces() -> None:
     shard = shards.create("t", SCHEMA, writer)
     shard.compare_and_append(make_changes_schema(SCHEMA).empty_table(), 0, 1, writer)
     with shard.snapshot(0) as snapshot:
-        assert list(pieces(snapshot, 1, 1)) == []
+        assert list(read_pieces(snapshot, 1, 1)) == []
 
 
 @contextmanager
@@ -107,7 +107,7 @@ def test_memory_is_bounded_by_the_size_of_a_piece(is_added_only: bool) -> None:
         table = pa.Table.from_arrays([pa.array(a, f.type) for a, f in zip(arrays, schema, strict=True)], schema=schema)
         shard.compare_and_append(table, time, time + 1, writer)
     with shard.snapshot(19) as snapshot, measure_peak() as pool:
-        rows = sum(piece.num_rows for piece in pieces(snapshot, 1_000, 1_000_000))
+        rows = sum(piece.num_rows for piece in read_pieces(snapshot, 1_000, 1_000_000))
         assert rows == 40_000
         assert 1_000_000 < pool.max_memory() < 20_000_000
 
@@ -121,4 +121,4 @@ def test_a_full_temporary_directory_is_an_error(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(tempfile, "TemporaryFile", Full)
     with fill_shard(12, 0).snapshot(11) as snapshot, pytest.raises(ScratchUnavailable, match="TMPDIR"):
-        list(pieces(snapshot, 1, MANY))
+        list(read_pieces(snapshot, 1, MANY))

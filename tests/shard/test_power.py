@@ -241,10 +241,10 @@ def check_tidy(process: Process) -> None:
     named: set[str] = set()
     for name in host.shards.names():
         log = process.shard(name).log
-        rollup = log.newest_rollup()
+        rollup = log.read_newest_rollup()
         named |= {part.key for part in log.read().state.parts if part.key} | ({rollup[1].key} if rollup else set())
         assert host.meta.heads(lease_prefix(name)) == {}
-    unfinished = set(host.blob.unfinished(""))
+    unfinished = set(host.blob.list_unfinished(""))
     assert host.blobs() | unfinished == named, "a blob leaked or was lost"
     assert list(read_registrations(host.meta)) == [host.writer.id]
 

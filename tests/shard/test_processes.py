@@ -128,19 +128,19 @@ def visitor(root: Path) -> Iterator[tuple[Shards, Writer]]:
         shards.meta.close()
 
 
-def disturb(crowd: Crowd, chance: RandomStream) -> None:
+def disturb(crowd: Crowd, rng: RandomStream) -> None:
     """Kill a process, stop one, or continue a stopped one, perhaps after longer than writers live."""
     stopped = [one for one in crowd.workers if one.stopped]
     running = [one for one in crowd.workers if not one.stopped]
-    if stopped and chance.below(6) == 0:
+    if stopped and rng.below(6) == 0:
         stopped[0].signal(signal.SIGCONT)
         stopped[0].stopped = False
-    elif running and not stopped and chance.below(4) == 0:
-        chosen = running[chance.below(len(running))]
+    elif running and not stopped and rng.below(4) == 0:
+        chosen = running[rng.below(len(running))]
         chosen.signal(signal.SIGSTOP)
         chosen.stopped = True
     elif running:
-        victim = running[chance.below(len(running))]
+        victim = running[rng.below(len(running))]
         crowd.workers.remove(victim)
         victim.kill()
         crowd.ends[-signal.SIGKILL] += 1
@@ -169,17 +169,17 @@ def check_nothing_is_left(shards: Shards, writer: Writer) -> None:
         assert not choose(state, SETTINGS)
         assert len(shards.meta.scan(shard_key(name))) <= 2 * SETTINGS.rollup_every_diffs + 2
         assert not shards.meta.heads(lease_prefix(name))
-        rollup = shard.log.newest_rollup()
+        rollup = shard.log.read_newest_rollup()
         named |= {part.key for part in state.parts if part.key} | ({rollup[1].key} if rollup else set())
         check_shard(shard, state.upper)
-    found = {entry.key for entry in shards.blob.list("")} | set(shards.blob.unfinished(""))
+    found = {entry.key for entry in shards.blob.list("")} | set(shards.blob.list_unfinished(""))
     assert found == named
     assert set(read_registrations(shards.meta)) == {writer.id}
 
 
 def run_processes(directory: Path, seconds: float, seed: int) -> str:
     """Run one crowd for `seconds`. Returns a line about what happened."""
-    chance = RandomStream(seed)
+    rng = RandomStream(seed)
     with crowd_at(directory, seed * 100_000) as crowd:
         with visitor(crowd.root) as (shards, writer):
             for name in NAMES:
@@ -189,9 +189,9 @@ def run_processes(directory: Path, seconds: float, seed: int) -> str:
         while RUNTIME.monotonic_s() < until_s:
             while len(crowd.workers) < WORKERS:
                 crowd.start()
-            RUNTIME.sleep_s(0.15 + chance.random() * 0.3)
+            RUNTIME.sleep_s(0.15 + rng.random() * 0.3)
             crowd.reap()
-            disturb(crowd, chance)
+            disturb(crowd, rng)
         crowd.reap()
         crowd.kill_all()
         RUNTIME.sleep_s(SETTINGS.writer_ttl_s + 0.1)

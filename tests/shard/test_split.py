@@ -14,7 +14,7 @@ from evertide.rows.changes import make_changes_schema
 from evertide.settings import Settings
 from evertide.shard.parts.groups import is_inside
 from evertide.shard.parts.part import Part, encode_parts
-from evertide.shard.parts.split import Group, Span, by_time, split
+from evertide.shard.parts.split import Group, Span, split, split_by_time
 from evertide.shard.read import TimeWindow
 
 BLOBS = Settings(inline_bytes_max=1)
@@ -76,7 +76,7 @@ def test_parts_without_statistics_are_read_by_every_task() -> None:
 def test_parts_that_all_overlap_are_one_task() -> None:
     parts = [part(pa.int64(), [0, 100 + at], diff=-1 if at else 1) for at in range(8)]
     [group] = split(parts, pa.schema([("v", pa.int64())]), 100)
-    assert (group.span, group.is_plain, len(group.parts)) == (None, False, 8)
+    assert (group.span, group.only_adds, len(group.parts)) == (None, False, 8)
 
 
 def test_parts_that_would_be_read_three_times_are_one_task() -> None:
@@ -99,13 +99,13 @@ def test_floats_are_not_cut() -> None:
 def test_nothing_to_read_is_one_empty_task() -> None:
     [group] = split([], pa.schema([("v", pa.int64())]), 100)
     assert group.parts == ()
-    [group] = by_time([], TimeWindow(3, 9), 100)
+    [group] = split_by_time([], TimeWindow(3, 9), 100)
     assert group.parts == ()
 
 
 def test_parts_of_one_time_stay_together() -> None:
     parts = [part(pa.int64(), [at], time=at // 3) for at in range(12)]
-    groups = by_time(parts, TimeWindow(0, 4), 100)
+    groups = split_by_time(parts, TimeWindow(0, 4), 100)
     assert len(groups) == 4
     for group in groups:
         assert len({one.time_min for one in group.parts}) == 1

@@ -84,7 +84,7 @@ class Worker:
     def __init__(self, root: Path, told: Path, seed: int) -> None:
         self.blob = StoppingBlob(LocalBlob(root))
         self.shards = open_shards(root, lambda _: self.blob)
-        self.chance = RandomStream(seed)
+        self.rng = RandomStream(seed)
         self.told = os.open(told, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         self.writer = Writer.register(self.shards.meta, runtime=self.shards.runtime, settings=SETTINGS)
         self.heart = Heartbeat(SETTINGS, self.shards.leases, self.writer).start()
@@ -95,12 +95,15 @@ class Worker:
         os.fsync(self.told)
 
     def any_shard(self) -> Shard:
-        return (self.solo, *self.pair)[self.chance.below(3)]
+        return (self.solo, *self.pair)[self.rng.below(3)]
 
     def append(self) -> None:
-        reached = self.solo.upper
-        lower, upper = max(0, reached - self.chance.below(3)), reached + 1 + self.chance.below(2)
-        self.solo.append(to_table(script(lower, upper)), lower, upper, self.writer)
+        lower = self.solo.upper
+        upper = lower + 1 + self.rng.below(2)
+        try:
+            self.solo.compare_and_append(to_table(script(lower, upper)), lower, upper, self.writer)
+        except UpperMismatch:
+            return
         self.tell(SOLO, upper)
 
     def append_pair(self) -> None:
@@ -131,7 +134,7 @@ class Worker:
         since, upper = shard.since, shard.upper
         if upper == 0:
             return
-        as_of = since + self.chance.below(upper - since)
+        as_of = since + self.rng.below(upper - since)
         try:
             with shard.snapshot(as_of, timeout_s=1.0) as snapshot:
                 found = to_rows(snapshot.to_arrow())
@@ -144,7 +147,7 @@ class Worker:
         actions = [self.append] * 4 + [self.append_pair] * 4 + [self.compact, self.compact, self.roll_up]
         actions += [self.advance_since, self.collect, self.collect, self.read, self.read]
         try:
-            actions[self.chance.below(len(actions))]()
+            actions[self.rng.below(len(actions))]()
         except (Unavailable, OutcomeUnknown):
             return  # another process has locked the database, perhaps a stopped one
 

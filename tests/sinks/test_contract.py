@@ -82,7 +82,7 @@ def test_files_hold_a_large_transaction_piece_by_piece_in_one_file(tmp_path: Pat
 
 def test_files_are_a_log_of_changes(tmp_path: Path) -> None:
     sink = prepare(declare(tmp_path, "files")).open("token")
-    assert sink.remembers
+    assert sink.keeps_number
     sink.write(0, changes((row(1), 2), (row(None), 1)))
     sink.write(12, changes((row(1), -1)))
     names = sorted(each.name for each in (tmp_path / "target").glob("*.parquet"))
@@ -101,7 +101,7 @@ def test_files_that_were_read_may_be_deleted(tmp_path: Path) -> None:
     opener("token").write(5, changes((row(1), 1)))
     (tmp_path / "target" / f"{5:020d}.parquet").unlink()
     sink = opener("token")
-    assert (sink.last(), sink.remembers) == (None, False)
+    assert (sink.last(), sink.keeps_number) == (None, False)
 
 
 def test_a_damaged_mark_fails_the_sink(tmp_path: Path) -> None:

@@ -25,12 +25,12 @@ def test_everything_that_is_killed(tmp_path: Path, soak: Soak, kafka_broker: Kaf
 
     def run_round(seed: int) -> str:
         kind, kills, rate = ("spark", 3, 100) if seed % 2 else ("small", 12, 60)
-        chance = RandomStream(seed)
+        rng = RandomStream(seed)
         directory = tmp_path / str(seed)
         directory.mkdir()
         with database(f"everything{seed}") as db:
             topic = new_topic(kafka_broker, 2)
             world = World(kind, str(directory / "s"), db.dsn, db.slot, kafka_broker.brokers, topic)
-            return survive(world, db, kafka_broker, chance, kills=kills, rate=rate)
+            return survive(world, db, kafka_broker, rng, kills=kills, rate=rate)
 
     soak.rounds("everything", run_round)

@@ -29,12 +29,12 @@ SCRIPTS = ("both,total", "both-2,total", "total", "total,highest", "both,total,h
 
 
 def one_round(storage: Path, kind: str, kills: int, seed: int) -> str:
-    chance = RandomStream(seed)
+    rng = RandomStream(seed)
     last, views = 0, SCRIPTS[0]
     for _ in range(kills):
-        views = SCRIPTS[chance.below(len(SCRIPTS))]
-        faults = 0.02 if chance.below(3) == 0 else 0.0
-        began, acknowledged = run_and_kill(storage, kind, chance.below(30), views, faults)
+        views = SCRIPTS[rng.below(len(SCRIPTS))]
+        faults = 0.02 if rng.below(3) == 0 else 0.0
+        began, acknowledged = run_and_kill(storage, kind, rng.below(30), views, faults)
         assert began >= last, "an acknowledged transaction was lost"
         last = acknowledged[-1] if acknowledged else began
     check(storage, kind, last, views)
@@ -104,9 +104,9 @@ def test_replicas_on_spark(soak: Soak, spark: SparkSession) -> None:
 @pytest.mark.timeout(0)
 def test_storage_in_doubt(soak: Soak) -> None:
     def run_round(seed: int) -> str:
-        chance = RandomStream(seed)
-        fault = (Fault.DONE_LOST, Fault.LOST, Fault.REFUSED)[chance.below(3)]
-        at, count = 1 + chance.below(CALLS), 1 + chance.below(6)
+        rng = RandomStream(seed)
+        fault = (Fault.DONE_LOST, Fault.LOST, Fault.REFUSED)[rng.below(3)]
+        at, count = 1 + rng.below(CALLS), 1 + rng.below(6)
         try:
             calls_of(Outage(fault, at, count))
         except BaseException as error:

@@ -106,13 +106,13 @@ def test_a_file_that_changes_while_it_is_read_is_not_offered(tmp_path: Path, mon
     path = put(tmp_path / "in/a.csv", csv(1), at_s=10)
     source = orders(tmp_path)
     assert isinstance(source, FilesSource)
-    cut = type(source._reader).cut
+    cut = type(source._reader).split_file
 
     def read_slowly(reader: object, at: Path, limit: Limit) -> object:
         yield from cut(reader, at, limit)  # type: ignore[arg-type]
         put(path, csv(1, 2), at_s=11)
 
-    monkeypatch.setattr(type(source._reader), "cut", read_slowly)
+    monkeypatch.setattr(type(source._reader), "split_file", read_slowly)
     assert source.offer(source.start, LIMIT) is None
     monkeypatch.undo()
     assert ids(source, require_offer(source)) == [1, 2]

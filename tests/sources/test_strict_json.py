@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from evertide.brokers import EnvelopeKind
 from evertide.sources.contract import OP, TableDeclaration
 from evertide.sources.kafka.formats import JsonFormat
-from evertide.sources.kafka.place import PartitionRecords
-from evertide.sources.kafka.rows import Envelope
-from evertide.sources.kafka.whole_json import WholeJson
+from evertide.sources.kafka.json_batch import JsonBatch
+from evertide.sources.kafka.positions import PartitionRecords
+from evertide.sources.kafka.rows import EnvelopeRows
 from evertide.sources.values.strict_json import RepeatedName, TooDeep, decode_json
 from evertide.sources.values.values import Misfit, parse_value
 from tests.sources.kit import faults_in, open_source, put, require_offer, rows_in, table
@@ -61,7 +61,7 @@ def test_a_record_with_a_repeated_name_is_a_fault() -> None:
     schema = pa.schema([("id", pa.int64()), ("name", pa.string())])
     declaration = TableDeclaration("t", schema, (), "kafka", {}, "shop.sql, line 1")
     values: list[bytes | None] = [b'{"id": 1, "name": "x"}', b'{"id": 2, "id": 3, "name": "y"}']
-    envelope = Envelope(declaration, EnvelopeKind.APPEND, JsonFormat(schema), None, whole=WholeJson(declaration))
+    envelope = EnvelopeRows(declaration, EnvelopeKind.APPEND, JsonFormat(schema), None, whole=JsonBatch(declaration))
     found = envelope.rows(PartitionRecords(0, [], [0, 1], [None, None], values), "t-0")
     assert found.rows.drop_columns([OP]).to_pylist() == [{"id": 1, "name": "x"}]
     assert [(one.line, one.reason) for one in found.faults] == [(1, "an object repeats the name 'id'")]

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evertide.plan.catalyst.columns import find_arrow_type
-from evertide.sources.values.columns import from_arrow, from_texts, from_values, widens
+from evertide.sources.values.columns import from_arrow, from_texts, from_values, is_widened_by
 from evertide.sources.values.values import Misfit, Number, convert_value, parse_value
 from tests.sources.kit import KINDS, VALUES
 
@@ -234,11 +234,11 @@ def test_a_column_of_arrow_is_exact_too(values: Any, kind: Any, bad: set[int]) -
 
 
 def test_types_that_widen_to_a_columns_type() -> None:
-    assert widens(pa.int32(), pa.int64())
-    assert widens(pa.large_string(), pa.string())
-    assert widens(pa.timestamp("ns"), AT)
-    assert widens(pa.decimal128(8, 2), PRICE)
-    assert not widens(pa.int64(), pa.int32())
-    assert not widens(pa.string(), pa.int64())
-    assert not widens(pa.decimal128(10, 3), PRICE)
-    assert not widens(AT, LOCAL)
+    assert is_widened_by(pa.int32(), pa.int64())
+    assert is_widened_by(pa.large_string(), pa.string())
+    assert is_widened_by(pa.timestamp("ns"), AT)
+    assert is_widened_by(pa.decimal128(8, 2), PRICE)
+    assert not is_widened_by(pa.int64(), pa.int32())
+    assert not is_widened_by(pa.string(), pa.int64())
+    assert not is_widened_by(pa.decimal128(10, 3), PRICE)
+    assert not is_widened_by(AT, LOCAL)

@@ -43,8 +43,8 @@ class SettledBlob:
     def list(self, prefix: str) -> Iterator[BlobEntry]:
         return self._read(lambda: self.inner.list(prefix))
 
-    def unfinished(self, prefix: str) -> Iterator[str]:
-        return self._read(lambda: self.inner.unfinished(prefix))
+    def list_unfinished(self, prefix: str) -> Iterator[str]:
+        return self._read(lambda: self.inner.list_unfinished(prefix))
 
     def path(self, key: str) -> str:
         return self.inner.path(key)

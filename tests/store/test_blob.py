@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from evertide.errors import BlobMissing, Conflict, InvalidInput
+from evertide.errors import BlobMissing, Conflict, InvalidInput, Unexpected
 from evertide.observer import Observer
 from evertide.runtime import SystemRuntime
 from evertide.settings import Settings
@@ -97,7 +97,7 @@ def test_rule_2_a_put_of_other_bytes_is_refused_and_the_first_stay(blob: Blob, o
         blob.put("p/a", other)
     assert caught.value.where == blob.path("p/a")
     assert blob.get("p/a") == b"first"
-    assert list(blob.unfinished("")) == []
+    assert list(blob.list_unfinished("")) == []
 
 
 def test_rule_2_and_8_threads_that_put_the_same_key(blob: Blob) -> None:
@@ -110,7 +110,7 @@ def test_rule_2_and_8_threads_that_put_the_same_key(blob: Blob) -> None:
     assert len(winners) == 1
     assert all(isinstance(error, Conflict) for error in errors if error is not None)
     assert blob.get("p/other") == b"%d" % winners[0] * 5000
-    assert list(blob.unfinished("")) == []
+    assert list(blob.list_unfinished("")) == []
 
 
 def test_rule_3_a_missing_blob_is_named(blob: Blob) -> None:
@@ -143,7 +143,7 @@ def test_rule_3_a_range_of_a_missing_blob_is_named(blob: Blob) -> None:
 @pytest.mark.parametrize(("offset", "length"), [(-1, 1), (0, -1), (-2, -2)])
 def test_negative_ranges_are_refused(blob: Blob, offset: int, length: int) -> None:
     blob.put("p/a", b"123")
-    with pytest.raises(InvalidInput):
+    with pytest.raises(Unexpected):
         blob.get_range("p/a", offset, length)
 
 
@@ -178,8 +178,8 @@ def test_rule_6_nothing_is_unfinished_after_puts_that_ended(blob: Blob) -> None:
     blob.put("p/a", b"1")
     blob.delete("p/a")
     blob.put("p/b", b"1")
-    assert list(blob.unfinished("")) == []
-    assert list(blob.unfinished("p/")) == []
+    assert list(blob.list_unfinished("")) == []
+    assert list(blob.list_unfinished("p/")) == []
 
 
 def test_rule_8_many_threads(blob: Blob) -> None:
@@ -245,7 +245,7 @@ def test_keys_that_could_leave_the_root_or_clash_are_refused(blob: Blob, key: st
         lambda: blob.delete(key),
     ]
     for call in calls:
-        with pytest.raises(InvalidInput):
+        with pytest.raises(Unexpected):
             call()
     assert keys(blob, "") == []
 
@@ -255,4 +255,4 @@ def test_prefixes_that_could_leave_the_root_are_refused(blob: Blob, prefix: str)
     with pytest.raises(InvalidInput):
         list(blob.list(prefix))
     with pytest.raises(InvalidInput):
-        list(blob.unfinished(prefix))
+        list(blob.list_unfinished(prefix))

@@ -153,7 +153,7 @@ def test_rule_7_failures_of_a_put(
     assert caught.value.facts["path"] == blob.path(f"{directory}/a")
     assert files.calls.count("sync a.tmp") <= 1
     files.fail = {}
-    assert list(blob.unfinished("")) == []
+    assert list(blob.list_unfinished("")) == []
     if kind is not OutcomeUnknown:
         with pytest.raises(BlobMissing):
             blob.get(f"{directory}/a")
@@ -231,7 +231,7 @@ def test_rule_7_failures_of_reads(blob: LocalBlob, files: WatchedFiles, number: 
     with pytest.raises(kind):
         list(blob.list("parts/"))
     with pytest.raises(kind):
-        list(blob.unfinished(""))
+        list(blob.list_unfinished(""))
 
 
 def test_rule_6_leftovers_of_a_crash_are_listed_and_removed(blob: LocalBlob) -> None:
@@ -240,13 +240,13 @@ def test_rule_6_leftovers_of_a_crash_are_listed_and_removed(blob: LocalBlob) -> 
     for key in left:
         Path(blob.path(key)).write_bytes(b"half")
     assert [entry.key for entry in blob.list("")] == ["parts/s/w-00000001.parquet"]
-    unfinished = list(blob.unfinished("parts/"))
+    unfinished = list(blob.list_unfinished("parts/"))
     assert unfinished == ["parts/s/w-00000002.parquet", "parts/s/w-00000003.parquet.1"]
     names = [Name.parse(key) for key in unfinished]
     assert [name and (name.writer, name.seq) for name in names] == [("w", 2), ("w", 3)]
     for key in unfinished:
         assert blob.delete(key) is False
-    assert list(blob.unfinished("")) == []
+    assert list(blob.list_unfinished("")) == []
     assert blob.get("parts/s/w-00000001.parquet") == b"1"
     assert blob.delete("parts/s/w-00000001.parquet") is True
     assert list(Path(blob.path("parts/s")).iterdir()) == []
@@ -294,7 +294,7 @@ def test_two_objects_on_one_root_put_the_same_bytes(tmp_path: Path) -> None:
         errors = together(len(blobs), lambda i, key=f"p/{number}": blobs[i].put(key, b"x" * 10_000))  # type: ignore[misc]
         assert errors == [None] * len(blobs)
     assert {entry.bytes for entry in blobs[0].list("")} == {10_000}
-    assert list(blobs[0].unfinished("")) == []
+    assert list(blobs[0].list_unfinished("")) == []
 
 
 def test_puts_of_different_keys_do_not_wait_for_each_other(tmp_path: Path) -> None:
@@ -335,10 +335,10 @@ def test_rule_1_power_cuts_at_every_operation() -> None:
         assert found.items() <= dict(puts).items()
         for key, allowed in dict(acknowledged).items():
             assert found.get(key) in allowed
-        for key in list(blob.unfinished("")):
+        for key in list(blob.list_unfinished("")):
             assert key not in found
             blob.delete(key)
-        assert list(blob.unfinished("")) == []
+        assert list(blob.list_unfinished("")) == []
         for key, data in puts:
             blob.put(key, data)
             assert blob.get(key) == data

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from evertide.errors import InvalidInput
+from evertide.errors import Unexpected
 from evertide.observer import Observer
 from evertide.runtime import SystemRuntime
 from evertide.settings import Settings
@@ -47,8 +47,8 @@ def open_meta(request: pytest.FixtureRequest, path: Path, runtime: SystemRuntime
         return ObservedMeta(SqliteMeta(path, runtime, settings), Observer(), runtime)
     if request.param == "faulty":
         return FaultyMeta(SqliteMeta(path, runtime, settings), Faults.none())
-    chance = ManualRuntime(seed=11)
-    return SettledMeta(FaultyMeta(MemoryMeta(), Faults.seeded(chance, 0.3)), chance, settings)
+    rng = ManualRuntime(seed=11)
+    return SettledMeta(FaultyMeta(MemoryMeta(), Faults.seeded(rng, 0.3)), rng, settings)
 
 
 def append(meta: Meta, key: str, count: int, start: int = 0) -> None:
@@ -130,12 +130,12 @@ def test_rule_1_several_records_of_a_key_are_appended_at_once(meta: Meta) -> Non
     assert meta.commit(following) is None
     assert [(record.seqno, record.data) for record in meta.scan("a")] == [(1, b"1"), (2, b"2"), (3, b"3")]
     for others in ([Write("a", 3, b"4"), Write("a", 5, b"5")], [Write("a", 3, b"4"), Write("a", 4, None)]):
-        with pytest.raises(InvalidInput, match="twice"):
+        with pytest.raises(Unexpected, match="twice"):
             meta.commit(others)
 
 
 def test_rule_1_no_key_is_written_twice(meta: Meta) -> None:
-    with pytest.raises(InvalidInput, match="twice"):
+    with pytest.raises(Unexpected, match="twice"):
         meta.commit([Write("a", 0, b"1"), Write(KEY, 0, b"1"), Write(KEY, 0, b"2")])
     assert meta.heads("") == {}
 
@@ -190,7 +190,7 @@ def test_rule_4_scan_yields_at_most_limit_records(meta: Meta) -> None:
 @pytest.mark.parametrize("limit", [0, -1])
 def test_rule_4_a_limit_below_one_is_refused(meta: Meta, limit: int) -> None:
     append(meta, KEY, 2)
-    with pytest.raises(InvalidInput, match="must be at least 1"):
+    with pytest.raises(Unexpected, match="must be at least 1"):
         meta.scan(KEY, 0, limit)
 
 
@@ -360,7 +360,7 @@ def test_keys_that_cannot_be_stored_are_refused(meta: Meta, key: str) -> None:
         lambda: meta.wait(key, 0, 0.0),
     ]
     for call in calls:
-        with pytest.raises(InvalidInput):
+        with pytest.raises(Unexpected):
             call()
     assert meta.heads("") == {}
 

@@ -36,7 +36,7 @@ def test_every_call_is_reported_with_its_bytes() -> None:
     assert storage.blob.get("a/b") == b"12345"
     assert storage.blob.get_range("a/b", 1, 2) == b"23"
     assert [entry.key for entry in storage.blob.list("a/")] == ["a/b"]
-    assert list(storage.blob.unfinished("a/")) == []
+    assert list(storage.blob.list_unfinished("a/")) == []
     assert storage.blob.delete("a/b")
     assert storage.meta.commit([Write("k", 0, b"123")]) is None
     assert storage.meta.head("k") is not None
@@ -48,7 +48,7 @@ def test_every_call_is_reported_with_its_bytes() -> None:
         ("blob.get", 5, ""),
         ("blob.get_range", 2, ""),
         ("blob.list", 0, ""),
-        ("blob.unfinished", 0, ""),
+        ("blob.list_unfinished", 0, ""),
         ("blob.delete", 0, ""),
         ("meta.commit", 3, ""),
         ("meta.head", 3, ""),

@@ -75,7 +75,7 @@ def test_blobs_on_a_full_disk(disk: Path) -> None:
         assert caught.value.path == blob.path(key)
         with pytest.raises(BlobMissing):
             blob.get(key)
-    assert list(blob.unfinished("")) == []
+    assert list(blob.list_unfinished("")) == []
     assert blob.get("parts/a") == b"a" * 1000
     blob.put("parts/small", b"there is room for this")
     ballast.unlink()

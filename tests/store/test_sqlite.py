@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from evertide.errors import Closed, InvalidInput, OutcomeUnknown, RecordDamaged, Unavailable, UnsupportedFormat
+from evertide.errors import Closed, NotAllowedNow, OutcomeUnknown, RecordDamaged, Unavailable, UnsupportedFormat
 from evertide.runtime import SystemRuntime
 from evertide.settings import Settings
 from evertide.store import Record, SqliteMeta, SystemFiles, Write
@@ -301,7 +301,7 @@ def in_a_fork(path: Path, meta: SqliteMeta, answers: multiprocessing.queues.Simp
     for call in calls:
         try:
             answers.put(repr(call()))
-        except InvalidInput as error:
+        except NotAllowedNow as error:
             answers.put(error.why)
     meta.close()
 

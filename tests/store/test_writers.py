@@ -20,7 +20,7 @@ from evertide.errors import (
 from evertide.settings import Settings
 from evertide.store import Guard, MemoryMeta, Meta, Stale, Write
 from evertide.store.paths import GENERATION, beat_key, writer_key
-from evertide.store.writers import Writer, end_silent_writers, read_generation, read_registrations, read_settled
+from evertide.store.writers import Writer, end_silent_writers, read_generation, read_registrations, read_settled_numbers
 from tests.kit.faulty import Fault, Faults, FaultyMeta
 from tests.kit.runtime import ManualRuntime
 from tests.shard.kit import PassingMeta
@@ -73,7 +73,7 @@ def test_a_registration_has_the_process_and_the_time(place: Place) -> None:
     writer = place.writer(label="loader")
     found = read_registrations(place.meta)[writer.id]
     assert (found.label, found.ttl_s, found.registered_at_s) == ("loader", 60.0, place.runtime.wall_s())
-    assert read_settled(place.meta) == {writer.id: 1}
+    assert read_settled_numbers(place.meta) == {writer.id: 1}
     other = place.writer()
     assert set(read_registrations(place.meta)) == {writer.id, other.id}
 
@@ -95,7 +95,7 @@ def test_registering_beating_and_leaving_survive_lost_answers(place: Place, faul
     place.write(writer)
     writer._meta = FaultyMeta(place.meta, Faults.scripted(faults))
     writer.unregister()
-    assert (read_registrations(place.meta), read_settled(place.meta)) == ({}, {})
+    assert (read_registrations(place.meta), read_settled_numbers(place.meta)) == ({}, {})
 
 
 def _tries(faults: tuple[Fault, ...]) -> int:
@@ -144,7 +144,7 @@ def test_a_writer_that_is_silent_too_long_is_ended_and_fenced(place: Place) -> N
     assert place.end_silent() == [silent.id]
     assert place.end_silent() == []
     assert list(read_registrations(place.meta)) == [lively.id]
-    assert set(read_settled(place.meta)) == {lively.id}
+    assert set(read_settled_numbers(place.meta)) == {lively.id}
     with pytest.raises(Fenced, match="unregistered"):
         place.write(silent)
     with pytest.raises(Fenced):
@@ -220,7 +220,7 @@ def test_a_heartbeat_with_a_lost_answer_does_not_fence(place: Place) -> None:
 
 def floor(place: Place, writer: Writer) -> int:
     writer.beat()
-    return read_settled(place.meta)[writer.id]
+    return read_settled_numbers(place.meta)[writer.id]
 
 
 def test_the_floor_is_below_every_open_number(place: Place) -> None:
@@ -238,7 +238,7 @@ def test_the_floor_is_published_by_heartbeats_only(place: Place) -> None:
     writer = place.writer()
     with writer.claim():
         pass
-    assert read_settled(place.meta) == {writer.id: 1}
+    assert read_settled_numbers(place.meta) == {writer.id: 1}
     assert floor(place, writer) == 2
 
 
@@ -282,7 +282,7 @@ def test_threads_get_numbers_of_their_own_and_the_floor_never_passes_an_open_one
             with writer.claim() as seq:
                 taken.append(seq)
                 writer.beat()
-                assert read_settled(place.meta)[writer.id] <= seq
+                assert read_settled_numbers(place.meta)[writer.id] <= seq
 
     assert together(4, work) == [None] * 4
     assert sorted(taken) == list(range(1, 201))

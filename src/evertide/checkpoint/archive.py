@@ -31,7 +31,7 @@ from evertide.errors import ArchiveDamaged, InvalidInput, RecordDamaged, Unsuppo
 from evertide.runtime import Runtime
 from evertide.settings import Settings
 from evertide.store.blobs.files import SystemFiles
-from evertide.store.blobs.local import refusal
+from evertide.store.blobs.local import convert_os_error
 from evertide.store.open import FORMAT_VERSION, Storage, open_for_repair
 from evertide.store.paths import FORMAT
 from evertide.store.writers import Writer
@@ -93,7 +93,7 @@ def _new_file(path: Path) -> Iterator[io.BufferedWriter]:
         temporary.replace(path)
         SystemFiles().sync_directory(path.parent)
     except OSError as error:
-        raise refusal(path, error) from error
+        raise convert_os_error(path, error) from error
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
@@ -136,7 +136,7 @@ def _unpack(place: StorageContext, path: Path) -> Manifest:
     except FileNotFoundError as error:
         raise InvalidInput(where=str(path), why="the archive does not exist") from error
     except OSError as error:
-        raise refusal(path, error) from error
+        raise convert_os_error(path, error) from error
     except (tarfile.TarError, EOFError) as error:
         raise ArchiveDamaged(path=str(path), why=f"the file is not an archive, or is incomplete: {error}") from error
     if missing:

@@ -316,8 +316,10 @@ class _Check:
                 times = f"transactions {batch.lower} to {batch.upper - 1}, {part.rows} changes"
                 self.holders[part.key] = f"{self._name_collection(name)}, {times}"
                 self.part_shards[part.key] = name
-        self.needed |= {key for record in place.meta.scan(log.key) for key in parts_removed(log.entry(record).diff)}
-        rollup = log.newest_rollup()
+        self.needed |= {
+            key for record in place.meta.scan(log.key) for key in parts_removed(log.decode_entry(record).diff)
+        }
+        rollup = log.read_newest_rollup()
         if rollup is not None:
             self.named[StateFile(rollup[1].key, rollup[1].bytes, rollup[1].checksum)] = _SHARD
             self.part_shards[rollup[1].key] = name

@@ -97,7 +97,7 @@ def collect(place: StorageContext, live: Live, writer: Writer, drafts: Callable[
     try:
         with suppress(StorageFull):  # deletion frees space, and no proof depends on this
             writer.beat()  # shows that we are not fenced (I16)
-            end_silent_writers(place.meta, runtime=place.runtime, settings=place.settings, judge=writer)
+            end_silent_writers(place.meta, runtime=place.runtime, settings=place.settings, own_writer=writer)
             _end_holds(place)
         proof = place.retry_read(lambda: _read_evidence(place, live, writer, drafts))
     except (Damaged, UnsupportedFormat) as error:
@@ -122,7 +122,7 @@ def _read_evidence(place: StorageContext, live: Live, writer: Writer, drafts: Ca
 
 
 def _list_keys(blob: Blob, prefix: str) -> list[str]:
-    return [*(entry.key for entry in blob.list(prefix)), *blob.unfinished(prefix)]
+    return [*(entry.key for entry in blob.list(prefix)), *blob.list_unfinished(prefix)]
 
 
 def _pins(place: StorageContext, writers: Set[str], drafts: Drafts, own: str = "") -> Pins:

@@ -25,7 +25,7 @@ from evertide.errors import InvalidInput
 from evertide.pipeline.reading.reader import Reader
 from evertide.rows.changes import DIFF, TIME, make_changes_schema
 from evertide.shard.lease import end_lease, renew_lease
-from evertide.shard.parts.split import Group, by_time, split
+from evertide.shard.parts.split import Group, split, split_by_time
 from evertide.shard.read import TimeWindow, list_parts
 from evertide.shard.shard import Shard
 from evertide.types import Time
@@ -129,9 +129,9 @@ def _hold_lease(reader: Reader, shard: Shard, pinned: Pin, window: TimeWindow) -
 
 def _make_groups(shard: Shard, request: Request, window: TimeWindow, conditions: tuple[Condition, ...]) -> list[Group]:
     if window.upper <= window.lower:
-        return [Group((), is_plain=True)]
+        return [Group((), only_adds=True)]
     listed = list_parts(shard.log, shard.log.read(), window)
     parts = [part for part in listed.parts if may_hold(part, listed.schema, conditions)]
     if window.as_of is None:
-        return by_time(parts, window, request.partition_bytes)
+        return split_by_time(parts, window, request.partition_bytes)
     return split(parts, listed.schema, request.partition_bytes)

@@ -20,7 +20,7 @@ from evertide.rows.changes import DIFF, TIME, consolidate
 from evertide.runtime import SystemRuntime
 from evertide.shard.lease import renew_lease
 from evertide.shard.log import ShardLog
-from evertide.shard.parts.groups import content_rows, is_inside
+from evertide.shard.parts.groups import is_inside, read_group
 from evertide.shard.parts.part import Part
 from evertide.shard.parts.split import is_ordered
 from evertide.shard.read import Listing, fetch
@@ -62,16 +62,16 @@ class _TaskReader:
         self._output = [*task.columns, TIME, DIFF]
         self._by = next((field.name for field in task.pin.arrow if is_ordered(field.type)), None)
         span = [task.group.span.column] if task.group.span else []
-        by = [self._by] if self._by and not task.group.is_plain and task.window.as_of is not None else []
+        by = [self._by] if self._by and not task.group.only_adds and task.window.as_of is not None else []
         self._needed = {*task.columns, *(condition.column for condition in task.conditions), *span, *by}
 
     def rows(self) -> Iterator[pa.Table]:
-        if not self._group.is_plain and self._task.window.as_of is None:
+        if not self._group.only_adds and self._task.window.as_of is None:
             changes = pa.concat_tables([self._read_changes(part) for part in self._group.parts])
             yield consolidate(changes.select(self._output), self._task.pin.name)
         else:
             columns = [*self._task.columns]
-            yield from content_rows(self._group, self._read_changes, columns, by=self._by, where=self._task.pin.name)
+            yield from read_group(self._group, self._read_changes, columns, by=self._by, where=self._task.pin.name)
 
     def _read_changes(self, part: Part) -> pa.Table:
         """The changes of the requested rows, in the needed columns."""

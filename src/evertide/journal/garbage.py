@@ -33,7 +33,7 @@ from evertide.journal.staging import source_of, staged_of
 from evertide.store.blob import Blob
 from evertide.store.paths import Name, staged_prefix
 from evertide.store.retry import retry_read
-from evertide.store.writers import Writer, end_silent_writers, read_registrations, read_settled
+from evertide.store.writers import Writer, end_silent_writers, read_registrations, read_settled_numbers
 
 __all__ = ["drop_unbound", "truncate"]
 
@@ -80,7 +80,7 @@ def truncate(blob: Blob, bound: TimeLog[Bound], committed: TimeLog[Committed], b
 def drop_unbound(blob: Blob, bound: TimeLog[Bound], writer: Writer) -> list[str]:
     with suppress(StorageFull):  # no proof depends on it
         writer.beat()  # publishes our own settled number, and shows that we are not fenced
-        end_silent_writers(bound.meta, runtime=bound.runtime, settings=bound.settings, judge=writer)
+        end_silent_writers(bound.meta, runtime=bound.runtime, settings=bound.settings, own_writer=writer)
     proof = retry_read(lambda: _read_evidence(blob, bound), bound.runtime, bound.settings)
     named = _named_keys(proof.records)
     orphans = [key for key in proof.staged if key not in named and _will_not_be_named(key, proof)]
@@ -95,9 +95,9 @@ def drop_unbound(blob: Blob, bound: TimeLog[Bound], writer: Writer) -> list[str]
 
 def _read_evidence(blob: Blob, bound: TimeLog[Bound]) -> _Evidence:
     """The order of the reads matters: see the header."""
-    staged = (*(entry.key for entry in blob.list(staged_prefix())), *blob.unfinished(staged_prefix()))
+    staged = (*(entry.key for entry in blob.list(staged_prefix())), *blob.list_unfinished(staged_prefix()))
     known = read_registrations(bound.meta)
-    floors = {name: floor for name, floor in read_settled(bound.meta).items() if name in known}
+    floors = {name: floor for name, floor in read_settled_numbers(bound.meta).items() if name in known}
     return _Evidence(staged, floors, bound.read_all())
 
 

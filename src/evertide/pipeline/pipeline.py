@@ -360,7 +360,7 @@ class Pipeline:
         journal = Journal(blob, meta, runtime=runtime, settings=settings)
         checkpoints = Checkpoints(blob, meta, runtime=runtime, settings=settings)
         self._process_state.watch_stall(lambda: self.liveness.find_stall(settings.stall_after_s))
-        writer.beat_unless(HeartbeatGate(self.liveness, lambda: self._leadership.is_leader))
+        writer.skip_beats_while(HeartbeatGate(self.liveness, lambda: self._leadership.is_leader))
         if threads:
             self._heartbeat = Heartbeat(settings, shards.leases, writer).start()
             self._threads += [self._heartbeat, HangLog(self.liveness, settings).start()]

@@ -19,10 +19,9 @@ from typing import TypeAlias
 
 import msgspec
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from evertide.errors import Conflict, EvertideError, InvalidInput, OutcomeUnknown, Unexpected, UpperMismatch
-from evertide.rows.changes import TIME, check_changes
+from evertide.rows.changes import check_changes
 from evertide.runtime import Runtime
 from evertide.settings import Settings
 from evertide.shard.log import Proposal, ShardLog, commit
@@ -35,7 +34,7 @@ from evertide.store.retry import put_until_known
 from evertide.store.writers import Writer
 from evertide.types import Time
 
-__all__ = ["Append", "Outcome", "append_missing", "append_together", "store_parts", "withdraw"]
+__all__ = ["Append", "append_together", "store_parts", "withdraw"]
 
 logger = logging.getLogger(__name__)
 
@@ -51,14 +50,6 @@ class Append:
     changes: Changes
     expected_upper: int
     new_upper: int
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """The times [lower, upper) that an append wrote; every time below was already written."""
-
-    lower: int
-    upper: int
 
 
 def store_parts(
@@ -121,35 +112,13 @@ def append_together(
         append.log.roll_up_if_due(writer)
 
 
-def append_missing(log: ShardLog, changes: pa.Table, lower: int, upper: int, writer: Writer) -> Outcome:
-    """Append for replicated writers, which all have the same changes (I3).
-
-    A peer has written the changes below the shard's upper, so they are dropped. If the upper is below `lower`, times
-    are missing between them, and `UpperMismatch` is raised.
-    """
-    while True:
-        reached = log.read().state.upper
-        if reached >= upper:
-            return Outcome(upper, upper)
-        if reached < lower:
-            raise UpperMismatch(
-                where=log.path, why=f"times {reached} to {lower - 1} are missing", expected=lower, upper=reached
-            )
-        missing = changes.filter(pc.greater_equal(changes[TIME], reached)) if reached > lower else changes
-        try:
-            append_together([Append(log, missing, reached, upper)], writer)
-        except UpperMismatch:
-            continue
-        return Outcome(reached, upper)
-
-
 def _check_changes(append: Append) -> Changes:
     """Raise an error before anything is stored if the append cannot succeed."""
     log = append.log
     if append.new_upper <= append.expected_upper:
         why = f"the new upper {append.new_upper} is not above the expected upper {append.expected_upper}"
         raise InvalidInput(where=f"shard {log.shard!r}", why=why)
-    state = log.known().state
+    state = log.read_cached().state
     if state.upper != append.expected_upper:
         state = log.read().state
     _check_upper(append, state)

@@ -56,7 +56,7 @@ def compact(log: ShardLog, writer: Writer, is_stopping: IsStopping = never_stopp
         return False
     with writer.claim() as seq:
         try:
-            merged = _merge(log, state, run, _Target(writer.id, seq, is_stopping))
+            merged = _merge(log, state, run, _MergeJob(writer.id, seq, is_stopping))
         except Stopped:
             return False
         except BlobMissing:
@@ -107,18 +107,18 @@ def _choose_reclaimable(state: ShardState) -> tuple[Batch, ...]:
     run = tuple(batch for batch in state.batches if batch.upper <= state.since + 1)
     rows = sum(batch.rows for batch in run)
     retractions = sum(batch.retractions for batch in run)
-    untried = any(batch.since < state.since for batch in run)
-    return run if untried and retractions > 0 and retractions * _RECLAIM_SHARE >= rows else ()
+    is_untried = any(batch.since < state.since for batch in run)
+    return run if is_untried and retractions > 0 and retractions * _RECLAIM_SHARE >= rows else ()
 
 
 @dataclass(frozen=True, slots=True)
-class _Target:
+class _MergeJob:
     writer: str
     seq: int
     is_stopping: IsStopping
 
 
-def _merge(log: ShardLog, state: ShardState, run: Sequence[Batch], storing: _Target) -> Batch:
+def _merge(log: ShardLog, state: ShardState, run: Sequence[Batch], job: _MergeJob) -> Batch:
     every = [part for batch in run for part in batch.parts]
     is_growing = not any(part.retractions for part in every)
     parts = [part for part in every if is_growing and _is_large(part, log.settings)]
@@ -126,13 +126,13 @@ def _merge(log: ShardLog, state: ShardState, run: Sequence[Batch], storing: _Tar
     inputs = [part for part in every if part.key not in kept]
     count = count_slices(min(SLICES_MAX, sum(part.rows for part in inputs) / log.settings.compaction_rows_max))
     try:
-        for index, table in enumerate(_merge_in_slices(log, inputs, count, storing) if inputs else ()):
+        for index, table in enumerate(_merge_in_slices(log, inputs, count, job) if inputs else ()):
             stored = store_parts(
                 consolidate(advance_times(table, state.since)),
                 shard=log.shard,
                 blob=log.blob,
-                writer=storing.writer,
-                seq=storing.seq,
+                writer=job.writer,
+                seq=job.seq,
                 attempt=f"s{index}" if count > 1 else "",
                 runtime=log.runtime,
                 settings=log.settings,
@@ -157,19 +157,19 @@ def _new_parts(merged: Batch, run: Sequence[Batch]) -> list[Part]:
     return [part for part in merged.parts if part.key not in before]
 
 
-def _merge_in_slices(log: ShardLog, inputs: Sequence[Part], count: int, storing: _Target) -> Iterator[pa.Table]:
+def _merge_in_slices(log: ShardLog, inputs: Sequence[Part], count: int, job: _MergeJob) -> Iterator[pa.Table]:
     """Yield the rows of each slice. A part that spans several slices is read once."""
     if count == 1:
-        check_not_stopping(storing.is_stopping)
+        check_not_stopping(job.is_stopping)
         yield pa.concat_tables([_read(log, part) for part in inputs])
         return
     with Slices(make_changes_schema(log.schema()), count) as slices:
         for part in inputs:
             if part.slice_count < count:
-                check_not_stopping(storing.is_stopping)
+                check_not_stopping(job.is_stopping)
                 slices.add(_read(log, part))
         for index in range(count):
-            check_not_stopping(storing.is_stopping)
+            check_not_stopping(job.is_stopping)
             own = [_read(log, part) for part in inputs if _is_inside(part, index, count)]
             yield pa.concat_tables([slices.take(index), *own])
 

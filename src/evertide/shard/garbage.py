@@ -22,16 +22,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from evertide.errors import StorageFull
-from evertide.shard.lease import live_leases
+from evertide.shard.lease import read_live_leases
 from evertide.shard.log import Proposal, Rollup, ShardLog, commit
 from evertide.shard.state import Forgotten, LogEntry, ShardState, parts_removed
 from evertide.store.paths import Name, part_prefix, rollup_key, rollup_prefix
 from evertide.store.retry import retry_read
-from evertide.store.writers import Writer, end_silent_writers, read_registrations, read_settled
+from evertide.store.writers import Writer, end_silent_writers, read_registrations, read_settled_numbers
 
 __all__ = ["Pinned", "ShardGarbage", "collect_garbage", "pin_nothing"]
 
@@ -51,11 +51,11 @@ class ShardGarbage:
     rollups: tuple[str, ...] = ()
     orphans: tuple[str, ...] = ()
     diffs: int = 0
-    writers_ended: tuple[str, ...] = field(default=())
+    writers_ended: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class _Evidence:
+class _ShardEvidence:
     """Everything that a decision depends on, read before the first deletion."""
 
     parts: Sequence[str]
@@ -73,81 +73,85 @@ def collect_garbage(log: ShardLog, writer: Writer, pinned: Pinned = pin_nothing)
     ended: list[str] = []
     with suppress(StorageFull):  # deletion frees space, and no proof below depends on this beat
         writer.beat()  # publishes our own settled number, and shows that we are not fenced (I16)
-        ended = end_silent_writers(log.meta, runtime=log.runtime, settings=log.settings, judge=writer)
+        ended = end_silent_writers(log.meta, runtime=log.runtime, settings=log.settings, own_writer=writer)
         log.roll_up_if_due(writer, diffs=log.settings.rollup_every_diffs // 8)
-    proof = retry_read(lambda: _read_evidence(log, pinned), log.runtime, log.settings)
-    dead = _find_removed_parts(proof)
-    rollups, orphans = _find_old_rollups(proof), _find_orphans(proof)
+    evidence = retry_read(lambda: _read_evidence(log, pinned), log.runtime, log.settings)
+    dead = _find_removed_parts(evidence)
+    rollups, orphans = _find_old_rollups(evidence), _find_orphans(evidence)
     for key in (*dead, *rollups, *orphans):
         log.blob.delete(key)
-    truncated = _truncate(log, proof)
-    _forget_writers(log, proof, writer)
+    truncated = _truncate(log, evidence)
+    _forget_writers(log, evidence, writer)
     return ShardGarbage(dead, rollups, orphans, truncated, tuple(ended))
 
 
-def _read_evidence(log: ShardLog, pinned: Pinned) -> _Evidence:
+def _read_evidence(log: ShardLog, pinned: Pinned) -> _ShardEvidence:
     """The order of the reads matters: see the header."""
     parts = [entry.key for entry in log.blob.list(part_prefix(log.shard))]
-    parts += log.blob.unfinished(part_prefix(log.shard))
+    parts += log.blob.list_unfinished(part_prefix(log.shard))
     rollups = [entry.key for entry in log.blob.list(rollup_prefix(log.shard))]
-    rollups += log.blob.unfinished(rollup_prefix(log.shard))
+    rollups += log.blob.list_unfinished(rollup_prefix(log.shard))
     known = read_registrations(log.meta)
-    floors = {name: floor for name, floor in read_settled(log.meta).items() if name in known}
+    floors = {name: floor for name, floor in read_settled_numbers(log.meta).items() if name in known}
     version = log.reread()  # from storage: our cache does not prove that others can read it
-    entries = [(record.seqno, log.entry(record)) for record in log.meta.scan(log.key) if record.seqno <= version.seqno]
-    record, rollup = log.newest_rollup() or (0, None)
-    leases = live_leases(log)
+    entries = [
+        (record.seqno, log.decode_entry(record)) for record in log.meta.scan(log.key) if record.seqno <= version.seqno
+    ]
+    record, rollup = log.read_newest_rollup() or (0, None)
+    leases = read_live_leases(log)
     floor = min((lease.seqno for lease in leases.values()), default=version.seqno)
-    return _Evidence(parts, rollups, floors, version.state, entries, floor, rollup, record, pinned())
+    return _ShardEvidence(parts, rollups, floors, version.state, entries, floor, rollup, record, pinned())
 
 
-def _find_removed_parts(proof: _Evidence) -> tuple[str, ...]:
+def _find_removed_parts(evidence: _ShardEvidence) -> tuple[str, ...]:
     return tuple(
         key
-        for seqno, entry in proof.entries
-        if seqno <= proof.lease_floor
+        for seqno, entry in evidence.entries
+        if seqno <= evidence.lease_floor
         for key in parts_removed(entry.diff)
-        if key not in proof.pinned
+        if key not in evidence.pinned
     )
 
 
-def _find_old_rollups(proof: _Evidence) -> tuple[str, ...]:
-    newest = proof.rollup.key if proof.rollup else ""
-    return tuple(key for key in proof.rollups if key != newest and _will_not_be_named(key, proof))
+def _find_old_rollups(evidence: _ShardEvidence) -> tuple[str, ...]:
+    newest = evidence.rollup.key if evidence.rollup else ""
+    return tuple(key for key in evidence.rollups if key != newest and _will_not_be_named(key, evidence))
 
 
-def _find_orphans(proof: _Evidence) -> tuple[str, ...]:
-    named = {part.key for part in proof.state.parts}
-    named |= {key for _, entry in proof.entries for key in parts_removed(entry.diff)}
+def _find_orphans(evidence: _ShardEvidence) -> tuple[str, ...]:
+    named = {part.key for part in evidence.state.parts}
+    named |= {key for _, entry in evidence.entries for key in parts_removed(entry.diff)}
     return tuple(
-        key for key in proof.parts if key not in named and key not in proof.pinned and _will_not_be_named(key, proof)
+        key
+        for key in evidence.parts
+        if key not in named and key not in evidence.pinned and _will_not_be_named(key, evidence)
     )
 
 
-def _will_not_be_named(key: str, proof: _Evidence) -> bool:
+def _will_not_be_named(key: str, evidence: _ShardEvidence) -> bool:
     name = Name.parse(key)
     if name is None:
         return False
-    return name.writer not in proof.settled or name.seq < proof.settled[name.writer]
+    return name.writer not in evidence.settled or name.seq < evidence.settled[name.writer]
 
 
-def _truncate(log: ShardLog, proof: _Evidence) -> int:
-    below = min(proof.rollup.seqno if proof.rollup else 0, proof.lease_floor) + 1
-    count = sum(1 for seqno, _ in proof.entries if seqno < below)
+def _truncate(log: ShardLog, evidence: _ShardEvidence) -> int:
+    below = min(evidence.rollup.seqno if evidence.rollup else 0, evidence.lease_floor) + 1
+    count = sum(1 for seqno, _ in evidence.entries if seqno < below)
     if count:
         log.meta.truncate(log.key, below)
-    if proof.rollup_record:
-        log.meta.truncate(rollup_key(log.shard), proof.rollup_record)
+    if evidence.rollup_record:
+        log.meta.truncate(rollup_key(log.shard), evidence.rollup_record)
     return count
 
 
-def _forget_writers(log: ShardLog, proof: _Evidence, writer: Writer) -> None:
+def _forget_writers(log: ShardLog, evidence: _ShardEvidence, writer: Writer) -> None:
     """Remove the tokens of writers that are gone: no process can look them up any more.
 
     The registrations are read again after the state. A writer in the state registered before that, so if it is not
     registered now, it was ended for good.
     """
     known = retry_read(lambda: read_registrations(log.meta), log.runtime, log.settings)
-    gone = tuple(name for name in proof.state.tokens if name not in known)
+    gone = tuple(name for name in evidence.state.tokens if name not in known)
     if gone:
         commit([Proposal(log, lambda _state: Forgotten(gone))], writer)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import msgspec
 
 from evertide.errors import Conflict, InvalidInput, TimeCompacted
-from evertide.shard.lease import live_leases
+from evertide.shard.lease import read_live_leases
 from evertide.shard.log import Proposal, ShardLog, commit
 from evertide.shard.state import ShardState, SinceAdvanced
 from evertide.store.meta import Write
@@ -32,8 +32,8 @@ __all__ = [
     "HoldRecord",
     "Holds",
     "advance_since",
-    "first_holds",
-    "hold_write",
+    "encode_first_holds",
+    "make_hold_write",
     "read_holds",
     "release_hold",
     "set_hold",
@@ -56,7 +56,7 @@ class Holds:
     holds: dict[str, int]
 
 
-def first_holds(change: str) -> bytes:
+def encode_first_holds(change: str) -> bytes:
     return seal(HoldRecord(Time(0), {}, change))
 
 
@@ -83,16 +83,16 @@ def release_hold(log: ShardLog, name: str) -> None:
     _change(log, lambda found: {other: time for other, time in found.holds.items() if other != name})
 
 
-def hold_write(log: ShardLog, found: Holds, name: str, time: int | None) -> Write:
+def make_hold_write(log: ShardLog, found: Holds, name: str, time: int | None) -> Write:
     """A write that sets, moves or releases (None) a hold, for a commit with records of the caller.
 
     It always writes a new record, so a process that read the previous one notices the change.
     """
     others = {other: at for other, at in found.holds.items() if other != name}
     if time is None:
-        return _write(log, found, found.since, others)
+        return _make_write(log, found, found.since, others)
     _check_time(log, found, name, time)
-    return _write(log, found, found.since, {**others, name: time})
+    return _make_write(log, found, found.since, {**others, name: time})
 
 
 def _check_time(log: ShardLog, found: Holds, name: str, time: int) -> None:
@@ -108,7 +108,7 @@ def _change(log: ShardLog, change: Callable[[Holds], dict[str, int]]) -> None:
         if holds == found.holds:
             return
         if (
-            commit_until_known(log.meta, [_write(log, found, found.since, holds)], (), log.runtime, log.settings)
+            commit_until_known(log.meta, [_make_write(log, found, found.since, holds)], (), log.runtime, log.settings)
             is None
         ):
             truncate_sometimes(log.meta, hold_key(log.shard), found.seqno + 1)
@@ -119,12 +119,12 @@ def advance_since(log: ShardLog, time: int, writer: Writer) -> int:
     """Move since up to `time`, as far as upper, holds and live leases allow. Return the new since."""
     while True:
         found = read_holds(log)
-        leases = live_leases(log)
+        leases = read_live_leases(log)
         state = log.read().state
         allowed = Time(min([time, state.upper - 1, *found.holds.values(), *(lease.time for lease in leases.values())]))
         if state.finalized or allowed <= found.since:
             return found.since
-        write = _write(log, found, allowed, found.holds)
+        write = _make_write(log, found, allowed, found.holds)
         try:
             commit([Proposal(log, _propose_since(allowed, log))], writer, writes=[write])
         except Conflict:
@@ -143,6 +143,6 @@ def _propose_since(since: Time, log: ShardLog) -> Callable[[ShardState], SinceAd
     return make
 
 
-def _write(log: ShardLog, found: Holds, since: Time, holds: dict[str, int]) -> Write:
+def _make_write(log: ShardLog, found: Holds, since: Time, holds: dict[str, int]) -> Write:
     record = HoldRecord(since, holds, log.runtime.new_id())
     return Write(hold_key(log.shard), found.seqno, seal(record))

@@ -89,7 +89,7 @@ class Inspection:
 def inspect(log: ShardLog) -> Inspection:
     version = log.read()
     state = version.state
-    rollup = log.newest_rollup()
+    rollup = log.read_newest_rollup()
     oldest = log.meta.scan(log.key, limit=1)
     return Inspection(
         shard=log.shard,
@@ -102,7 +102,7 @@ def inspect(log: ShardLog) -> Inspection:
         diffs=max(0, version.seqno - oldest[0].seqno + 1) if oldest else 0,  # records have no gaps
         rollup_seqno=rollup[1].seqno if rollup else 0,
         holds=read_holds(log).holds,
-        leases=_leases(log),
+        leases=_read_leases(log),
         writers=tuple(state.tokens),
         batches=tuple(
             BatchView(
@@ -113,7 +113,7 @@ def inspect(log: ShardLog) -> Inspection:
     )
 
 
-def _leases(log: ShardLog) -> tuple[LeaseView, ...]:
+def _read_leases(log: ShardLog) -> tuple[LeaseView, ...]:
     now_s = log.runtime.wall_s()
     found = log.meta.heads(lease_prefix(log.shard))
     records = [unseal(record.data, LeaseRecord, log.meta.path(key)) for key, record in found.items()]

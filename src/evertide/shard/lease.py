@@ -35,7 +35,7 @@ from evertide.store.retry import commit_under_new_id, commit_until_known, retry_
 from evertide.store.sealed import seal, unseal
 from evertide.types import SequenceNumber, Time
 
-__all__ = ["Lease", "LeaseRecord", "Leases", "end_lease", "live_leases", "renew_lease"]
+__all__ = ["Lease", "LeaseRecord", "Leases", "end_lease", "read_live_leases", "renew_lease"]
 
 _COMMIT_KEYS_MAX = 500
 
@@ -212,7 +212,7 @@ def end_lease(log: ShardLog, lease: str) -> None:
         commit_until_known(log.meta, [Write(key, found.seqno, None)], (), log.runtime, log.settings)
 
 
-def live_leases(log: ShardLog) -> dict[str, LeaseRecord]:
+def read_live_leases(log: ShardLog) -> dict[str, LeaseRecord]:
     """Return the leases on this shard, after removing expired ones by compare-and-set."""
     now_s = log.runtime.wall_s()
     live = {}

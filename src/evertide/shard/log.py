@@ -91,12 +91,12 @@ class ShardLog:
         self._rolled_up = 0
         self._schema: pa.Schema | None = None
 
-    def known(self) -> Version:
+    def read_cached(self) -> Version:
         """The last state seen. It may be behind, but is never wrong about the past."""
         known = self._known
         return known if known is not None else self.read()
 
-    def peek(self) -> Version | None:
+    def get_cached(self) -> Version | None:
         """Like `known`, but without a storage call; None if no state was seen."""
         return self._known
 
@@ -115,7 +115,7 @@ class ShardLog:
     def schema(self) -> pa.Schema:
         """The shard's columns. They never change, so they are decoded once."""
         if self._schema is None:
-            self._schema = pa.ipc.read_schema(pa.py_buffer(self.known().state.schema))
+            self._schema = pa.ipc.read_schema(pa.py_buffer(self.read_cached().state.schema))
         return self._schema
 
     def reread(self) -> Version:
@@ -143,7 +143,7 @@ class ShardLog:
     def _open(self) -> Version | None:
         problem: EvertideError | None = None
         while True:
-            base = self.newest_rollup()
+            base = self.read_newest_rollup()
             try:
                 return self._open_from(base[1] if base else None)
             except (BlobMissing, RecordDamaged) as error:
@@ -159,16 +159,18 @@ class ShardLog:
         if records and records[0].seqno != start + 1:
             why = f"diffs {start + 1} to {records[0].seqno - 1} are missing, and no roll-up covers them"
             raise RecordDamaged(path=self.path, why=why)
-        if base and not records and self._head() < start:
-            raise RecordDamaged(path=self.path, why=f"the log ends at {self._head()}, before roll-up {start}")
+        if base and not records and self._read_head_number() < start:
+            raise RecordDamaged(
+                path=self.path, why=f"the log ends at {self._read_head_number()}, before roll-up {start}"
+            )
         self._rolled_up = max(self._rolled_up, start)
         return None if state is None and not records else self._replay(start, state, records)
 
-    def _head(self) -> int:
+    def _read_head_number(self) -> int:
         record = self.meta.head(self.key)
         return record.seqno if record else 0
 
-    def newest_rollup(self) -> tuple[int, Rollup] | None:
+    def read_newest_rollup(self) -> tuple[int, Rollup] | None:
         """The record number of the newest address, and the address."""
         key = rollup_key(self.shard)
         record = self.meta.head(key)
@@ -184,27 +186,27 @@ class ShardLog:
 
     def _replay(self, seqno: SequenceNumber, state: ShardState | None, records: Sequence[Record]) -> Version:
         for record in records:
-            state = apply(state, self.entry(record), f"{self.path} #{record.seqno}")
+            state = apply(state, self.decode_entry(record), f"{self.path} #{record.seqno}")
             seqno = record.seqno
         if state is None:
             raise RecordDamaged(path=self.path, why="the shard's log is empty")
         return Version(seqno, state)
 
-    def entry(self, record: Record) -> LogEntry:
+    def decode_entry(self, record: Record) -> LogEntry:
         return unseal(record.data, LogEntry, f"{self.path} #{record.seqno}")
 
     def has_written(self, after: int, writer: str, token: str) -> bool:
         """Return whether the diff with this token is in the log above `after`."""
         records = retry_read(lambda: self.meta.scan(self.key, after=after), self.runtime, self.settings)
         if records and records[0].seqno == after + 1:
-            return any((e.writer, e.token) == (writer, token) for e in map(self.entry, records))
+            return any((e.writer, e.token) == (writer, token) for e in map(self.decode_entry, records))
         found = self.find()
         return found is not None and token in found.state.tokens.get(writer, ())
 
     def roll_up(self, writer: Writer) -> Rollup | None:
         """Write the state as one blob. None if a peer wrote the same or a later state."""
         version = self.read()
-        expected, base = retry_read(self.newest_rollup, self.runtime, self.settings) or (0, None)
+        expected, base = retry_read(self.read_newest_rollup, self.runtime, self.settings) or (0, None)
         self._rolled_up = base.seqno if base else 0
         if version.seqno <= self._rolled_up:
             return None
@@ -253,10 +255,10 @@ def commit(
     new ones.
     """
     with writer.open_token() as (token, settled):
-        return _Commit(proposals, writer, token, settled).run(writes, guards)
+        return _CommitAttempt(proposals, writer, token, settled).run(writes, guards)
 
 
-class _Commit:
+class _CommitAttempt:
     """One call of `commit`: its token, and whether its outcome is in doubt."""
 
     def __init__(self, proposals: Sequence[Proposal], writer: Writer, token: str, settled: int) -> None:
@@ -265,9 +267,9 @@ class _Commit:
         self._writer = writer
         self._token = token
         self._settled = settled
-        self._patience = Backoff(self._logs[0].runtime, self._logs[0].settings)
-        self._versions = [log.known() for log in self._logs]
-        self._changes: list[_Change] = []
+        self._backoff = Backoff(self._logs[0].runtime, self._logs[0].settings)
+        self._versions = [log.read_cached() for log in self._logs]
+        self._changes: list[_NewRecord] = []
         self._doubt: tuple[OutcomeUnknown, ShardLog, int] | None = None
         """A commit that may have happened: the error, and where its diff would be."""
 
@@ -278,10 +280,10 @@ class _Commit:
             except OutcomeUnknown as error:
                 change = self._changes[0]
                 self._doubt = self._doubt or (error, change.log, change.write.expected)
-                self._patience.wait_after(error)
+                self._backoff.wait_after(error)
             except Unavailable as error:
                 # In doubt, an unreachable storage leaves the outcome unknown: never "did not happen".
-                self._patience.wait_after(self._doubt[0] if self._doubt is not None else error)
+                self._backoff.wait_after(self._doubt[0] if self._doubt is not None else error)
             except (Damaged, UnsupportedFormat) as error:
                 if self._doubt is not None:
                     raise self._doubt[0] from error
@@ -307,7 +309,7 @@ class _Commit:
         if self._has_happened():
             return True
         self._doubt = None  # an earlier attempt expected the same or older records, so it can no longer succeed
-        self._judge(stale)
+        self._raise_unless_stale_log(stale)
         self._versions = [log.read() for log in self._logs]
         return None
 
@@ -324,7 +326,7 @@ class _Commit:
         self._writer.check_registered()
         return False
 
-    def _make_changes(self) -> list[_Change]:
+    def _make_changes(self) -> list[_NewRecord]:
         """Make the diffs and apply them before the commit, so that an invalid diff never reaches the log."""
         changes = []
         for proposal, version in zip(self._proposals, self._versions, strict=True):
@@ -336,10 +338,10 @@ class _Commit:
                     after = Version(seqno, apply(version.state, entry, f"{log.path} #{seqno}"))
                 except RecordDamaged as error:
                     raise Unexpected(where=f"commit to shard {log.shard!r}", why=error.why) from error
-                changes.append(_Change(log, Write(log.key, version.seqno, seal(entry)), after))
+                changes.append(_NewRecord(log, Write(log.key, version.seqno, seal(entry)), after))
         return changes
 
-    def _judge(self, stale: Stale) -> None:
+    def _raise_unless_stale_log(self, stale: Stale) -> None:
         """Return if reading again can help; otherwise raise an error."""
         if any(log.key == stale.key for log in self._logs):
             return
@@ -349,7 +351,7 @@ class _Commit:
 
 
 @dataclass(frozen=True, slots=True)
-class _Change:
+class _NewRecord:
     log: ShardLog
     write: Write
     after: Version

@@ -35,8 +35,8 @@ __all__ = [
     "Snapshot",
     "TimeWindow",
     "fetch",
-    "inline_changes",
     "list_parts",
+    "read_inline_changes",
     "take_changes",
     "take_snapshot",
     "wait_for_upper",
@@ -86,7 +86,7 @@ def _check_readable(log: ShardLog, state: ShardState, window: TimeWindow) -> Non
         raise TimeCompacted(where=log.path, why="earlier times were merged", as_of=as_of, since=state.since)
 
 
-def fetch(log: ShardLog, part: Part, listed: Listing, columns: Sequence[str] | None = None) -> pa.Table:
+def fetch(log: ShardLog, part: Part, listing: Listing, columns: Sequence[str] | None = None) -> pa.Table:
     """Read and verify one part's changes in the window, of `columns`, with times and diffs."""
     blob = log.blob
     if part.key:
@@ -94,10 +94,10 @@ def fetch(log: ShardLog, part: Part, listed: Listing, columns: Sequence[str] | N
         path = blob.path(part.key)
     else:
         stored, path = part.inline, log.path
-    return cut(decode_part(part, stored, listed.schema, path, columns=columns), part, listed.window)
+    return cut_to_window(decode_part(part, stored, listing.schema, path, columns=columns), part, listing.window)
 
 
-def cut(table: pa.Table, part: Part, window: TimeWindow) -> pa.Table:
+def cut_to_window(table: pa.Table, part: Part, window: TimeWindow) -> pa.Table:
     times = table[TIME]
     if part.time_min < window.lower:
         table = table.filter(pc.greater_equal(times, window.lower))
@@ -129,16 +129,16 @@ def wait_for_upper(log: ShardLog, above: int, timeout_s: float | None) -> Versio
 class Snapshot:
     """The content of a shard at one time, under a lease: use it as a context manager."""
 
-    def __init__(self, log: ShardLog, lease: Lease, listed: Listing, columns: Sequence[str] | None) -> None:
+    def __init__(self, log: ShardLog, lease: Lease, listing: Listing, columns: Sequence[str] | None) -> None:
         self._log = log
         self._lease = lease
-        self._listed = listed
+        self._listing = listing
         self._columns = columns
-        self.as_of = listed.window.upper - 1
+        self.as_of = listing.window.upper - 1
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        return self._listed.parts
+        return self._listing.parts
 
     def scan(self) -> Iterator[pa.Table]:
         """Yield the changes up to the time, part by part, not added up: a row that was removed again occurs twice."""
@@ -154,7 +154,7 @@ class Snapshot:
 
     def fetch(self, part: Part, columns: Sequence[str] | None = None) -> pa.Table:
         try:
-            return fetch(self._log, part, self._listed, columns or self._columns)
+            return fetch(self._log, part, self._listing, columns or self._columns)
         except BlobMissing:
             self._lease.check(self.as_of)
             raise
@@ -164,7 +164,7 @@ class Snapshot:
 
         `choose` may drop rows, part by part, so that they need no memory.
         """
-        schema = make_changes_schema(self._listed.schema)
+        schema = make_changes_schema(self._listing.schema)
         if self._columns is not None:
             schema = pa.schema([field for field in schema if field.name in {*self._columns, TIME, "__diff"}])
         tables = list(self.scan() if choose is None else map(choose, self.scan()))
@@ -215,7 +215,7 @@ def take_changes(log: ShardLog, leases: Leases, lower: int, upper: int, *, timeo
         raise
 
 
-def inline_changes(log: ShardLog, lower: int, upper: int) -> list[pa.Table] | None:
+def read_inline_changes(log: ShardLog, lower: int, upper: int) -> list[pa.Table] | None:
     """Return the changes of [lower, upper) if they are all inside the state; None otherwise.
 
     No blob is read, so no lease is needed. That saves two commits for each small read.
@@ -223,8 +223,8 @@ def inline_changes(log: ShardLog, lower: int, upper: int) -> list[pa.Table] | No
     version = log.read()
     if version.state.upper < upper:
         return None
-    listed = list_parts(log, version, TimeWindow(lower, upper))
-    return None if any(part.key for part in listed.parts) else [fetch(log, part, listed) for part in listed.parts]
+    listing = list_parts(log, version, TimeWindow(lower, upper))
+    return None if any(part.key for part in listing.parts) else [fetch(log, part, listing) for part in listing.parts]
 
 
 class Lister:
@@ -249,9 +249,9 @@ class Lister:
             return None
         snapshot = self._next.as_of is not None
         window = self._next if snapshot else TimeWindow(self._next.lower, version.state.upper)
-        listed = list_parts(self._log, version, window, self._where)
+        listing = list_parts(self._log, version, window, self._where)
         self._next = TimeWindow(window.upper, window.upper)
-        return listed
+        return listing
 
     def _has_reached(self, state: ShardState) -> bool:
         wanted = self._next.as_of if self._next.as_of is not None else self._next.lower

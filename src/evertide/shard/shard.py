@@ -10,15 +10,15 @@ from evertide.errors import Conflict, InvalidInput
 from evertide.rows.changes import DIFF, TIME, consolidate, make_empty_changes
 from evertide.runtime import Runtime
 from evertide.settings import Settings
-from evertide.shard.append import Append, Changes, Outcome, append_missing, append_together
+from evertide.shard.append import Append, Changes, append_together
 from evertide.shard.compaction import compact
 from evertide.shard.garbage import Pinned, ShardGarbage, collect_garbage, pin_nothing
-from evertide.shard.hold import advance_since, first_holds, read_holds, release_hold, set_hold
+from evertide.shard.hold import advance_since, encode_first_holds, read_holds, release_hold, set_hold
 from evertide.shard.inspect import Inspection, inspect
 from evertide.shard.lease import Leases
 from evertide.shard.log import Proposal, ShardLog, commit
 from evertide.shard.parts.part import Predicate
-from evertide.shard.read import Snapshot, inline_changes, take_changes, take_snapshot, wait_for_upper
+from evertide.shard.read import Snapshot, read_inline_changes, take_changes, take_snapshot, wait_for_upper
 from evertide.shard.source import ShardSource
 from evertide.shard.state import Created, Finalized, LogEntry, ShardState
 from evertide.store.blob import Blob
@@ -60,10 +60,6 @@ class Shard:
         """Append the changes of [expected_upper, new_upper) if the upper is the expected one (I2)."""
         append_together([Append(self.log, changes, expected_upper, new_upper)], writer)
 
-    def append(self, changes: pa.Table, lower: int, upper: int, writer: Writer) -> Outcome:
-        """Append what is missing of [lower, upper): for writers that all have the same changes (I3)."""
-        return append_missing(self.log, changes, lower, upper, writer)
-
     def wait_for_upper(self, above: int, timeout_s: float | None = None) -> int:
         """Wait until the upper is above a time, and return it."""
         return wait_for_upper(self.log, above, timeout_s).state.upper
@@ -81,7 +77,7 @@ class Shard:
 
     def changes(self, lower: int, upper: int, *, timeout_s: float | None = None) -> pa.Table:
         """The changes at the times [lower, upper), with `__time` and `__diff`: each distinct row once per time."""
-        tables = inline_changes(self.log, lower, upper)
+        tables = read_inline_changes(self.log, lower, upper)
         if tables is None:
             with take_changes(self.log, self._leases, lower, upper, timeout_s=timeout_s) as found:
                 tables = [*found.scan()]
@@ -181,7 +177,7 @@ class Shards:
         token = writer.new_token()
         writes = [
             Write(shard_key(name), 0, seal(LogEntry(writer.id, token, created))),
-            Write(hold_key(name), 0, first_holds(f"{writer.id}-{token}")),
+            Write(hold_key(name), 0, encode_first_holds(f"{writer.id}-{token}")),
         ]
         stale = commit_until_known(self.meta, writes, writer.guards(), self.runtime, self.settings)
         if stale is not None:

@@ -42,7 +42,7 @@ __all__ = ["Delivered", "Event", "Frozen", "Progressed", "Restarted", "ShardSour
 _WAIT_S = 0.25
 """The longest sleep of a thread before it checks whether the source was stopped."""
 
-_PASSING = (Unavailable, OutcomeUnknown)
+_TRANSIENT = (Unavailable, OutcomeUnknown)
 """Errors that a retry may resolve: shown in `error` until then, and no reason to freeze."""
 
 
@@ -80,16 +80,16 @@ Event: TypeAlias = Delivered | Progressed | Restarted | Frozen
 
 
 @dataclass(frozen=True, slots=True)
-class _Task:
+class _FetchTask:
     epoch: int
     part: Part
-    listed: Listing
+    listing: Listing
     lease: Lease
     """The lease under which the part was listed. A later lease does not protect it."""
 
     @property
     def time(self) -> Time:
-        return self.listed.window.time_of(self.part)
+        return self.listing.window.time_of(self.part)
 
 
 class ShardSource:
@@ -118,11 +118,11 @@ class ShardSource:
         self._lease: Lease | None = None
         self._stopping = threading.Event()
         workers = log.settings.fetchers
-        self._tasks: queue.Queue[_Task] = queue.Queue(workers)
+        self._tasks: queue.Queue[_FetchTask] = queue.Queue(workers)
         self._events: queue.Queue[Event] = queue.Queue(workers * 2)
-        self._threads = [WatchedThread("evertide-list", self._list, on_death=self._on_thread_death)]
+        self._threads = [WatchedThread("evertide-list", self._run_lister, on_death=self._on_thread_death)]
         self._threads += [
-            WatchedThread(f"evertide-fetch-{number}", self._work, on_death=self._on_thread_death)
+            WatchedThread(f"evertide-fetch-{number}", self._run_fetcher, on_death=self._on_thread_death)
             for number in range(workers)
         ]
 
@@ -170,7 +170,7 @@ class ShardSource:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.join()
 
-    def _list(self) -> None:
+    def _run_lister(self) -> None:
         lister: Lister | None = None
         epoch = -1
         while not self._stopping.is_set():
@@ -180,7 +180,7 @@ class ShardSource:
                     epoch = self._epoch
                 if lister is None:
                     lister = self._new_lister()
-                listed = lister.poll(_WAIT_S)
+                listing = lister.poll(_WAIT_S)
             except (Unavailable, OutcomeUnknown) as error:
                 self._pause(error)  # a lease that was taken unnoticed expires
                 continue
@@ -188,11 +188,11 @@ class ShardSource:
                 if self._freeze(error, epoch, self._frontier.listed_upper):
                     return
                 continue  # a fetcher has restarted the source: list again
-            self._clear()
-            if listed is not None:
-                self._hand_out(listed, epoch)
+            self._clear_transient_error()
+            if listing is not None:
+                self._hand_out(listing, epoch)
             else:
-                self._idle(SequenceNumber(lister.seqno), epoch)
+                self._advance_idle_lease(SequenceNumber(lister.seqno), epoch)
 
     def _pause(self, error: Unavailable | OutcomeUnknown) -> None:
         """Storage did not answer, or refused: show the error, and wait before the next attempt."""
@@ -209,25 +209,27 @@ class ShardSource:
             self._lease = lease
         return Lister(self.log, start, self._where)
 
-    def _hand_out(self, listed: Listing, epoch: int) -> None:
+    def _hand_out(self, listing: Listing, epoch: int) -> None:
         lease = self._lease
         if lease is None:
             return
-        tasks = [_Task(epoch, part, listed, lease) for part in listed.parts]
-        self._account(
+        tasks = [_FetchTask(epoch, part, listing, lease) for part in listing.parts]
+        self._update_frontier(
             epoch,
-            lambda: self._frontier.add_listing([task.time for task in tasks], Time(listed.window.upper), listed.seqno),
+            lambda: self._frontier.add_listing(
+                [task.time for task in tasks], Time(listing.window.upper), listing.seqno
+            ),
         )
         for task in tasks:
-            self._give(self._tasks, task)
+            self._put(self._tasks, task)
 
-    def _idle(self, seqno: SequenceNumber, epoch: int) -> None:
+    def _advance_idle_lease(self, seqno: SequenceNumber, epoch: int) -> None:
         """Move the lease past what compaction of an idle shard replaced."""
         with self._lock:
             if epoch == self._epoch and self._lease is not None and self._frontier.outstanding == 0:
                 self._lease.advance(seqno, Time(self._frontier.value - 1))
 
-    def _work(self) -> None:
+    def _run_fetcher(self) -> None:
         while not self._stopping.is_set():
             try:
                 task = self._tasks.get(timeout=_WAIT_S)
@@ -236,7 +238,7 @@ class ShardSource:
             while task.epoch == self._epoch and not self._stopping.is_set() and not self._finish_task(task):
                 pass
 
-    def _finish_task(self, task: _Task) -> bool:
+    def _finish_task(self, task: _FetchTask) -> bool:
         try:
             changes = self._fetch(task)
         except LeaseLost:
@@ -247,31 +249,31 @@ class ShardSource:
         except EvertideError as error:
             self._freeze(error, task.epoch, task.time)
         else:
-            self._clear()
+            self._clear_transient_error()
             self._emit(task.epoch, Delivered(task.time, changes))
-            self._account(task.epoch, lambda: self._frontier.add_delivery(task.time, task.listed.seqno))
+            self._update_frontier(task.epoch, lambda: self._frontier.add_delivery(task.time, task.listing.seqno))
         return True
 
-    def _fetch(self, task: _Task) -> pa.Table:
+    def _fetch(self, task: _FetchTask) -> pa.Table:
         try:
-            return fetch(self.log, task.part, task.listed, self._columns)
+            return fetch(self.log, task.part, task.listing, self._columns)
         except BlobMissing:
             task.lease.check(self.frontier)
             raise
 
-    def _account(self, epoch: int, move: Callable[[], bool]) -> None:
+    def _update_frontier(self, epoch: int, move: Callable[[], bool]) -> None:
         """Update the frontier, and announce it if it moved. The lock keeps announcements in order."""
         with self._lock:
             if self._stopping.is_set() or epoch != self._epoch or not move():
                 return
             if self._lease is not None:
                 self._lease.advance(self._frontier.seqno, Time(self._frontier.value - 1))
-            self._give(self._events, Progressed(self._frontier.value))
+            self._put(self._events, Progressed(self._frontier.value))
 
     def _emit(self, epoch: int, event: Event) -> None:
         with self._lock:
             if epoch == self._epoch:
-                self._give(self._events, event)
+                self._put(self._events, event)
 
     def _restart(self, epoch: int) -> None:
         with self._lock:
@@ -281,27 +283,27 @@ class ShardSource:
             self._lease = None
             self.error = None
             self._frontier = Frontier(self._frontier.value)
-            self._give(self._events, Restarted(self._frontier.value))
+            self._put(self._events, Restarted(self._frontier.value))
 
     def _freeze(self, error: EvertideError, epoch: int, time: Time) -> bool:
         """Emit `Frozen` once. Return False if a restart has already discarded the listing."""
         with self._lock:
             if epoch != self._epoch:
                 return False
-            if self.error is None or isinstance(self.error, _PASSING):
+            if self.error is None or isinstance(self.error, _TRANSIENT):
                 self.error = error
-                self._give(self._events, Frozen(time, error))
+                self._put(self._events, Frozen(time, error))
             return True
 
     def _on_thread_death(self, error: Unexpected) -> None:
         """Freeze the source: an unexpected error ended one of its threads."""
         self._freeze(error, self._epoch, self._frontier.value)
 
-    def _clear(self) -> None:
-        if isinstance(self.error, _PASSING):
+    def _clear_transient_error(self) -> None:
+        if isinstance(self.error, _TRANSIENT):
             self.error = None
 
-    def _give(self, target: queue.Queue[_Task] | queue.Queue[Event], item: _Task | Event) -> None:
+    def _put(self, target: queue.Queue[_FetchTask] | queue.Queue[Event], item: _FetchTask | Event) -> None:
         """Put the item, unless the source is stopped while the queue is full."""
         while not self._stopping.is_set():
             try:

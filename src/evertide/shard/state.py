@@ -87,7 +87,7 @@ class ShardState(msgspec.Struct, frozen=True):
     def parts(self) -> tuple[Part, ...]:
         return tuple(part for batch in self.batches for part in batch.parts)
 
-    def reach(self, lower: int, rows_max: int) -> int:
+    def find_read_end(self, lower: int, rows_max: int) -> int:
         """The upper end of a read from `lower` on, of about `rows_max` rows and at least one batch."""
         rows = 0
         for batch in self.batches:
@@ -159,8 +159,8 @@ def apply(state: ShardState | None, entry: LogEntry, path: str) -> ShardState:
         raise RecordDamaged(path=path, why="the log does not start with the creation of the shard")
     _demand(not state.finalized or isinstance(diff, Forgotten), path, "it changes a finalized shard")
     changed = _apply_diff(state, diff, path)
-    asked = tuple(token for token in changed.tokens.get(entry.writer, ()) if int(token) >= entry.settled)
-    return msgspec.structs.replace(changed, tokens={**changed.tokens, entry.writer: (*asked, entry.token)})
+    kept = tuple(token for token in changed.tokens.get(entry.writer, ()) if int(token) >= entry.settled)
+    return msgspec.structs.replace(changed, tokens={**changed.tokens, entry.writer: (*kept, entry.token)})
 
 
 def _apply_diff(state: ShardState, diff: Diff, path: str) -> ShardState:

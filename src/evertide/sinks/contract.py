@@ -120,7 +120,7 @@ class Sink(Protocol):
     def name(self) -> str: ...
 
     @property
-    def remembers(self) -> bool:
+    def keeps_number(self) -> bool:
         """Whether the target keeps the number for as long as it exists. A number below the recorded one then means that
         the target was replaced, which is an error. A topic, whose records expire, does not keep it."""
         ...
@@ -146,7 +146,7 @@ class Prepared:
 
     open: Callable[[str], Sink]
     """Takes the sink token. May be called again after `SinkFailed`."""
-    probe: Callable[[], None] = _nothing
+    probe: Callable[[], object] = _nothing
     request_rows: int = 0
     """The most rows of a request, if the target takes a transaction in several numbered requests, and keeps those that
     it got before a failure: then a larger transaction must be cut into the same pieces each time. 0 for others."""

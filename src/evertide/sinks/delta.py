@@ -74,22 +74,22 @@ def prepare_delta(declaration: SinkDeclaration) -> Prepared:
         if any(each in field.name for each in _UNUSABLE):
             why = f"a Delta table cannot have a column named {field.name!r}; rename the column with AS"
             raise InvalidInput(where=options.where, why=why)
-        if not _is_known(field.type):
+        if not _can_store(field.type):
             why = f"column {field.name!r} is {field.type}, which a Delta table cannot store; cast the column"
             raise InvalidInput(where=options.where, why=why)
-    target = _Target(declaration, place, client, secrets)
+    target = _DeltaTarget(declaration, place, client, secrets)
     return Prepared(target.open, target.probe)
 
 
-def _is_known(kind: pa.DataType) -> bool:
+def _can_store(kind: pa.DataType) -> bool:
     if pa.types.is_list(kind) or pa.types.is_map(kind) or pa.types.is_struct(kind):
-        return all(_is_known(kind.field(at).type) for at in range(kind.num_fields))
+        return all(_can_store(kind.field(at).type) for at in range(kind.num_fields))
     if pa.types.is_timestamp(kind):
         return kind.unit == "us" and kind.tz in (None, "UTC")
     return kind in _SIMPLE or pa.types.is_decimal128(kind)
 
 
-class _Target:
+class _DeltaTarget:
     def __init__(self, declaration: SinkDeclaration, place: str, client: dict[str, str], secrets: Secrets) -> None:
         self.name = declaration.name
         self.key = declaration.key
@@ -112,7 +112,7 @@ class _Target:
                 table = self._create(token)
             elif table.transaction_version(token) is None:
                 raise self.failure("the path has a table that this sink did not create; set another path")
-            self._fit(table)
+            self._add_new_columns(table)
             return DeltaSink(self, table, token)
 
     def _load(self) -> DeltaTable | None:
@@ -133,7 +133,7 @@ class _Target:
             commit_properties=_commit_properties(token, -1),
         )
 
-    def _fit(self, table: DeltaTable) -> None:
+    def _add_new_columns(self, table: DeltaTable) -> None:
         """Add new columns, which must be nullable; any other difference needs another table."""
         wanted = DeltaSchema.from_arrow(self.schema).fields
         have = table.schema().fields
@@ -158,9 +158,9 @@ class _Target:
 
 
 class DeltaSink:
-    remembers = True
+    keeps_number = True
 
-    def __init__(self, target: _Target, table: DeltaTable, token: str) -> None:
+    def __init__(self, target: _DeltaTarget, table: DeltaTable, token: str) -> None:
         self.name = target.name
         self._target = target
         self._table = table
@@ -168,13 +168,13 @@ class DeltaSink:
 
     def last(self) -> int | None:
         with self._target.convert_errors():
-            number = self._number()
+            number = self._read_number()
         return None if number < 0 else number
 
     def write(self, time: int, changes: Changes) -> None:
         with self._target.convert_errors():
             self._table.update_incremental()
-            if self._number() >= time:
+            if self._read_number() >= time:
                 return
             with self._rows(changes) as rows:
                 if changes.is_addition:
@@ -188,7 +188,7 @@ class DeltaSink:
     def close(self) -> None:
         pass
 
-    def _number(self) -> int:
+    def _read_number(self) -> int:
         number = self._table.transaction_version(self._token)
         if number is None:
             raise self._target.failure("another table has replaced the sink's table; restore it, or set another path")
@@ -199,7 +199,7 @@ class DeltaSink:
         """The rows for the Delta writer, which reads a large transaction batch by batch from a temporary file."""
         names = [*self._target.schema]
         schema = pa.schema(names if changes.is_addition else [*names, _OP_FIELD])
-        make = self._added_rows if changes.is_addition else self._merge_rows
+        make = self._expand_added_rows if changes.is_addition else self._make_merge_rows
         is_split = changes.whole is None and not changes.is_addition and not self._target.key
         valid = (self._replace_texts(piece, is_split=is_split) for piece in changes)
         batches = (batch for piece in valid for table in make(piece) for batch in table.to_batches())
@@ -227,23 +227,23 @@ class DeltaSink:
             raise self._target.failure(why)
         return consolidate_delta(valid, self.name)
 
-    def _added_rows(self, piece: pa.Table) -> Iterator[pa.Table]:
+    def _expand_added_rows(self, piece: pa.Table) -> Iterator[pa.Table]:
         """The added rows, each as often as it occurs."""
         added = piece.filter(pc.greater(piece[DIFF], 0))
         return expand_in_pieces(self._check_key(added) if self._target.key else added, self.name)
 
-    def _merge_rows(self, piece: pa.Table) -> Iterator[pa.Table]:
+    def _make_merge_rows(self, piece: pa.Table) -> Iterator[pa.Table]:
         """The rows to delete, and the rows to add, each with its `_OP`."""
         removed = piece.filter(pc.less(piece[DIFF], 0))
         if self._target.key:
-            come: Iterable[pa.Table] = self._added_rows(piece)
+            added_rows: Iterable[pa.Table] = self._expand_added_rows(piece)
             self._check_key(removed)
         else:
             # Delete all copies of removed rows; add the remaining copies again, with the new rows.
             added = piece.filter(pc.greater(piece[DIFF], 0))
-            come = expand_in_pieces(pa.concat_tables([self._count_remaining(removed), added]), self.name)
+            added_rows = expand_in_pieces(pa.concat_tables([self._count_remaining(removed), added]), self.name)
         yield _with_op(removed.drop_columns([DIFF]), _OUT)
-        yield from (_with_op(rows, _IN) for rows in come)
+        yield from (_with_op(rows, _IN) for rows in added_rows)
 
     def _merge(self, time: int, source: pa.RecordBatchReader, *, is_large: bool) -> None:
         """One commit: delete the rows that match a row of `_OUT`, and insert the rows of `_IN`, which match nothing."""
@@ -273,7 +273,7 @@ class DeltaSink:
         """The copies of removed rows that remain in the table."""
         dataset = self._table.to_pyarrow_dataset(as_large_types=False)
         rest = [removed]
-        for batch in dataset.to_batches(columns=removed.schema.names[:-1], filter=_candidates(removed)):
+        for batch in dataset.to_batches(columns=removed.schema.names[:-1], filter=_make_filter(removed)):
             rows = conform_table(pa.Table.from_batches([batch]), pa.schema([*removed.schema][:-1]))
             counted = rows.append_column(removed.schema.field(DIFF), pa.array(np.ones(rows.num_rows, np.int64)))
             rest.append(_intersect(consolidate_delta(counted, self.name), removed, self.name))
@@ -304,7 +304,7 @@ def _with_op(rows: pa.Table, op: str) -> pa.Table:
     return rows.append_column(_OP_FIELD, pa.repeat(pa.scalar(op), rows.num_rows))
 
 
-def _candidates(rows: pa.Table) -> pc.Expression | None:
+def _make_filter(rows: pa.Table) -> pc.Expression | None:
     """A filter for rows of the table that may equal one of `rows`, by the first column that can be compared."""
     for field in rows.schema:
         if field.name != DIFF and (pa.types.is_integer(field.type) or pa.types.is_string(field.type)):
@@ -315,8 +315,8 @@ def _candidates(rows: pa.Table) -> pc.Expression | None:
 
 def _intersect(rows: pa.Table, wanted: pa.Table, where: str) -> pa.Table:
     """The rows that are also in `wanted`. Subtracting a huge count of each wanted row marks those that occur."""
-    flood = np.full(wanted.num_rows, -(1 << 40), np.int64)
-    against = wanted.set_column(wanted.num_columns - 1, wanted.schema.field(DIFF), pa.array(flood))
+    marks = np.full(wanted.num_rows, -(1 << 40), np.int64)
+    against = wanted.set_column(wanted.num_columns - 1, wanted.schema.field(DIFF), pa.array(marks))
     mixed = consolidate_delta(pa.concat_tables([rows, against]), where)
     diffs = mixed[DIFF].to_numpy()
     at = np.flatnonzero((diffs < 0) & (diffs > -(1 << 40)))

@@ -54,11 +54,11 @@ def prepare_files(declaration: SinkDeclaration) -> Prepared:
     options = declaration.read_options(Secrets(declaration.base))
     place = options.required("path", "./changes")
     options.check_unknown()
-    target = _Target(declaration, place)
+    target = _FilesTarget(declaration, place)
     return Prepared(target.open, target.probe)
 
 
-class _Target:
+class _FilesTarget:
     def __init__(self, declaration: SinkDeclaration, place: str) -> None:
         self._declaration = declaration
         self._place = place if place.startswith("s3://") else str(declaration.base / place)
@@ -66,7 +66,7 @@ class _Target:
     def probe(self) -> None:
         with self._convert_errors():
             blob = self._blob()
-            if self._exists() and (_read_mark(blob) is not None or _numbers(blob)):
+            if self._exists() and (_read_mark(blob) is not None or _list_numbers(blob)):
                 raise self._failure("the path has files of another sink; set another path")
 
     def open(self, token: str) -> FilesSink:
@@ -76,7 +76,7 @@ class _Target:
             if isinstance(blob, LocalBlob) and not self._exists():
                 blob.make_root()
             found = _read_mark(blob)
-            if found is None and not _numbers(blob):
+            if found is None and not _list_numbers(blob):
                 blob.put(_MARK, msgspec.json.encode(_Mark(declaration.name, declaration.collection, token)))
             elif found is None or found.token != token:
                 raise self._failure("the path has files of another sink; set another path")
@@ -99,19 +99,19 @@ class _Target:
 
     @contextmanager
     def _convert_errors(self) -> Iterator[None]:
-        with _as_failure(self._declaration.name, self._place):
+        with _convert_storage_errors(self._declaration.name, self._place):
             yield
 
 
 class FilesSink:
     def __init__(self, name: str, blob: Blob, place: str, *, is_new: bool) -> None:
         self.name = name
-        self.remembers = is_new
+        self.keeps_number = is_new
         """`is_new`: this process created the log, so no reader has deleted files."""
         self._blob = blob
         self._place = place
-        with _as_failure(name, place):
-            self._last = max(_numbers(blob), default=None)
+        with _convert_storage_errors(name, place):
+            self._last = max(_list_numbers(blob), default=None)
 
     def last(self) -> int | None:
         return self._last
@@ -119,7 +119,7 @@ class FilesSink:
     def write(self, time: int, changes: Changes) -> None:
         if self._last is not None and time <= self._last:
             return
-        with _as_failure(self.name, self._place):
+        with _convert_storage_errors(self.name, self._place):
             if changes.whole is not None:
                 buffer = io.BytesIO()
                 _encode(changes, time, buffer)
@@ -156,7 +156,7 @@ def _with_time(changes: pa.Table, time: int) -> pa.Table:
     return changes.add_column(changes.schema.get_field_index(DIFF), pa.field(TIME, pa.int64(), nullable=False), times)
 
 
-def _numbers(blob: Blob) -> list[int]:
+def _list_numbers(blob: Blob) -> list[int]:
     found = (_FILE.fullmatch(entry.key) for entry in blob.list(""))
     return [int(each["number"]) for each in found if each is not None]
 
@@ -169,7 +169,7 @@ def _read_mark(blob: Blob) -> _Mark | None:
 
 
 @contextmanager
-def _as_failure(sink: str, place: str) -> Iterator[None]:
+def _convert_storage_errors(sink: str, place: str) -> Iterator[None]:
     try:
         yield
     except SinkFailed:

@@ -18,12 +18,12 @@ import pyarrow.types as kinds
 from evertide.json_values import is_variant, to_json_value
 from evertide.rows.python_rows import to_python_rows
 
-__all__ = ["format_durations", "json_rows"]
+__all__ = ["format_durations", "to_json_rows"]
 
 Row = dict[str, Any]
 
 
-def json_rows(table: pa.Table) -> Iterator[Row]:
+def to_json_rows(table: pa.Table) -> Iterator[Row]:
     is_text_map = all(kinds.is_string(key) for field in table.schema for key in _map_keys(field.type))
     variants = [field.name for field in table.schema if is_variant(field.type)]
     for row in to_python_rows(table, has_text_maps=is_text_map):

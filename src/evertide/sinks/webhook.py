@@ -41,7 +41,7 @@ from evertide.sinks.contract import Changes, Prepared, SinkDeclaration
 __all__ = ["WebhookSink", "prepare_webhook"]
 
 _ROWS = 10_000
-_TRIES = 4
+_ATTEMPTS = 4
 _WAIT_S = 0.2
 _TEMPORARY = {408, 425, 429}
 _SHOWN = 200
@@ -62,12 +62,12 @@ def prepare_webhook(declaration: SinkDeclaration) -> Prepared:
     for name, value in headers.items():
         if not name.isascii() or not value.isprintable():
             raise options.refusal(f"header.{name}", "is not valid: a header is one line of text")
-    call = _Call(url, headers, timeout_s or None, rows)
+    call = _RequestSettings(url, headers, timeout_s or None, rows)
     return Prepared(lambda token: WebhookSink(declaration, call, token, secrets), request_rows=rows)
 
 
 @dataclass(frozen=True, slots=True)
-class _Call:
+class _RequestSettings:
     url: SplitResult
     headers: Mapping[str, str]
     timeout_s: float | None
@@ -75,9 +75,9 @@ class _Call:
 
 
 class WebhookSink:
-    remembers = False
+    keeps_number = False
 
-    def __init__(self, declaration: SinkDeclaration, call: _Call, token: str, secrets: Secrets) -> None:
+    def __init__(self, declaration: SinkDeclaration, call: _RequestSettings, token: str, secrets: Secrets) -> None:
         self.name = declaration.name
         self._collection = declaration.collection
         self._call = call
@@ -91,14 +91,14 @@ class WebhookSink:
 
     def write(self, time: int, changes: Changes) -> None:
         requests, suffix = -(-changes.rows // self._call.rows), self._key_suffix(changes)
-        for request, some in enumerate(_rechunk(self._call.rows, changes), 1):
+        for request, chunk in enumerate(_rechunk(self._call.rows, changes), 1):
             body = {
                 "sink": self.name,
                 "collection": self._collection,
                 "transaction": time,
                 "request": request,
                 "requests": requests,
-                "changes": [_change(row) for row in to_python_rows(some, has_text_maps=True)],
+                "changes": [_encode_change(row) for row in to_python_rows(chunk, has_text_maps=True)],
             }
             self._post(f"{self.name}-{self._token}-{time}-{request}{suffix}", msgspec.json.encode(body))
 
@@ -112,9 +112,9 @@ class WebhookSink:
 
     def _post(self, key: str, body: bytes) -> None:
         wait_s = _WAIT_S
-        for left in reversed(range(_TRIES)):
+        for left in reversed(range(_ATTEMPTS)):
             try:
-                status, answer = self._answer(key, body)
+                status, answer = self._send(key, body)
             except (OSError, http.client.HTTPException) as error:
                 status, answer = 0, f"{type(error).__name__}: {error}"
             if 200 <= status < 300:
@@ -126,7 +126,7 @@ class WebhookSink:
             self._runtime.sleep_s(wait_s * (0.5 + self._runtime.random()))
             wait_s *= 2
 
-    def _answer(self, key: str, body: bytes) -> tuple[int, str]:
+    def _send(self, key: str, body: bytes) -> tuple[int, str]:
         url, host = self._call.url, self._call.url.hostname or ""
         if url.scheme == "https":
             context = ssl.create_default_context()
@@ -159,6 +159,6 @@ def _rechunk(rows: int, pieces: Iterable[pa.Table]) -> Iterator[pa.Table]:
         yield left
 
 
-def _change(row: dict[str, Any]) -> dict[str, Any]:
+def _encode_change(row: dict[str, Any]) -> dict[str, Any]:
     diff = row.pop(DIFF)
     return {"diff": diff, "row": to_json_value(row)}

@@ -35,10 +35,10 @@ __all__ = [
     "TRUNCATE",
     "UPSERT",
     "Fault",
+    "HasGoal",
     "HasXids",
     "Lag",
     "Limit",
-    "Markable",
     "MayWait",
     "Monitored",
     "Offer",
@@ -164,10 +164,10 @@ class MayWait(Protocol):
 
 
 @runtime_checkable
-class Markable(Protocol):
+class HasGoal(Protocol):
     """A source whose upstream may never stop writing, so that waiting for all of its input might never end."""
 
-    def mark(self) -> None:
+    def set_goal(self) -> None:
         """`is_waiting` is true from now on, until all input is bound that was upstream at the time of this call."""
         ...
 

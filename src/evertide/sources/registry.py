@@ -18,12 +18,12 @@ from evertide.runtime import Runtime
 from evertide.sources.contract import OP, Source, Staging, TableDeclaration
 from evertide.sources.files.source import FORMATS, open_files
 from evertide.sources.generated.datagen import open_datagen
-from evertide.sources.generated.nexmark import nexmark_name, open_nexmark
-from evertide.sources.postgres.connector import open_postgres, postgres_name
+from evertide.sources.generated.nexmark import name_nexmark_source, open_nexmark
+from evertide.sources.postgres.connector import name_postgres_source, open_postgres
 
-__all__ = ["CONNECTORS", "PUSHED", "Connector", "family", "open_sources"]
+__all__ = ["CONNECTORS", "PUSH_CONNECTORS", "Connector", "find_family", "open_sources"]
 
-PUSHED = ("", "push")
+PUSH_CONNECTORS = ("", "push")
 """Connectors of tables without a source: their rows are pushed."""
 
 
@@ -58,16 +58,16 @@ CONNECTORS: Mapping[str, Connector] = MappingProxyType(
         "files": Connector(open_files),
         **dict.fromkeys(FORMATS, Connector(open_files)),
         "kafka": Connector(_open_lazily("evertide.sources.kafka.source", "open_kafka")),
-        "nexmark": Connector(open_nexmark, nexmark_name),
-        "postgres": Connector(None, postgres_name, open_postgres),
+        "nexmark": Connector(open_nexmark, name_nexmark_source),
+        "postgres": Connector(None, name_postgres_source, open_postgres),
     }
 )
 
 
-def family(connector: str) -> str:
+def find_family(connector: str) -> str:
     """Connectors of one family understand each other's positions. Empty if rows are pushed."""
     name = connector.lower()
-    return "" if name in PUSHED else "files" if name in FORMATS else name
+    return "" if name in PUSH_CONNECTORS else "files" if name in FORMATS else name
 
 
 def open_sources(
@@ -82,7 +82,7 @@ def open_sources(
     groups: dict[str, list[TableDeclaration]] = {}
     for declaration in declarations:
         _check(declaration)
-        if declaration.connector.lower() not in PUSHED:
+        if declaration.connector.lower() not in PUSH_CONNECTORS:
             name = CONNECTORS[declaration.connector.lower()].name(declaration)
             groups.setdefault(name, []).append(declaration)
     for name, tables in groups.items():
@@ -108,11 +108,11 @@ def _open(
 def _check(declaration: TableDeclaration) -> None:
     where = declaration.place
     connector = declaration.connector.lower()
-    if connector not in CONNECTORS and connector not in PUSHED:
+    if connector not in CONNECTORS and connector not in PUSH_CONNECTORS:
         listed = ", ".join(sorted([*CONNECTORS, "push"]))
         why = f"there is no connector {declaration.connector!r} for a table; the connectors are {listed}"
         raise InvalidInput(where=where, why=why)
-    if connector in PUSHED and declaration.options:
+    if connector in PUSH_CONNECTORS and declaration.options:
         option = next(iter(declaration.options))
         why = f"the option {option!r} is not allowed: a table whose rows are pushed has no options"
         raise InvalidInput(where=where, why=why)

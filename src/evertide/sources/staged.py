@@ -26,7 +26,7 @@ FAULT = "__fault"
 _RESERVED = (OP, SAME)
 
 
-class _Fault(msgspec.Struct, frozen=True, omit_defaults=True):
+class _StagedFault(msgspec.Struct, frozen=True, omit_defaults=True):
     place: str
     line: int
     reason: str
@@ -35,7 +35,7 @@ class _Fault(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def encode_fault(place: str, line: int, reason: str, raw: str, key: pa.Table | None) -> str:
-    fault = _Fault(place, line, reason, raw, None if key is None else to_json_value(to_python_rows(key)[0]))
+    fault = _StagedFault(place, line, reason, raw, None if key is None else to_json_value(to_python_rows(key)[0]))
     return msgspec.json.encode(fault).decode()
 
 
@@ -49,7 +49,7 @@ def unpack_rows(table: str, staged: pa.Table) -> Rows:
     before = np.cumsum(~is_fault)
     faults = []
     for at in np.flatnonzero(is_fault).tolist():
-        found = msgspec.json.decode(texts[at].as_py(), type=_Fault)
+        found = msgspec.json.decode(texts[at].as_py(), type=_StagedFault)
         key = None if found.key is None else extract_key(staged, list(found.key), at)
         faults.append(Fault(table, found.place, found.line, found.reason, found.raw, key, after=int(before[at])))
     return Rows(table, staged.filter(pa.array(~is_fault)).select(columns), faults)

@@ -14,8 +14,8 @@ Contract, checked for every implementation by `tests/store/test_blob.py`:
 4. `delete` is idempotent and durable on return. It returns True if the blob existed.
 5. `list` yields every blob below a prefix (a whole number of path names) in key order. It may or may not include a blob
    that is put or deleted meanwhile.
-6. `unfinished` yields the keys of puts that began and did not end (a crash left a temporary file, an upload was cut).
-   `delete` of such a key removes the remains.
+6. `list_unfinished` yields the keys of puts that began and did not end (a crash left a temporary file, an upload was
+   cut). `delete` of such a key removes the remains.
 7. Failures are typed (I14): `Unavailable` (and its subclasses `StorageFull` and `StorageForbidden`) if nothing
    happened, `OutcomeUnknown` if the write may have happened. Reads raise `Unavailable` only.
 8. Implementations are safe to share between threads, and picklable where executors can reach the same storage.
@@ -47,7 +47,7 @@ class Blob(Protocol):
 
     def list(self, prefix: str) -> Iterator[BlobEntry]: ...
 
-    def unfinished(self, prefix: str) -> Iterator[str]: ...
+    def list_unfinished(self, prefix: str) -> Iterator[str]: ...
 
     def path(self, key: str) -> str:
         """The blob's location, for messages."""

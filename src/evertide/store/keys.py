@@ -2,14 +2,14 @@
 
 A blob key is one or more printable names joined by `/`, none of them empty, `.` or `..`. Names that end in `.tmp`
 belong to unfinished puts; a first name that starts with `meta.db` belongs to the database beside the blobs. A Meta key
-is any printable text.
+is any printable text. Evertide makes all keys itself, so a wrong one is `Unexpected`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from evertide.errors import InvalidInput
+from evertide.errors import InvalidInput, Unexpected
 from evertide.store.meta import Guard, Write
 from evertide.store.paths import META_FILE
 
@@ -36,42 +36,44 @@ def is_reserved(key: str) -> bool:
 
 def check_blob_key(key: str) -> str:
     if is_reserved(key):
-        raise InvalidInput(
+        raise Unexpected(
             where=f"blob key {key!r}", why=f"names that start with {META_FILE} or end in {TEMPORARY} are reserved"
         )
-    _check_names(key, key.split("/"))
+    if why := _explain_names(key.split("/")):
+        raise Unexpected(where=f"blob key {key!r}", why=why)
     return key
 
 
 def check_blob_prefix(prefix: str) -> str:
-    """Return the prefix, empty or with a `/` at its end."""
+    """Return the prefix, empty or with a `/` at its end. A person may have given it as part of an S3 location."""
     if not prefix:
         return ""
-    _check_names(prefix, prefix.removesuffix("/").split("/"))
+    if why := _explain_names(prefix.removesuffix("/").split("/")):
+        raise InvalidInput(where=f"prefix {prefix!r}", why=why)
     return prefix.removesuffix("/") + "/"
 
 
 def check_range(key: str, offset: int, length: int) -> None:
     if offset < 0 or length < 0:
-        raise InvalidInput(where=f"blob key {key!r}", why=f"the range of {length} bytes at offset {offset} is negative")
+        raise Unexpected(where=f"blob key {key!r}", why=f"the range of {length} bytes at offset {offset} is negative")
 
 
-def _check_names(key: str, names: Sequence[str]) -> None:
-    if not key.isprintable() or any(name in ("", ".", "..") for name in names):
-        raise InvalidInput(
-            where=f"blob key {key!r}", why="the names between / must be printable, and not empty, . or .."
-        )
+def _explain_names(names: Sequence[str]) -> str:
+    """Why the names cannot be part of a key; empty if they can."""
+    if all(name.isprintable() and name not in ("", ".", "..") for name in names):
+        return ""
+    return "the names between / must be printable, and not empty, . or .."
 
 
 def check_meta_key(key: str) -> str:
     if not key or not key.isprintable():
-        raise InvalidInput(where=f"Meta key {key!r}", why="a key must be printable and not empty")
+        raise Unexpected(where=f"Meta key {key!r}", why="a key must be printable and not empty")
     return key
 
 
 def check_limit(key: str, limit: int | None) -> None:
     if limit is not None and limit < 1:
-        raise InvalidInput(where=f"Meta key {key!r}", why=f"the limit is {limit} records; it must be at least 1")
+        raise Unexpected(where=f"Meta key {key!r}", why=f"the limit is {limit} records; it must be at least 1")
 
 
 def check_commit(writes: Sequence[Write], guards: Sequence[Guard]) -> list[Write | Guard]:
@@ -85,7 +87,7 @@ def check_commit(writes: Sequence[Write], guards: Sequence[Guard]) -> list[Write
         before = last.get(write.key)
         if before is not None:
             if before.data is None or write.data is None or write.expected != before.expected + 1:
-                raise InvalidInput(where=f"Meta key {write.key!r}", why="one commit writes the key twice")
+                raise Unexpected(where=f"Meta key {write.key!r}", why="one commit writes the key twice")
             following.add(number)
         last[write.key] = write
     firsts = [check for number, check in enumerate(checks) if number not in following]

@@ -61,7 +61,7 @@ class MemoryBlob:
             found = [BlobEntry(key, len(data)) for key, data in self._blobs.items() if key.startswith(prefix)]
         return iter(sorted(found))
 
-    def unfinished(self, prefix: str) -> Iterator[str]:
+    def list_unfinished(self, prefix: str) -> Iterator[str]:
         check_blob_prefix(prefix)
         return iter(())
 

@@ -108,8 +108,10 @@ class ObservedBlob:
     def list(self, prefix: str) -> Iterator[BlobEntry]:
         return self.calls.report("blob.list", lambda: _begin(self._inner.list(prefix)), limit_s=_READS_S)
 
-    def unfinished(self, prefix: str) -> Iterator[str]:
-        return self.calls.report("blob.unfinished", lambda: _begin(self._inner.unfinished(prefix)), limit_s=_READS_S)
+    def list_unfinished(self, prefix: str) -> Iterator[str]:
+        return self.calls.report(
+            "blob.list_unfinished", lambda: _begin(self._inner.list_unfinished(prefix)), limit_s=_READS_S
+        )
 
     def path(self, key: str) -> str:
         return self._inner.path(key)

@@ -29,7 +29,7 @@ from evertide.runtime import Runtime
 from evertide.settings import Settings
 from evertide.store.blob import Blob
 from evertide.store.blobs.files import SystemFiles
-from evertide.store.blobs.local import LocalBlob, refusal
+from evertide.store.blobs.local import LocalBlob, convert_os_error
 from evertide.store.blobs.s3 import S3Blob
 from evertide.store.memory import MemoryMeta
 from evertide.store.meta import Meta, Write
@@ -46,7 +46,7 @@ FORMAT_VERSION = 1
 
 _FORMAT_TEXT = re.compile(rb"[1-9][0-9]{0,8}\n")
 _POSTGRES = ("postgresql://", "postgres://")
-_PIECE_BYTES = 1 << 20
+_READ_BYTES = 1 << 20
 _OWNER_ONLY = 0o700
 """The storage holds rows in plain form. An administrator may open the directory to others; new files follow its mode.
 """
@@ -150,12 +150,12 @@ def _check_readable(root: Path) -> None:
         path = root / f"{META_FILE}{suffix}"
         try:
             with path.open("rb", buffering=0) as file:
-                while file.read(_PIECE_BYTES):
+                while file.read(_READ_BYTES):
                     pass
         except FileNotFoundError:
             continue
         except OSError as error:
-            raise refusal(path, error) from error
+            raise convert_os_error(path, error) from error
 
 
 def _set_aside(root: Path, name: str) -> None:
@@ -173,7 +173,7 @@ def _set_aside(root: Path, name: str) -> None:
                 files.sync_directory(lost)
                 files.sync_directory(root)
     except OSError as error:
-        raise refusal(root, error) from error
+        raise convert_os_error(root, error) from error
 
 
 def _has_content(path: Path) -> bool:
@@ -182,7 +182,7 @@ def _has_content(path: Path) -> bool:
     except FileNotFoundError:
         return False
     except OSError as error:
-        raise refusal(path, error) from error
+        raise convert_os_error(path, error) from error
 
 
 def _open_blob(location: str | Path, meta: str | None) -> tuple[Blob, str]:
@@ -216,7 +216,7 @@ def _open_local(location: str | Path) -> tuple[Blob, str]:
         if is_new:
             root.chmod(_OWNER_ONLY)
     except OSError as error:
-        raise refusal(root, error) from error
+        raise convert_os_error(root, error) from error
     return blob, str(root)
 
 
@@ -250,26 +250,26 @@ def _has_format(blob: Blob) -> bool:
 
 
 def _check_meta(blob: Blob, meta: Meta, *, exists: bool) -> None:
-    number = _number(meta)
+    number = _read_number(meta)
     if exists and number == 0:
         why = f"Meta has no record of this storage, but {FORMAT} exists: Meta was lost, or belongs to another storage"
         raise RecordDamaged(path=meta.path(STORAGE), why=why)
-    if number == 0 and meta.heads("") and _number(meta) == 0:
+    if number == 0 and meta.heads("") and _read_number(meta) == 0:
         raise RecordDamaged(path=blob.path(FORMAT), why="FORMAT is missing, but Meta has records")
     if not exists and number >= 2 and not _has_format(blob):
         raise RecordDamaged(path=blob.path(FORMAT), why="FORMAT is missing, but Meta records that it was written")
     if number < 2:
-        _make(blob, meta)
+        _create_records(blob, meta)
 
 
-def _make(blob: Blob, meta: Meta) -> None:
-    """Create the records and FORMAT. A concurrent process writes the same, so losing a race is fine."""
+def _create_records(blob: Blob, meta: Meta) -> None:
+    """Create the records and FORMAT. A concurrent process writes the same values, so losing the race is harmless."""
     text = b"%d\n" % FORMAT_VERSION
     meta.commit([Write(STORAGE, 0, text)])
     blob.put(FORMAT, text)
     meta.commit([Write(STORAGE, 1, text)])
 
 
-def _number(meta: Meta) -> int:
+def _read_number(meta: Meta) -> int:
     head = meta.head(STORAGE)
     return head.seqno if head else 0

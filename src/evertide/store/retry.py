@@ -39,18 +39,18 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_BOUNDED = threading.local()
+_LIMITS = threading.local()
 
 
 @contextmanager
 def limit_retries(limit_s: float) -> Iterator[None]:
     """Within the block, this thread retries a storage call for at most `limit_s` instead of `retry_limit_s`."""
-    before = getattr(_BOUNDED, "limit_s", None)
-    _BOUNDED.limit_s = limit_s
+    before = getattr(_LIMITS, "limit_s", None)
+    _LIMITS.limit_s = limit_s
     try:
         yield
     finally:
-        _BOUNDED.limit_s = before
+        _LIMITS.limit_s = before
 
 
 class Backoff:
@@ -60,8 +60,8 @@ class Backoff:
         self._runtime = runtime
         self._wait_s = settings.retry_wait_s
         self._wait_max_s = settings.retry_wait_max_s
-        bound_s: float | None = getattr(_BOUNDED, "limit_s", None)
-        limit_s = settings.retry_limit_s if bound_s is None else min(bound_s, settings.retry_limit_s)
+        thread_limit_s: float | None = getattr(_LIMITS, "limit_s", None)
+        limit_s = settings.retry_limit_s if thread_limit_s is None else min(thread_limit_s, settings.retry_limit_s)
         self._began_s = runtime.monotonic_s()
         self._deadline_s = self._began_s + limit_s
 
@@ -188,8 +188,8 @@ class RetryingBlob:
     def list(self, prefix: str) -> Iterator[BlobEntry]:
         return iter(retry_read(lambda: [*self._blob.list(prefix)], self._runtime, self._settings))
 
-    def unfinished(self, prefix: str) -> Iterator[str]:
-        return iter(retry_read(lambda: [*self._blob.unfinished(prefix)], self._runtime, self._settings))
+    def list_unfinished(self, prefix: str) -> Iterator[str]:
+        return iter(retry_read(lambda: [*self._blob.list_unfinished(prefix)], self._runtime, self._settings))
 
     def path(self, key: str) -> str:
         return self._blob.path(key)

@@ -27,7 +27,7 @@ T = TypeVar("T")
 _HEADER_BYTES = 9
 _encoder = msgspec.msgpack.Encoder()
 _decoders: dict[type, msgspec.msgpack.Decoder[Any]] = {}
-_making = threading.Lock()
+_decoder_lock = threading.Lock()
 
 
 def seal(value: Any, version: int = 1) -> bytes:
@@ -51,15 +51,15 @@ def unseal(data: bytes, kind: type[T], path: str, version: int = 1) -> T:
     check_seal(data, path, version)
     body = data[_HEADER_BYTES:]
     try:
-        found: T = (_decoders.get(kind) or _decoder(kind)).decode(body)
+        found: T = (_decoders.get(kind) or _make_decoder(kind)).decode(body)
     except msgspec.MsgspecError as error:
         raise RecordDamaged(path=path, why=f"not a {kind.__name__}: {error}") from error
     return found
 
 
-def _decoder(kind: type) -> msgspec.msgpack.Decoder[Any]:
+def _make_decoder(kind: type) -> msgspec.msgpack.Decoder[Any]:
     """One thread at a time: two that make the first decoder of a kind at the same moment crash the process."""
-    with _making:
+    with _decoder_lock:
         if kind not in _decoders:
             _decoders[kind] = msgspec.msgpack.Decoder(kind)
         return _decoders[kind]

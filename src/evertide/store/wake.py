@@ -1,6 +1,6 @@
 """`Wake`: a commit wakes the threads of this process that wait for its key; they poll for commits of other processes.
 
-1. A waiter first joins the key's bell, then looks, then sleeps. A commit is done before it rings. So either the look
+1. A waiter first joins the key's bell, then checks, then sleeps. A commit is done before it rings. So either the check
    sees the commit or the waiter gets the ring: no wake-up is lost, and no thread spins.
 2. Only the waiters of the written keys wake up; a commit without waiters costs one dictionary lookup.
 3. Commits of other processes do not ring: a waiter sees them after at most `poll_s`.
@@ -44,14 +44,14 @@ class Wake:
             keys = list(self._bells)
         self.ring(keys)
 
-    def wait(self, key: str, look: Callable[[], bool], timeout_s: float, poll_s: float) -> bool:
-        """Return True once `look` does. It is called at the start, at every ring, every `poll_s`, and at the end."""
+    def wait(self, key: str, check: Callable[[], bool], timeout_s: float, poll_s: float) -> bool:
+        """Return True once `check` does. It is called at the start, at every ring, every `poll_s`, and at the end."""
         bell = self._join(key)
         try:
             deadline_s = self._runtime.monotonic_s() + timeout_s
             while True:
                 rings = bell.rings
-                if look():
+                if check():
                     return True
                 left_s = deadline_s - self._runtime.monotonic_s()
                 if left_s <= 0:

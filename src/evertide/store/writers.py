@@ -40,7 +40,7 @@ __all__ = [
     "end_silent_writers",
     "read_generation",
     "read_registrations",
-    "read_settled",
+    "read_settled_numbers",
 ]
 
 
@@ -83,7 +83,7 @@ class GenerationRecord(msgspec.Struct, frozen=True):
     number: Generation
     members: tuple[str, ...]
     writer: str
-    """The writer that made the record: distinguishes a commit with unknown outcome from a peer's."""
+    """The writer that record the record: distinguishes a commit with unknown outcome from a peer's."""
 
 
 class Writer:
@@ -96,7 +96,7 @@ class Writer:
         self._runtime = runtime
         self._settings = settings
         self._lock = threading.Lock()
-        self._beating = threading.Lock()
+        self._beat_lock = threading.Lock()
         self._next_seq = 1
         self._open: set[int] = set()
         self._beats = 1
@@ -168,7 +168,7 @@ class Writer:
             why = f"another writer changed the generation from {stale.expected} to {stale.found}"
             raise GenerationMoved(writer=self.id, why=why)
 
-    def beat_unless(self, hang: Callable[[], str]) -> None:
+    def skip_beats_while(self, hang: Callable[[], str]) -> None:
         """Skip heartbeats while `hang` returns why this process makes no progress, whichever thread calls `beat`."""
         self._hang = hang
 
@@ -177,7 +177,7 @@ class Writer:
         if self._hang():
             self.check_registered()
             return
-        with self._beating, self._time_beat():
+        with self._beat_lock, self._time_beat():
             while True:
                 number = self._beats + 1
                 writes = [Write(beat_key(self.id), self._beats, self._encode_beat(number))]
@@ -273,7 +273,7 @@ class Writer:
         If storage does not answer, the registration stays, and this process treats it as ended.
         """
         _stopped.add(self.id)
-        with self._beating, suppress(Fenced):
+        with self._beat_lock, suppress(Fenced):
             while True:
                 writes = [Write(writer_key(self.id), 1, None), Write(beat_key(self.id), self._beats, None)]
                 stale = commit_until_known(self._meta, writes, (), self._runtime, self._settings)
@@ -287,7 +287,7 @@ class Writer:
         self._generation = Generation(record.seqno if record else 0)
         return unseal(record.data, GenerationRecord, self._meta.path(GENERATION)) if record else None
 
-    def know_generation(self, number: Generation) -> None:
+    def set_generation(self, number: Generation) -> None:
         """Adopt a generation whose members the caller has read."""
         self._generation = number
 
@@ -304,16 +304,16 @@ class Writer:
         read.
         """
         before = self._generation
-        made = GenerationRecord(Generation(before + 1), tuple(members), self.id)
-        all_writes = [Write(GENERATION, before, seal(made)), *writes]
+        record = GenerationRecord(Generation(before + 1), tuple(members), self.id)
+        all_writes = [Write(GENERATION, before, seal(record)), *writes]
         all_guards = [self.guards()[0], *guards]
         stale = commit_until_known(self._meta, all_writes, all_guards, self._runtime, self._settings)
         if stale is not None:
             self.check(stale)
             why = f"the newest record is {stale.found}, not {stale.expected}"
             raise Conflict(where=self._meta.path(stale.key), why=why)
-        self._generation = made.number
-        return made
+        self._generation = record.number
+        return record
 
 
 def read_generation(meta: Meta) -> GenerationRecord | None:
@@ -330,7 +330,7 @@ def read_registrations(meta: Meta) -> dict[str, Registration]:
     }
 
 
-def read_settled(meta: Meta) -> dict[str, int]:
+def read_settled_numbers(meta: Meta) -> dict[str, int]:
     """By writer, the sequence number below which it will name no more blobs."""
     return {
         beat.writer: beat.settled
@@ -339,13 +339,15 @@ def read_settled(meta: Meta) -> dict[str, int]:
     }
 
 
-def end_silent_writers(meta: Meta, *, runtime: Runtime, settings: Settings, judge: Writer | None = None) -> list[str]:
-    """Unregister writers without a heartbeat for their time to live. Losing the race to a heartbeat is fine.
+def end_silent_writers(
+    meta: Meta, *, runtime: Runtime, settings: Settings, own_writer: Writer | None = None
+) -> list[str]:
+    """Unregister writers without a heartbeat for their time to live. A writer that writes a heartbeat meanwhile stays.
 
-    No writer is ended while the heartbeats of `judge`, the caller's own writer, fail, too.
+    No writer is ended while the heartbeats of `own_writer`, the caller's own writer, fail, too.
     """
     ended: list[str] = []
-    if judge is not None and not judge.is_heard:
+    if own_writer is not None and not own_writer.is_heard:
         return ended
     now_s = runtime.wall_s()
     for writer, registration in read_registrations(meta).items():

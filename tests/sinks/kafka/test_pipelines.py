@@ -39,15 +39,15 @@ def produce_continuously(broker: KafkaBroker, topic: str) -> Iterator[dict[int, 
     """Produce upserts and deletes until the block ends, into two partitions by key. Yields the expected content."""
     state: dict[int, dict[str, Any]] = {}
     stopping = threading.Event()
-    chance = RandomStream(3)
+    rng = RandomStream(3)
 
     def run() -> None:
         producer = Producer({"bootstrap.servers": broker.brokers, "log_level": 0, "linger.ms": 5})
         while not stopping.is_set():
             for _ in range(5):
-                key = chance.below(KEYS)
-                is_delete = chance.below(5) == 0
-                value = None if is_delete else an_order(f"c{chance.below(6)}", chance.below(100))
+                key = rng.below(KEYS)
+                is_delete = rng.below(5) == 0
+                value = None if is_delete else an_order(f"c{rng.below(6)}", rng.below(100))
                 content = None if value is None else json.dumps(value).encode()
                 producer.produce(topic, content, json.dumps({"id": key}).encode(), key % 2)
                 state.pop(key, None)
@@ -102,10 +102,10 @@ def test_j1_repeated_kills_with_kafka_as_source_and_sink(kafka_broker: KafkaBrok
     without fencing, the dead producer's open transaction would block readers.
     """
     given, taken = new_topic(kafka_broker, 2), new_topic(kafka_broker, 2)
-    chance, used = RandomStream(5), [-1]
+    rng, used = RandomStream(5), [-1]
     with produce_continuously(kafka_broker, given) as state:
         for _ in range(5):
-            began, told = run_and_kill(tmp_path / "s", kafka_broker, given, taken, 2 + chance.below(20))
+            began, told = run_and_kill(tmp_path / "s", kafka_broker, given, taken, 2 + rng.below(20))
             assert began >= used[-1], "a printed transaction was lost"
             assert told == list(range(began + 1, began + 1 + len(told))), "a transaction number was used twice"
             used += told

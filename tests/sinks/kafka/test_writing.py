@@ -112,7 +112,7 @@ def test_the_number_is_found_behind_many_records_of_others(
 
 
 def test_a_topic_that_was_created_again_is_not_mistaken_for_the_old_one(kafka_broker: KafkaBroker) -> None:
-    """For an empty topic the sink reports that it would remember a number (`remembers`). The delivery, which has a
+    """For an empty topic the sink reports that it would remember a number (`keeps_number`). The delivery, which has a
     record of its writes, stops there. Otherwise the new topic would lack everything that was written before.
     """
     topic = new_topic(kafka_broker)
@@ -120,7 +120,7 @@ def test_a_topic_that_was_created_again_is_not_mistaken_for_the_old_one(kafka_br
     sink.write(3, changes(("ann", 1, 1)))
     sink.close()
     sink = open_sink(kafka_broker, topic)
-    assert not sink.remembers
+    assert not sink.keeps_number
     sink.close()
     client = admin(kafka_broker)
     client.delete_topics([topic])[topic].result()
@@ -128,7 +128,7 @@ def test_a_topic_that_was_created_again_is_not_mistaken_for_the_old_one(kafka_br
     new_topic(kafka_broker, name=topic)
     sink = open_sink(kafka_broker, topic)
     assert sink.last() is None
-    assert sink.remembers
+    assert sink.keeps_number
     sink.close()
 
 

@@ -15,7 +15,7 @@ from confluent_kafka.cimpl import NewTopic
 from evertide.brokers import describe
 from evertide.runtime import SystemRuntime
 from evertide.sources.contract import OP, Fault, Limit, Offer, Source, TableDeclaration
-from evertide.sources.kafka.fetch import ends
+from evertide.sources.kafka.fetch import read_ends
 from evertide.sources.registry import open_sources
 from tests.servers.kafka import KafkaBroker
 
@@ -64,7 +64,7 @@ def new_topic(broker: KafkaBroker, partitions: int = 1, name: str = "", **config
     for _ in range(100):
         try:
             describe(client, name)
-            ends(client, name, range(partitions))
+            read_ends(client, name, range(partitions))
         except Exception:  # noqa: BLE001 - until it is there
             RUNTIME.sleep_s(0.05)
         else:

@@ -7,7 +7,7 @@ from confluent_kafka import TopicPartition
 
 from evertide.errors import SourceChanged, SourceFailed
 from evertide.sources.contract import Limit, Offer, Source
-from evertide.sources.kafka.fetch import Lost
+from evertide.sources.kafka.fetch import MissingOffset
 from evertide.sources.kafka.source import KafkaSource
 from tests.servers.kafka import KafkaBroker
 from tests.sources.kafka.kit import (
@@ -140,7 +140,7 @@ def test_records_before_a_gap_are_offered_before_the_gap_is_skipped(kafka_broker
     produce(kafka_broker, topic, [(None, order(n)) for n in range(10, 15)])
     expire(kafka_broker, topic, 12)
     assert isinstance(source, KafkaSource)
-    source._reader.lost[0] = Lost(0, 10)  # as if the broker had reported it before the next records were fetched
+    source._reader.lost[0] = MissingOffset(0, 10)  # as if the broker had reported it before the next fetch
     found = []
     for _ in range(3):
         offer = wait_for_offer(source, at, Limit(4, 1 << 20))

@@ -19,7 +19,7 @@ from evertide.journal.records import Place
 from evertide.sources.contract import Limit, Offer
 from evertide.sources.executors import Distributed, Executors, SparkExecutors, WorkFailed
 from evertide.sources.kafka import source as kafka_source
-from evertide.sources.kafka.place import OffsetRange, TopicPiece
+from evertide.sources.kafka.positions import OffsetRange, TopicPiece
 from evertide.sources.kafka.source import KafkaSource
 from evertide.sources.kafka.spread import plan_ranges
 from tests.servers.kafka import KafkaBroker
@@ -55,7 +55,7 @@ class Here:
 
 @pytest.fixture(autouse=True)
 def treat_few_records_as_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kafka_source, "_MANY", 20)
+    monkeypatch.setattr(kafka_source, "_EXECUTOR_RECORDS_MIN", 20)
 
 
 def spread_source(broker: KafkaBroker, topic: str, workers: Executors, /, **options: str) -> KafkaSource:

@@ -18,8 +18,8 @@ from evertide.pipeline.transaction.table_deltas import ERRORS
 from evertide.sources.contract import SAME, Rows, TableDeclaration
 from evertide.sources.kafka.formats import JsonFormat
 from evertide.sources.kafka.options import read_options
-from evertide.sources.kafka.place import PartitionRecords
-from evertide.sources.kafka.rows import Envelope
+from evertide.sources.kafka.positions import PartitionRecords
+from evertide.sources.kafka.rows import EnvelopeRows
 from evertide.sources.kafka.unavailable import DEFAULT_PLACEHOLDER, Placeholder
 from evertide.sources.values.values import Number
 from tests.kit.small_engine import SmallEngine
@@ -51,7 +51,7 @@ GONE = {
 def decode(*values: Any, key: tuple[str, ...] = ("id",), kind: str = "debezium", setting: str = P) -> Rows:
     declaration = TableDeclaration("t", SCHEMA, key, "kafka", {}, "shop.sql, line 1")
     key_format = JsonFormat(SCHEMA) if kind == "upsert" else None
-    envelope = Envelope(
+    envelope = EnvelopeRows(
         declaration, EnvelopeKind(kind), JsonFormat(SCHEMA), key_format, placeholder=Placeholder(setting)
     )
     rows = [{name.lower(): one for name, one in (value.get("after") or value).items()} for value in values]

@@ -19,7 +19,7 @@ from evertide.pipeline.transaction.table_deltas import ERRORS
 from evertide.runtime import SystemRuntime
 from evertide.settings import Settings
 from evertide.sources.postgres.messages import parse_lsn
-from evertide.sources.postgres.positions import Position
+from evertide.sources.postgres.positions import PostgresPosition
 from evertide.sources.postgres.receiver import Receiver
 from evertide.sources.postgres.source import PostgresSource
 from evertide.store.open import Storage
@@ -72,8 +72,8 @@ class Feeding:
         return next(one for one in self.pipeline._runner.sources.values() if isinstance(one, PostgresSource))
 
     @property
-    def position(self) -> Position:
-        return Position.of(self.pipeline._context.journal.positions()[self.source.name], self.source.name)
+    def position(self) -> PostgresPosition:
+        return PostgresPosition.of(self.pipeline._context.journal.positions()[self.source.name], self.source.name)
 
     @property
     def source_status(self) -> SourceStatus:
@@ -163,7 +163,7 @@ def count_sessions(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def bound_lsn(journal: Journal, source: str) -> int:
     """The position that the journal has as bound; 0 while there is no stream."""
     positions = journal.positions()
-    return Position.of(positions[source], source).confirmed if source in positions else 0
+    return PostgresPosition.of(positions[source], source).confirmed if source in positions else 0
 
 
 def check_confirmed(db: Database, bound: int) -> int:

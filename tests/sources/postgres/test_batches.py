@@ -72,11 +72,11 @@ def outer(content: bytes) -> bytes:
     return b"w" + struct.pack(">QQq", 1, 1, 0) + content
 
 
-def stage(messages: list[bytes], room: BufferLimits, batch: int) -> Any:
+def stage(messages: list[bytes], limits: BufferLimits, batch: int) -> Any:
     """The staged rows and the error at the end. `batch` 1: one by one."""
     done: list[CompleteTransactions] = []
     staging = Memory()
-    several = transactions(done, staging, room=room)
+    several = transactions(done, staging, limits=limits)
     error = ""
     try:
         for at in range(0, len(messages), batch):
@@ -96,8 +96,8 @@ def stage(messages: list[bytes], room: BufferLimits, batch: int) -> Any:
 @settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(messages=streams(), batch=st.sampled_from([60, 97, 10_000]))
 def test_both_ways_give_the_same_result(messages: list[bytes], batch: int) -> None:
-    room = BufferLimits(rows=10_000)
-    assert stage(messages, room, batch) == stage(messages, room, 1)
+    limits = BufferLimits(rows=10_000)
+    assert stage(messages, limits, batch) == stage(messages, limits, 1)
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
@@ -123,7 +123,7 @@ def test_a_truncated_last_message_is_no_row() -> None:
 
 
 def test_rows_are_staged_as_soon_as_there_are_enough() -> None:
-    """And no row of a batch is lost, for any room."""
+    """And no row of a batch is lost, for any limits."""
     rows = [insert(str(number), "x") for number in range(1000)]
     messages = [begin(100), relation("id", "note"), *rows, commit(100)]
     tables, _, _, _ = stage(messages, BufferLimits(rows=300), 10_000)

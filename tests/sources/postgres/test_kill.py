@@ -89,7 +89,7 @@ def test_repeated_kills_under_pgbench_lose_and_double_nothing(
     """At the end every table equals its source. The slot never passed the durable position, and never stopped
     advancing.
     """
-    storage, chance = tmp_path / "s", RandomStream(5)
+    storage, rng = tmp_path / "s", RandomStream(5)
     assert db.server.pgbench(db.name, "-i", "-s", "1", "-q").wait(60) == 0
     db.run("ALTER TABLE pgbench_history REPLICA IDENTITY FULL", "DELETE FROM pgbench_accounts WHERE aid > 3000")
     load = db.server.pgbench(db.name, "-c", "2", "-T", "240", "-R", "150")
@@ -97,7 +97,7 @@ def test_repeated_kills_under_pgbench_lose_and_double_nothing(
     try:
         while len(stood) < 6 or len(set(stood)) < 3:  # on a loaded machine, a process may die before it reads anything
             with worker(storage, db, "bench"):
-                runtime.sleep_s(0.3 + chance.below(2000) / 1000)
+                runtime.sleep_s(0.3 + rng.below(2000) / 1000)
             stood.append(check_bound(storage, db, runtime))
     finally:
         load.kill()

@@ -32,7 +32,7 @@ from evertide.sources.postgres.messages import (
     parse_lsn,
     read_lsn,
 )
-from evertide.sources.postgres.server import Address
+from evertide.sources.postgres.server import SourceAddress
 from evertide.sources.postgres.transactions import BufferLimits, CompleteTransactions, TransactionAssembler
 from evertide.sources.postgres.types import PgType
 
@@ -135,7 +135,7 @@ def transactions(
     done: list[CompleteTransactions],
     staging: Memory,
     after: int = 0,
-    room: BufferLimits = BufferLimits(),  # noqa: B008 - frozen
+    limits: BufferLimits = BufferLimits(),  # noqa: B008 - frozen
 ) -> TransactionAssembler:
     declaration = TableDeclaration("orders", SCHEMA, ("id",), "postgres", {}, "shop.sql:1")
     columns = (
@@ -143,9 +143,9 @@ def transactions(
         RemoteColumn("note", "note", pa.string(), PgType("text", "text"), "25:-1", is_key=False, is_nullable=True),
     )
     upstream = UpstreamTable(declaration, TableName("public", "orders"), columns, is_partitioned=False)
-    address = Address("", str, "evertide", "here")
+    address = SourceAddress("", str, "evertide", "here")
     known = {"public.orders": {"id": "20:-1", "note": "25:-1"}}
-    return TransactionAssembler(address, [upstream], staging, done.append, after=after, columns=known, room=room)
+    return TransactionAssembler(address, [upstream], staging, done.append, after=after, columns=known, limits=limits)
 
 
 def staged(done: list[CompleteTransactions], staging: Memory) -> list[tuple[int, int | None]]:
@@ -206,7 +206,7 @@ def test_t7_staged_rows_of_an_aborted_transaction_are_dropped_at_once() -> None:
     done: list[CompleteTransactions] = []
     staging = Memory()
     xid = struct.pack(">I", 3)
-    several = transactions(done, staging, room=BufferLimits(rows=2))
+    several = transactions(done, staging, limits=BufferLimits(rows=2))
     take(several, b"S" + xid + b"\1", relation("id", "note", xid=xid))
     take(several, *(insert(str(number), "x", xid=xid) for number in range(5)), b"E")
     assert len(staging.kept) == 2
@@ -218,7 +218,7 @@ def test_t7_staged_rows_of_an_aborted_transaction_are_dropped_at_once() -> None:
 def test_all_streamed_transactions_together_are_bounded() -> None:
     done: list[CompleteTransactions] = []
     staging = Memory()
-    several = transactions(done, staging, room=BufferLimits(open_bytes=3000))
+    several = transactions(done, staging, limits=BufferLimits(open_bytes=3000))
     for number in range(50):
         xid = struct.pack(">I", number + 1)
         take(

@@ -18,7 +18,7 @@ from evertide.pipeline.status.status import SourceStatus, read_status
 from evertide.runtime import SystemRuntime
 from evertide.shard.shard import Shards
 from evertide.sources.contract import Lag, Monitored
-from evertide.sources.postgres.gauge import Gauge
+from evertide.sources.postgres.slot_monitor import SlotMonitor
 from tests.cli.kit import document, evertide
 from tests.kit.runtime import ManualRuntime
 from tests.sources.postgres.kit import ORDERS_SQL, Feeding, count_sessions, table, worker
@@ -27,7 +27,7 @@ from tests.sources.postgres.server import Database, running_logical
 
 @pytest.fixture(autouse=True)
 def poll_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("evertide.sources.postgres.gauge._LOOK_S", 0.05)
+    monkeypatch.setattr("evertide.sources.postgres.slot_monitor._INTERVAL_S", 0.05)
 
 
 def read_status_elsewhere(f: Feeding) -> SourceStatus:
@@ -233,17 +233,19 @@ def test_a_slot_at_risk_is_a_warning() -> None:
             db.close()
 
 
-def test_the_stream_continues_if_the_gauge_loses_its_connection(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_stream_continues_if_the_slot_monitor_loses_its_connection(
+    db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sessions = count_sessions(monkeypatch)
     db.run(ORDERS_SQL)
     with Feeding(db) as f:
         f.until_streaming()
         f.until(lambda: is_caught_up(f))
-        f.until(lambda: f.source._receiver.gauge.reached > 0)
-        measuring = f.source._receiver.gauge._connection
+        f.until(lambda: f.source._receiver.slot_monitor.reached > 0)
+        measuring = f.source._receiver.slot_monitor._connection
         assert measuring is not None
         db.run(f"SELECT pg_terminate_backend({measuring.info.backend_pid})")
-        f.until(lambda: f.source._receiver.gauge._connection not in (None, measuring))
+        f.until(lambda: f.source._receiver.slot_monitor._connection not in (None, measuring))
         f.until(lambda: is_caught_up(f))
         assert len(sessions) == 1
 
@@ -253,18 +255,18 @@ def test_input_that_stays_unsent_counts_as_lag(db: Database) -> None:
     db.run("SELECT pg_create_logical_replication_slot('" + db.slot + "', 'pgoutput')", ORDERS_SQL)
     with Feeding(db, table(db, snapshot="none")) as f:
         runtime = ManualRuntime()
-        gauge = Gauge(f.source._receiver._server, db.slot, runtime)
+        monitor = SlotMonitor(f.source._receiver._server, db.slot, runtime)
         try:
-            gauge.look(0)
-            assert gauge.reached > 0
-            assert gauge.behind_s(0) == 0, "it may be in flight"
+            monitor.measure_if_due(0)
+            assert monitor.reached > 0
+            assert monitor.behind_s(0) == 0, "it may be in flight"
             runtime.advance_s(10)
-            gauge.look(0)
-            assert gauge.behind_s(0) == pytest.approx(10)
-            assert gauge.behind_s(gauge.reached) == 0
+            monitor.measure_if_due(0)
+            assert monitor.behind_s(0) == pytest.approx(10)
+            assert monitor.behind_s(monitor.reached) == 0
         finally:
-            gauge.close()
-        assert gauge.reached == 0
+            monitor.close()
+        assert monitor.reached == 0
 
 
 def test_close_leaves_no_connection(db: Database) -> None:

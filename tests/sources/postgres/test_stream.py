@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from evertide.pipeline.engine import DeclaredTable
-from evertide.sources.postgres.partitions import Partition, compare_partitions
+from evertide.sources.postgres.partitions import TablePartition, compare_partitions
 from evertide.sources.postgres.stream import Replication
 from tests.sources.postgres.kit import ID, ORDERS_SQL, Feeding, bound_lsn, check_confirmed, table
 from tests.sources.postgres.server import Database
@@ -245,10 +245,10 @@ def test_x19_a_new_partition_that_is_truncated_before_the_first_check_is_reporte
 
 def test_x19_transaction_numbers_of_partitions_wrap_around() -> None:
     before, after = 2**32 - 5, 7
-    kept = Partition(1, 90, "kept", attached=before - 9, changed=before)
-    alone = Partition(2, 91, "alone", attached=before - 9, changed=after)
-    new = Partition(3, 3, "new", attached=after, changed=after + 2)
-    replaced = Partition(4, 92, "replaced", attached=after, changed=after + 2)
+    kept = TablePartition(1, 90, "kept", attached=before - 9, changed=before)
+    alone = TablePartition(2, 91, "alone", attached=before - 9, changed=after)
+    new = TablePartition(3, 3, "new", attached=after, changed=after + 2)
+    replaced = TablePartition(4, 92, "replaced", attached=after, changed=after + 2)
     found = compare_partitions({}, [kept, alone, new, replaced], truncated=before)
     assert found.rewritten == ("alone", "replaced")
     assert compare_partitions(found.known, [kept, alone, new, replaced]).rewritten == ("alone", "replaced")

@@ -11,8 +11,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from evertide.pipeline.replicas.ownership import ProcessRole
-from evertide.sources.postgres.gauge import Gauge
 from evertide.sources.postgres.messages import parse_lsn
+from evertide.sources.postgres.slot_monitor import SlotMonitor
 from tests.cli.kit import document, evertide
 from tests.kit.small_engine import SmallEngine
 from tests.pipeline.kit import SETTINGS, open_pipeline
@@ -103,10 +103,10 @@ def test_an_unreachable_server_is_reported_and_ends_the_run(db: Database) -> Non
 def test_a_server_without_a_position_is_reported(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails if the answer is taken for granted: nothing then reports why the run does not end (I13)."""
 
-    def too_many(_gauge: Gauge, _sent: int) -> int:
+    def too_many(_monitor: SlotMonitor, _sent: int) -> int:
         raise psycopg.OperationalError("too many clients")
 
-    monkeypatch.setattr(Gauge, "ask", too_many)
+    monkeypatch.setattr(SlotMonitor, "ask", too_many)
     db.run(ORDERS_SQL)
     with Feeding(db) as f:
         run_until_idle(f)

@@ -25,7 +25,7 @@ from evertide.pipeline.pipeline import Pipeline
 from evertide.pipeline.transaction.runner import Runner
 from evertide.runtime import SystemRuntime
 from evertide.settings import Settings
-from evertide.sources.postgres.positions import Position
+from evertide.sources.postgres.positions import PostgresPosition
 from evertide.store.open import open_storage
 from tests.kit.small_engine import SmallEngine
 
@@ -84,7 +84,7 @@ def _arm(death: _Death, dsn: str, slot: str) -> None:
     def acknowledge_and_die(self: InputReader, made: Bound, *, is_staged: bool) -> None:
         acknowledge(self, made, is_staged=is_staged)
         if is_staged and made.inputs[slot].fragments and death.comes("acknowledged"):
-            _await_confirmed(dsn, slot, Position.of(made.inputs[slot].after, slot).lsn)
+            _await_confirmed(dsn, slot, PostgresPosition.of(made.inputs[slot].after, slot).lsn)
             os.kill(os.getpid(), signal.SIGKILL)
 
     def complete_and_die(self: Runner, made: Bound, read: object = None) -> None:

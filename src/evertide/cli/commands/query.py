@@ -17,7 +17,7 @@ from evertide.pipeline.reading.query import Chosen, Question
 from evertide.rows.changes import DIFF, TIME
 from evertide.rows.python_rows import to_python_rows
 from evertide.server.endpoints.formats import make_names_unique, write_csv
-from evertide.sinks.json_rows import json_rows
+from evertide.sinks.json_rows import to_json_rows
 
 __all__ = ["explain", "make_rows_table", "query", "subscribe"]
 
@@ -95,7 +95,7 @@ def query(
             "is_truncated": answer.is_truncated,
             "stale": answer.stale,
         }
-        output.write_document({**facts, "columns": rows.schema.names, "rows": list(json_rows(rows))})
+        output.write_document({**facts, "columns": rows.schema.names, "rows": list(to_json_rows(rows))})
     elif form is RowFormat.csv:
         output.write_text(write_csv(rows))
     else:

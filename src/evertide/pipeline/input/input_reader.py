@@ -20,7 +20,7 @@ from evertide.pipeline.status.source_record import SourceRecord
 from evertide.pipeline.status.status import SourceStatus
 from evertide.pipeline.transaction.runner import Runner
 from evertide.problem import ComponentState, Problem
-from evertide.sources.contract import Limit, Markable, MayWait, Monitored, Rows, Source, to_problem
+from evertide.sources.contract import HasGoal, Limit, MayWait, Monitored, Rows, Source, to_problem
 from evertide.threads.steps import note_each_step
 
 __all__ = ["InputReader"]
@@ -69,11 +69,11 @@ class InputReader:
         self._moving = moving
         return inputs, read
 
-    def mark(self) -> None:
-        """Let each `Markable` source count as idle once its current upstream content is bound."""
+    def set_goals(self) -> None:
+        """Let each `HasGoal` source count as idle once its current upstream content is bound."""
         for source in self._runner.sources.values():
-            if isinstance(source, Markable):
-                source.mark()
+            if isinstance(source, HasGoal):
+                source.set_goal()
 
     def is_idle(self) -> bool:
         """Whether no source has more input, as far as known. Stalled sources are not waited for."""
@@ -81,7 +81,7 @@ class InputReader:
         return "" not in self.stalled and not any(map(self._has_more, going))
 
     def _has_more(self, source: Source) -> bool:
-        is_moving = source.name in self._moving and not isinstance(source, Markable)
+        is_moving = source.name in self._moving and not isinstance(source, HasGoal)
         return is_moving or (isinstance(source, MayWait) and source.is_waiting)
 
     def acknowledge(self, bound: Bound, *, is_staged: bool) -> None:

@@ -42,7 +42,7 @@ def read_pushed_file(
     settings = Settings()
     limit = Limit(settings.transaction_rows_max, settings.transaction_bytes_max)
     try:
-        for cut in reader.cut(path, limit):
+        for cut in reader.split_file(path, limit):
             for rows in reader.rows(path, cut, place):
                 if rows.faults:
                     raise _make_error(declared.name, rows.faults[0], len(rows.faults))

@@ -22,7 +22,7 @@ from evertide.pipeline.definition import Definition, LastPosition, TableRecord
 from evertide.pipeline.engine import DeclaredTable
 from evertide.pipeline.input.pushes import PUSH
 from evertide.sources.contract import Source
-from evertide.sources.registry import family
+from evertide.sources.registry import find_family
 
 __all__ = ["assign_sources", "is_fed_as_recorded", "map_tables_to_sources", "read_positions"]
 
@@ -41,7 +41,7 @@ def is_fed_as_recorded(
     return all(
         name in tables
         and tables[name].source == fed.get(name)
-        and family(tables[name].connector) == family(table.connector)
+        and find_family(tables[name].connector) == find_family(table.connector)
         for name, table in declared.items()
     )
 
@@ -85,7 +85,7 @@ def assign_sources(
                 _check_kind(declared[name], table, fed[name])
             changes |= {"source": fed[name], "connector": declared[name].connector}
         if before not in ("", PUSH, fed.get(name)) and before in positions:
-            changes["left"] = LastPosition(before, family(table.connector), positions[before])
+            changes["left"] = LastPosition(before, find_family(table.connector), positions[before])
             logger.info("source %r stops feeding the table %r, at position %s", before, name, positions[before])
         made[name] = msgspec.structs.replace(table, **changes)
         if name in declared and before != fed[name]:
@@ -109,18 +109,18 @@ def _find_last_position(table: TableRecord) -> LastPosition | None:
     left = table.left
     if isinstance(left, msgspec.UnsetType) or not table.is_declared:
         return None
-    return left if (left.source, left.connector) == (table.source, family(table.connector)) else None
+    return left if (left.source, left.connector) == (table.source, find_family(table.connector)) else None
 
 
 def _check_kind(table: DeclaredTable, known: TableRecord, source: str) -> None:
     """Refuse a connector that cannot interpret the source's recorded position."""
-    kinds = {known.source: family(known.connector)}
+    kinds = {known.source: find_family(known.connector)}
     if isinstance(known.source, msgspec.UnsetType):
-        kinds = {table.name: family(known.connector)}
+        kinds = {table.name: find_family(known.connector)}
     if not isinstance(known.left, msgspec.UnsetType):
         kinds = {known.left.source: known.left.connector, **kinds}
-    kind = kinds.get(source, family(table.connector))
-    if kind and kind != family(table.connector):
+    kind = kinds.get(source, find_family(table.connector))
+    if kind and kind != find_family(table.connector):
         why = (
             f"the connector was {kind!r} and is now {table.connector!r}, which cannot continue from its position. "
             "Declare a table with another name; or remove this one from the script, run until a transaction is "

@@ -207,7 +207,7 @@ class Delivery:
         """The last transaction of the target, or -1. `SinkFailed` if it contradicts the record or the shard."""
         last = sink.last()
         held = -1 if last is None else last
-        if sink.remembers and held < record.written:
+        if sink.keeps_number and held < record.written:
             why = f"the target no longer has transaction {record.written}, which was written to it"
             raise self._make_failure(f"{why}. Restore the target; or give the sink another name and another target")
         upper = self._members().shard(record.shard).upper
@@ -226,7 +226,7 @@ class Delivery:
                 self._deliver(sink, time, content)
             upper = time + 1
         else:
-            upper = shard.log.read().state.reach(self._position + 1, shard.log.settings.transaction_rows_max)
+            upper = shard.log.read().state.find_read_end(self._position + 1, shard.log.settings.transaction_rows_max)
             with closing(self._reader.transactions(shard, self._position + 1, upper)) as transactions:
                 for time, changes in transactions:
                     self._deliver(sink, time, changes)

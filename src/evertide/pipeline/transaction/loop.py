@@ -2,7 +2,7 @@
 
 1. The loop ends when it is stopped, after `transactions` transactions, or, with `until_idle`, when the input is
    exhausted and delivered to all sinks.
-2. A source that may receive input without end (`Markable`) is exhausted once the input is bound that was upstream when
+2. A source that may receive input without end (`HasGoal`) is exhausted once the input is bound that was upstream when
    the loop began.
 3. During a storage outage, or after a write of unknown outcome, the loop waits and retries: the next step reads the
    stored state, and continues from there (I14).
@@ -67,7 +67,7 @@ class Loop:
         replaced: Set[int] = frozenset()
         checkpoint_s = self._clock() + self._settings.checkpoint_interval_s
         if until_idle:
-            self._input_reader.mark()
+            self._input_reader.set_goals()
         while not self._stopping.is_set() and (transactions is None or made < transactions):
             self._liveness.note_round()
             damaged = self._leader_tasks.checkpointer.damaged

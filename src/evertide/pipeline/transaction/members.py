@@ -13,7 +13,7 @@ from evertide.errors import InvalidInput, NotAllowedNow
 from evertide.pipeline.definition import Definition, TableRecord, ViewRecord
 from evertide.pipeline.names import ERRORS
 from evertide.rows.changes import DIFF, TIME, consolidate_delta
-from evertide.shard.parts.pieces import pieces
+from evertide.shard.parts.pieces import read_pieces
 from evertide.shard.shard import Shard, Shards
 from evertide.shard.state import ShardState
 from evertide.store.writers import Writer
@@ -58,7 +58,7 @@ class Members:
     def peek(self, name: str) -> ShardState | None:
         """The last known state of a shard, without a storage call; None if it was never read."""
         found = self._open.get(name)
-        version = found.log.peek() if found is not None else None
+        version = found.log.get_cached() if found is not None else None
         return None if version is None else version.state
 
     def end(self, name: str, writer: Writer) -> None:
@@ -118,7 +118,7 @@ class Members:
         settings = self.shards.settings
         if upper:
             with shard.snapshot(upper - 1) as found:
-                yield from pieces(found, settings.portion_rows_max, settings.portion_bytes_max)
+                yield from read_pieces(found, settings.portion_rows_max, settings.portion_bytes_max)
 
     def read_content(self, shard: Shard, upper: int) -> pa.Table:
         if upper == 0:

@@ -457,7 +457,7 @@ class Runner:
     def adopt(self, definition: Definition, generation: Generation) -> None:
         """Adopt a peer's definition and generation together, without a storage call in between."""
         self.members = self.members.move_to(definition)
-        self.writer.know_generation(generation)
+        self.writer.set_generation(generation)
 
     def _make_record_writer(
         self, outcome: TransactionOutcome, names: Sequence[str]

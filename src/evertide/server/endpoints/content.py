@@ -19,7 +19,7 @@ from evertide.errors import InvalidInput
 from evertide.pgexpr.clause import Where, parse_where
 from evertide.pipeline.reading.collections import View
 from evertide.rows.changes import DIFF, expand_in_pieces
-from evertide.shard.parts.groups import content_rows, is_inside
+from evertide.shard.parts.groups import is_inside, read_group
 from evertide.shard.parts.part import Part
 from evertide.shard.parts.split import Group, is_ordered, split
 from evertide.shard.read import Snapshot
@@ -72,7 +72,7 @@ class CollectionContent:
             for group in split(snapshot.parts, schema, _PIECE_BYTES):
                 also = {by or "", group.span.column if group.span is not None else ""} - {""}
                 read = _GroupReader(self, snapshot, group, (*needed, *also))
-                yield from content_rows(group, read, self.columns, by=by, where=self.name)
+                yield from read_group(group, read, self.columns, by=by, where=self.name)
 
     def filter_rows(self, changes: pa.Table) -> pa.Table:
         return changes if self.where is None else self.where.filter_rows(changes)
@@ -112,7 +112,7 @@ def read_changes(shard: Shard, lower: int, upper: int) -> Iterator[pa.Table]:
     """The changes of the times [lower, upper), in order of time, about `_CHANGES_ROWS` rows per table."""
     with shard.lease_changes(lower, upper):  # keeps the parts that the steps below read
         while lower < upper:
-            reached = min(upper, max(lower + 1, shard.log.read().state.reach(lower, _CHANGES_ROWS)))
+            reached = min(upper, max(lower + 1, shard.log.read().state.find_read_end(lower, _CHANGES_ROWS)))
             step = shard.changes(lower, reached).sort_by("__time")
             if step.num_rows:
                 yield step

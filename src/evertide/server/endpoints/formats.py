@@ -26,7 +26,7 @@ from evertide.errors import InvalidInput
 from evertide.media import ARROW, CSV, JSON, LINES, PARQUET
 from evertide.rows.conform import allow_nulls_inside, conform_table
 from evertide.server.endpoints.columns import list_columns
-from evertide.sinks.json_rows import json_rows
+from evertide.sinks.json_rows import to_json_rows
 
 __all__ = ["ROW_FORMATS", "encode_rows", "list_values", "make_names_unique", "write_csv"]
 
@@ -60,7 +60,7 @@ def make_names_unique(rows: pa.Table) -> pa.Table:
 
 def list_values(rows: pa.Table) -> list[list[Any]]:
     """JSON values, in the order of the columns."""
-    return [[*row.values()] for row in json_rows(rows)]
+    return [[*row.values()] for row in to_json_rows(rows)]
 
 
 def _json(schema: pa.Schema, tables: Iterable[pa.Table], facts: Mapping[str, Any]) -> Iterator[bytes]:
@@ -75,13 +75,13 @@ def _json(schema: pa.Schema, tables: Iterable[pa.Table], facts: Mapping[str, Any
 
 def _lines(_: pa.Schema, tables: Iterable[pa.Table], __: Mapping[str, Any]) -> Iterator[bytes]:
     for piece in _slice_tables(tables):
-        yield b"".join(msgspec.json.encode(row) + b"\n" for row in json_rows(piece))
+        yield b"".join(msgspec.json.encode(row) + b"\n" for row in to_json_rows(piece))
 
 
 def _csv(schema: pa.Schema, tables: Iterable[pa.Table], _: Mapping[str, Any]) -> Iterator[bytes]:
     yield (",".join(map(_write_field, schema.names)) + "\n").encode()
     for piece in _slice_tables(tables):
-        yield "".join(",".join(map(_write_field, row.values())) + "\n" for row in json_rows(piece)).encode()
+        yield "".join(",".join(map(_write_field, row.values())) + "\n" for row in to_json_rows(piece)).encode()
 
 
 def write_csv(rows: pa.Table) -> str:

@@ -20,7 +20,7 @@ from evertide.server.endpoints.content import select_content
 from evertide.server.endpoints.history import History, Transaction
 from evertide.server.http.answers import JSON, answer_struct
 from evertide.server.http.endpoint import Endpoint
-from evertide.sinks.json_rows import json_rows
+from evertide.sinks.json_rows import to_json_rows
 
 __all__ = ["JournalEndpoints", "PageQuery", "ReportedProblem", "list_problems"]
 
@@ -100,7 +100,7 @@ class JournalEndpoints:
     def _read_errors(self, limit: int) -> Response:
         view, shard = self._pipeline.view(ERRORS), self._pipeline.collections.members().open_collection(ERRORS)
         content = select_content(view, shard)
-        rows = [row for table in content.tables(limit) for row in json_rows(table)]
+        rows = [row for table in content.tables(limit) for row in to_json_rows(table)]
         count = sum(part.count for part in shard.log.read().state.parts)
         status = self._pipeline.status()
         problems = [*list_problems(status)]

@@ -40,7 +40,7 @@ from evertide.server.http.answers import answer_head, answer_stream, make_conten
 from evertide.server.http.endpoint import BYTES, Endpoint
 from evertide.server.http.media import choose_media
 from evertide.shard.shard import Shard
-from evertide.sinks.json_rows import json_rows
+from evertide.sinks.json_rows import to_json_rows
 
 __all__ = ["Format", "RowEndpoints", "RowsQuery"]
 
@@ -208,7 +208,7 @@ def _encode_lines(tables: Iterable[pa.Table], last: int) -> Iterator[bytes]:
     """The form of `evertide subscribe --json`."""
     for table in tables:
         times, diffs = table.column(TIME).to_pylist(), table.column(DIFF).to_pylist()
-        rows = json_rows(table.drop_columns([TIME, DIFF]))
+        rows = to_json_rows(table.drop_columns([TIME, DIFF]))
         entries = zip(times, diffs, rows, strict=True)
         lines = (msgspec.json.encode({"time": time, "diff": diff, "row": row}) for time, diff, row in entries)
         yield b"\n".join(lines) + b"\n"

@@ -69,7 +69,7 @@ class Contents:
 
     def _read_cached_rows(self, shard: Shard, time: int) -> pa.Table | None:
         """The whole content, from the cache or read into it; None if it is too large."""
-        stored = sum(batch.bytes for batch in shard.log.known().state.batches)
+        stored = sum(batch.bytes for batch in shard.log.read_cached().state.batches)
         if stored * _MEMORY_FACTOR > self._bytes_max:
             return None
         with self._lock:

@@ -106,9 +106,9 @@ class Feed:
             return []
         with self._lock:
             changed: dict[str, LiveShape] = {}
-            state = self.shard.log.known().state
+            state = self.shard.log.read_cached().state
             while self.upper < state.upper:
-                reach = state.reach(self.upper, _ROWS)
+                reach = state.find_read_end(self.upper, _ROWS)
                 stretch = Stretch(self.shard.changes(self.upper, reach), self.upper, reach)
                 if len(stretch):
                     changed.update(self._distribute(stretch))
@@ -188,7 +188,7 @@ class Feed:
 
     def _read_shard_again(self, lower: int, upper: int) -> Stretch:
         if self._copies is None:
-            reach = min(self.shard.log.read().state.reach(lower, _ROWS), upper)
+            reach = min(self.shard.log.read().state.find_read_end(lower, _ROWS), upper)
             return Stretch(self.shard.changes(lower, reach), lower, reach)
         with self._lock:  # the counts must stay those of `upper`
             stretch = Stretch(self.shard.changes(lower, self.upper), lower, self.upper)

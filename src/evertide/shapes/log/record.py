@@ -23,7 +23,7 @@ import msgspec
 from evertide.errors import TimeCompacted
 from evertide.shapes.log.definition import ShapeDefinition
 from evertide.shapes.log.numbers import TransactionNumbers, VisibleNumbers
-from evertide.shard.hold import hold_write, read_holds
+from evertide.shard.hold import make_hold_write, read_holds
 from evertide.shard.shard import Shard, Shards
 from evertide.shard.state import ShardState
 from evertide.store.meta import Record, Write
@@ -106,7 +106,7 @@ class ShapeRecords:
             record = self._new_record(definition, state)
             held = holds.holds.get(HOLD, record.time)
             try:
-                hold = hold_write(shard.log, holds, HOLD, min(held, record.time))
+                hold = make_hold_write(shard.log, holds, HOLD, min(held, record.time))
             except TimeCompacted:  # `since` advanced after the state was read
                 continue
             key = _key(record.handle)
@@ -150,7 +150,7 @@ class ShapeRecords:
             held = holds.holds.get(HOLD)
             if held == wanted or (held is not None and wanted is not None and wanted < held):
                 return  # never backwards: a record's time was held before it was written
-            if self._commit([hold_write(shard.log, holds, HOLD, wanted)]):
+            if self._commit([make_hold_write(shard.log, holds, HOLD, wanted)]):
                 return
 
     def _commit(self, writes: list[Write]) -> bool:

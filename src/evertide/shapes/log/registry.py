@@ -206,7 +206,7 @@ class Shapes:
         feed = self._feeds.get(shape.record.shard)
         if feed is None or shape.definition.is_changes_only:
             return SnapshotChunk(None, 0)
-        state, later = feed.shard.log.known().state, shape.later_snapshot
+        state, later = feed.shard.log.read_cached().state, shape.later_snapshot
         content = sum(part.count for part in state.parts)
         changes = estimate_log_rows(shape.record, state) if later is None else feed.followed - later.followed
         if changes > max(_FRESH_CHANGES, 2 * content) and feed.upper - 1 > shape.record.time:

@@ -19,18 +19,18 @@ from evertide.rows.changes import DIFF, consolidate_delta, expand_in_pieces
 from evertide.shard.parts.part import Part
 from evertide.shard.parts.split import Group, Span
 
-__all__ = ["content_rows", "is_inside"]
+__all__ = ["is_inside", "read_group"]
 
 Changes = Callable[[Part], pa.Table]
 """The changes of a part, cut to the requested rows, with `__diff`, the requested columns and the one to match by."""
 
 
-def content_rows(
+def read_group(
     group: Group, changes: Changes, columns: Sequence[str], *, by: str | None, where: str
 ) -> Iterator[pa.Table]:
     """Yield these columns in pieces, each row as often as its count. A negative count is damage."""
     names = [*columns, DIFF]
-    if group.is_plain:
+    if group.only_adds:
         for part in group.parts:
             yield from expand_in_pieces(changes(part).select(names), where)
         return

@@ -40,7 +40,7 @@ from evertide.rows.columns import Longs, to_array
 from evertide.rows.conform import find_stored_type, reinterpret
 from evertide.rows.digest import compute_digest, to_hex
 from evertide.settings import Settings
-from evertide.shard.parts.statistics import Predicate, Range, column_range, range_may_match
+from evertide.shard.parts.statistics import Predicate, Range, compute_range, range_may_match
 
 __all__ = ["FORMAT_VERSION", "Part", "Predicate", "Range", "decode_part", "encode_parts", "may_match", "verify_rows"]
 
@@ -96,7 +96,7 @@ def encode_parts(table: pa.Table, *, settings: Settings) -> list[tuple[Part, byt
         stored = _to_stored(piece)
         data = _encode_inline(stored, settings.inline_bytes_max) if table.num_rows == piece.num_rows else None
         is_inline = data is not None
-        data = data if data is not None else _parquet(stored, settings.row_group_rows)
+        data = data if data is not None else _encode_parquet(stored, settings.row_group_rows)
         encoded.append((_describe(piece, data, inline=data if is_inline else b""), data))
     return encoded
 
@@ -119,9 +119,9 @@ def decode_part(
     wanted = make_changes_schema(schema)
     try:
         if data[:4] == _PARQUET_MAGIC:
-            table = _read_parquet(data, wanted, path, _names(wanted, columns), use_threads=use_threads)
+            table = _read_parquet(data, wanted, path, _select_names(wanted, columns), use_threads=use_threads)
         else:
-            table = _read_inline(data, wanted, path, _names(wanted, columns))
+            table = _read_inline(data, wanted, path, _select_names(wanted, columns))
     except (pa.ArrowException, OSError) as error:  # OSError is what pyarrow raises for some broken files
         raise BlobDamaged(path=path, why=f"its checksum matches, but it cannot be read: {error}") from error
     if table.num_rows != part.rows:
@@ -162,7 +162,7 @@ def _describe(table: pa.Table, data: bytes, *, inline: bytes) -> Part:
         retractions=int((diffs < 0).sum()),
         time_min=int(times.min()) if len(times) else 0,
         time_max=int(times.max()) if len(times) else 0,
-        ranges={} if inline else dict(_ranges(columns)),
+        ranges={} if inline else dict(_compute_ranges(columns)),
         inline=inline,
     )
 
@@ -172,28 +172,28 @@ def _exact_sum(diffs: Longs) -> int:
     return (int((diffs >> 32).sum()) << 32) + int((diffs & 0xFFFF_FFFF).sum())
 
 
-def _ranges(columns: pa.Table) -> Iterator[tuple[str, Range]]:
+def _compute_ranges(columns: pa.Table) -> Iterator[tuple[str, Range]]:
     for name, column in zip(columns.schema.names, columns.columns, strict=True):
-        found = column_range(to_array(column))
+        found = compute_range(to_array(column))
         if found is not None:
             yield name, found
 
 
 def _to_stored(table: pa.Table) -> pa.Table:
     """Convert rows to types that the files store exactly, with the format version in the metadata."""
-    schema = _file_schema(table.schema)
+    schema = _make_file_schema(table.schema)
     arrays = [_retype(column, kind) for column, kind in zip(table.columns, schema.types, strict=True)]
     return pa.Table.from_arrays(arrays, schema=schema.with_metadata(_METADATA))
 
 
 @lru_cache(maxsize=1024)
-def _file_schema(schema: pa.Schema) -> pa.Schema:
+def _make_file_schema(schema: pa.Schema) -> pa.Schema:
     """The schema that a table of changes is stored with; computed once per shard."""
-    return _stored_schema(make_changes_schema(pa.schema([*schema][:-2])))
+    return _make_stored_schema(make_changes_schema(pa.schema([*schema][:-2])))
 
 
 @lru_cache(maxsize=1024)
-def _stored_schema(schema: pa.Schema) -> pa.Schema:
+def _make_stored_schema(schema: pa.Schema) -> pa.Schema:
     return pa.schema([pa.field(field.name, find_stored_type(field.type), field.nullable) for field in schema])
 
 
@@ -208,7 +208,7 @@ def _encode_inline(stored: pa.Table, bytes_max: int) -> bytes | None:
     raw_bytes = stored.nbytes
     if raw_bytes > bytes_max * _RATIO_MAX:
         return None
-    for options in _ways(raw_bytes, bytes_max):
+    for options in _choose_compressions(raw_bytes, bytes_max):
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, stored.schema, options=options) as writer:
             for batch in stored.combine_chunks().to_batches():
@@ -219,13 +219,13 @@ def _encode_inline(stored: pa.Table, bytes_max: int) -> bytes | None:
     return None
 
 
-def _ways(raw_bytes: int, bytes_max: int) -> list[Any]:
+def _choose_compressions(raw_bytes: int, bytes_max: int) -> list[Any]:
     if raw_bytes <= _RAW_BYTES_MAX:
         return [_RAW, _ZSTD]
     return [_LZ4, _ZSTD] if raw_bytes <= bytes_max * _LZ4_RATIO else [_ZSTD]
 
 
-def _parquet(stored: pa.Table, row_group_rows: int) -> bytes:
+def _encode_parquet(stored: pa.Table, row_group_rows: int) -> bytes:
     sink = pa.BufferOutputStream()
     pq.write_table(stored, sink, row_group_size=row_group_rows, compression="zstd", compression_level=1)
     return bytes(sink.getvalue())
@@ -239,11 +239,11 @@ def _check_bytes(part: Part, data: bytes, path: str) -> None:
         raise BlobDamaged(path=path, why="the checksum differs", expected=part.checksum, found=found)
 
 
-def _names(wanted: pa.Schema, columns: Iterable[str] | None) -> list[str] | None:
+def _select_names(wanted: pa.Schema, columns: Iterable[str] | None) -> list[str] | None:
     if columns is None:
         return None
-    asked = {*columns, TIME, DIFF}
-    return [name for name in wanted.names if name in asked]
+    requested = {*columns, TIME, DIFF}
+    return [name for name in wanted.names if name in requested]
 
 
 def _read_parquet(data: bytes, wanted: pa.Schema, path: str, names: list[str] | None, *, use_threads: bool) -> pa.Table:
@@ -269,8 +269,8 @@ def _check_schema(found: pa.Schema, metadata: dict[bytes, bytes] | None, wanted:
     if version != _METADATA[_FORMAT_KEY]:
         number = int(version) if version.isdigit() else 0
         raise UnsupportedFormat(path=path, found=number, supported=FORMAT_VERSION)
-    stored = _stored_schema(wanted)
-    if not _stored_schema(found).equals(stored):  # older files have NOT NULL inside structs, too
+    stored = _make_stored_schema(wanted)
+    if not _make_stored_schema(found).equals(stored):  # older files have NOT NULL inside structs, too
         expected, given = (str(schema.remove_metadata()) for schema in (stored, found))
         raise BlobDamaged(path=path, why="the columns differ", expected=expected, found=given)
 

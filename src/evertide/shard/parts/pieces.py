@@ -16,10 +16,10 @@ from evertide.rows.changes import TIME, consolidate_delta
 from evertide.rows.slices import SLICES_MAX, Slices, count_slices
 from evertide.shard.read import Snapshot
 
-__all__ = ["pieces"]
+__all__ = ["read_pieces"]
 
 
-def pieces(snapshot: Snapshot, rows_max: int, bytes_max: int) -> Iterator[pa.Table]:
+def read_pieces(snapshot: Snapshot, rows_max: int, bytes_max: int) -> Iterator[pa.Table]:
     """Yield rows with `__diff`, at most about `rows_max` at a time; none if there is no content."""
     rows, size = sum(part.rows for part in snapshot.parts), sum(part.bytes for part in snapshot.parts)
     if rows <= rows_max and size <= bytes_max:

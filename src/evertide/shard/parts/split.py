@@ -10,7 +10,7 @@ not be added up:
    read once, and the small recent ones, which overlap them all, by every task.
 3. *One task*, if tasks would read more than twice the data, or one of them most of it.
 
-The changes between two times are added up per time: parts without a common time are independent (`by_time`).
+The changes between two times are added up per time: parts without a common time are independent (`split_by_time`).
 
 Statistics may be wider than the values, never narrower (`evertide.shard.parts.statistics`), and every task reads a part
 without statistics, so rule 2 always holds.
@@ -29,7 +29,7 @@ import pyarrow as pa
 from evertide.shard.parts.part import Part, Predicate, may_match
 from evertide.shard.read import TimeWindow
 
-__all__ = ["Group", "Span", "by_time", "is_ordered", "split"]
+__all__ = ["Group", "Span", "is_ordered", "split", "split_by_time"]
 
 _READ_MOST = 2.0
 _LARGEST_SHARE = 0.75
@@ -53,25 +53,25 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The parts of one task. Unless `is_plain`, their changes must be added up."""
+    """The parts of one task. Unless `only_adds`, their changes must be added up."""
 
     parts: tuple[Part, ...]
-    is_plain: bool
+    only_adds: bool
     span: Span | None = None
 
 
 def split(parts: Sequence[Part], schema: pa.Schema, bytes_max: int) -> list[Group]:
     whole, count = _group(parts), _count(parts, bytes_max)
-    if whole.is_plain:
+    if whole.only_adds:
         return [_group(found) for found in _spread([(part,) for part in parts], count)]
-    ways = (_ranges(parts, schema, field, count) for field in schema) if count > 1 else ()
-    found = [way for way in ways if way]
+    candidates = (_split_by_column(parts, schema, field, count) for field in schema) if count > 1 else ()
+    found = [candidate for candidate in candidates if candidate]
     if not found:
         return [whole]
-    return min(found, key=lambda way: max(_bytes(group.parts) for group in way))
+    return min(found, key=lambda candidate: max(_bytes(group.parts) for group in candidate))
 
 
-def by_time(parts: Sequence[Part], window: TimeWindow, bytes_max: int) -> list[Group]:
+def split_by_time(parts: Sequence[Part], window: TimeWindow, bytes_max: int) -> list[Group]:
     """Divide the parts of a window of changes: parts with a common time stay together."""
     together: list[list[Part]] = []
     last = -1
@@ -81,12 +81,12 @@ def by_time(parts: Sequence[Part], window: TimeWindow, bytes_max: int) -> list[G
         together[-1].append(part)
         last = max(last, min(part.time_max, window.upper - 1))
     pieces = [tuple(piece) for piece in together]
-    return [Group(found, is_plain=False) for found in _spread(pieces, _count(parts, bytes_max))]
+    return [Group(found, only_adds=False) for found in _spread(pieces, _count(parts, bytes_max))]
 
 
 def _group(parts: Sequence[Part], span: Span | None = None) -> Group:
     """A single span may be plain even if others are not."""
-    return Group(tuple(parts), is_plain=all(part.retractions == 0 for part in parts), span=span)
+    return Group(tuple(parts), only_adds=all(part.retractions == 0 for part in parts), span=span)
 
 
 def _bytes(parts: Sequence[Part]) -> int:
@@ -108,7 +108,7 @@ def _spread(pieces: Sequence[tuple[Part, ...]], count: int) -> list[tuple[Part, 
     return [tuple(lot) for lot in lots]
 
 
-def _ranges(parts: Sequence[Part], schema: pa.Schema, field: Any, count: int) -> list[Group] | None:
+def _split_by_column(parts: Sequence[Part], schema: pa.Schema, field: Any, count: int) -> list[Group] | None:
     """Tasks by spans of one column; None if its order is unknown, or the tasks would read too much."""
     if not is_ordered(field.type):
         return None

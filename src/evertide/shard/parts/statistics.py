@@ -30,7 +30,7 @@ from evertide.errors import InvalidInput
 from evertide.rows.columns import BINARY, FIXED, FLOATS, LISTS, read_bits, read_validity, remove_encoding
 from evertide.rows.utf8 import is_valid_utf8
 
-__all__ = ["OPERATORS", "Predicate", "Range", "column_range", "range_may_match"]
+__all__ = ["OPERATORS", "Predicate", "Range", "compute_range", "range_may_match"]
 
 OPERATORS = frozenset(("=", "<", "<=", ">", ">=", "is null", "is not null"))
 
@@ -62,7 +62,7 @@ class Predicate:
             )
 
 
-def column_range(array: Any) -> Range | None:  # noqa: PLR0911 - one per kind of type
+def compute_range(array: Any) -> Range | None:  # noqa: PLR0911 - one per kind of type
     """Return the range of a column; None for nested types."""
     array = remove_encoding(array)
     kind, nulls = array.type, array.null_count
@@ -81,7 +81,7 @@ def column_range(array: Any) -> Range | None:  # noqa: PLR0911 - one per kind of
     if pa.types.is_decimal(kind):
         return Range(str(low), str(high), nulls)
     if kind.id in BINARY:
-        return Range(low[:_LENGTH_MAX], _cut_up(high), nulls)
+        return Range(low[:_LENGTH_MAX], _shorten_upwards(high), nulls)
     return Range(low, high, nulls)
 
 
@@ -95,7 +95,7 @@ def range_may_match(found: Range, rows: int, kind: Any, predicate: Predicate) ->
         return True
     if predicate.value is None:
         return False
-    value = _comparable(predicate.value, kind)
+    value = _to_comparable(predicate.value, kind)
     if value is _UNKNOWN:
         return True
     low, high = found.low, found.high
@@ -132,7 +132,7 @@ def _integer_bounds(array: Any) -> tuple[int | str, int | str]:
     numbers = _valid(array, read_bits(array))
     low, high = int(numbers.min()), int(numbers.max())
     if pa.types.is_decimal(array.type):
-        return _decimal(low, array.type.scale), _decimal(high, array.type.scale)
+        return _format_decimal(low, array.type.scale), _format_decimal(high, array.type.scale)
     return low, high
 
 
@@ -141,12 +141,12 @@ def _valid(array: Any, values: Any) -> Any:
     return values if valid is None else values[valid]
 
 
-def _decimal(unscaled: int, scale: int) -> str:
+def _format_decimal(unscaled: int, scale: int) -> str:
     digits = tuple(int(digit) for digit in str(abs(unscaled)))
     return str(Decimal((int(unscaled < 0), digits, -scale)))
 
 
-def _cut_up(high: str | bytes) -> str | bytes | None:
+def _shorten_upwards(high: str | bytes) -> str | bytes | None:
     """Return a bound of at most 64 characters or bytes that is not below `high`; None if there is none."""
     if len(high) <= _LENGTH_MAX:
         return high
@@ -161,12 +161,12 @@ def _cut_up(high: str | bytes) -> str | bytes | None:
     return None
 
 
-def _comparable(value: Any, kind: Any) -> Any:
+def _to_comparable(value: Any, kind: Any) -> Any:
     """Convert the value to the form of the column's bounds; `_UNKNOWN` unless that is exact."""
     if isinstance(kind, pa.BaseExtensionType):
-        return _comparable(value, kind.storage_type)
+        return _to_comparable(value, kind.storage_type)
     if pa.types.is_temporal(kind) and isinstance(value, date | datetime | time | timedelta):
-        return _temporal(value, kind)
+        return _to_temporal(value, kind)
     if isinstance(value, bool):
         return value if pa.types.is_boolean(kind) else _UNKNOWN
     text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
@@ -183,7 +183,7 @@ def _comparable(value: Any, kind: Any) -> Any:
     return _UNKNOWN
 
 
-def _temporal(value: Any, kind: Any) -> Any:
+def _to_temporal(value: Any, kind: Any) -> Any:
     """Convert the value only if the type returns the same value: it may round, or have no zone."""
     try:
         scalar = pa.scalar(value, kind)

@@ -15,15 +15,15 @@ from evertide.brokers import EnvelopeKind
 from evertide.errors import SinkFailed
 from evertide.rows.changes import DIFF
 from evertide.sinks.contract import SinkDeclaration, explain_invalid_key
-from evertide.sinks.json_rows import json_rows
+from evertide.sinks.json_rows import to_json_rows
 
-__all__ = ["SINK_HEADER", "TIME_HEADER", "KafkaRecord", "RecordMaker", "check_columns", "record_maker"]
+__all__ = ["SINK_HEADER", "TIME_HEADER", "KafkaRecord", "RecordMaker", "check_columns", "choose_record_maker"]
 
 TIME_HEADER = "evertide-time"
 SINK_HEADER = "evertide-sink"
 
 Row = dict[str, Any]
-Unfit = Callable[[str], SinkFailed]
+MakeFailure = Callable[[str], SinkFailed]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +34,10 @@ class KafkaRecord:
     """Determines the partition of a record without a key."""
 
 
-RecordMaker = Callable[[pa.Table, int, Unfit], Iterator[KafkaRecord]]
+RecordMaker = Callable[[pa.Table, int, MakeFailure], Iterator[KafkaRecord]]
 
 
-def record_maker(declaration: SinkDeclaration, envelope: EnvelopeKind) -> RecordMaker:
+def choose_record_maker(declaration: SinkDeclaration, envelope: EnvelopeKind) -> RecordMaker:
     if envelope is EnvelopeKind.APPEND:
         return _make_append
     if envelope is EnvelopeKind.UPSERT:
@@ -56,37 +56,41 @@ def check_columns(declaration: SinkDeclaration, envelope: EnvelopeKind) -> str:
 
 def _rows(changes: pa.Table) -> Iterator[tuple[Row, int]]:
     """The rows as JSON values, each with its diff."""
-    return zip(json_rows(changes.drop_columns([DIFF])), changes[DIFF].to_pylist(), strict=True)
+    return zip(to_json_rows(changes.drop_columns([DIFF])), changes[DIFF].to_pylist(), strict=True)
 
 
-def _make_append(changes: pa.Table, _time: int, _unfit: Unfit) -> Iterator[KafkaRecord]:
+def _make_append(changes: pa.Table, _time: int, _fail: MakeFailure) -> Iterator[KafkaRecord]:
     for row, diff in _rows(changes):
         record = {"op": "insert" if diff > 0 else "delete", "diff": abs(diff), "row": row}
         yield KafkaRecord(None, msgspec.json.encode(record), msgspec.json.encode(row))
 
 
-def _by_key(key: Sequence[str], changes: pa.Table, unfit: Unfit) -> dict[bytes, tuple[Row | None, Row | None]]:
+def _group_by_key(
+    key: Sequence[str], changes: pa.Table, fail: MakeFailure
+) -> dict[bytes, tuple[Row | None, Row | None]]:
     """The old and the new row of each key, in the order of first appearance."""
     if why := explain_invalid_key(changes, key):
-        raise unfit(why)
+        raise fail(why)
     found: dict[bytes, tuple[Row | None, Row | None]] = {}
     for row, diff in _rows(changes):
         key_text = msgspec.json.encode({name: row[name] for name in key})
         before, after = found.get(key_text, (None, None))
         if abs(diff) != 1 or (before if diff < 0 else after) is not None:
-            raise unfit(
+            raise fail(
                 f"the key {key_text.decode()} has several rows; set the option 'key' to columns that identify a row"
             )
         found[key_text] = (row, after) if diff < 0 else (before, row)
     return found
 
 
-def _make_upsert(key: Sequence[str], changes: pa.Table, _time: int, unfit: Unfit) -> Iterator[KafkaRecord]:
-    for key_text, (_, after) in _by_key(key, changes, unfit).items():
+def _make_upsert(key: Sequence[str], changes: pa.Table, _time: int, fail: MakeFailure) -> Iterator[KafkaRecord]:
+    for key_text, (_, after) in _group_by_key(key, changes, fail).items():
         yield KafkaRecord(key_text, None if after is None else msgspec.json.encode(after))
 
 
-def _make_debezium(declaration: SinkDeclaration, changes: pa.Table, time: int, unfit: Unfit) -> Iterator[KafkaRecord]:
+def _make_debezium(
+    declaration: SinkDeclaration, changes: pa.Table, time: int, fail: MakeFailure
+) -> Iterator[KafkaRecord]:
     at_ms = int(declaration.runtime.wall_s() * 1000)
     source = {"connector": "evertide", "collection": declaration.collection, "sink": declaration.name, "time": time}
 
@@ -100,7 +104,7 @@ def _make_debezium(declaration: SinkDeclaration, changes: pa.Table, time: int, u
             for _ in range(abs(diff)):
                 yield KafkaRecord(None, value, msgspec.json.encode(row))
         return
-    for key_text, (before, after) in _by_key(declaration.key, changes, unfit).items():
+    for key_text, (before, after) in _group_by_key(declaration.key, changes, fail).items():
         yield KafkaRecord(key_text, encode_change(before, after))
         if after is None:
             yield KafkaRecord(key_text, None)

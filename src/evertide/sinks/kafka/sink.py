@@ -31,8 +31,15 @@ from evertide.brokers import AWAY, Brokers, EnvelopeKind, cause, describe, read_
 from evertide.errors import InvalidInput, SinkFailed
 from evertide.secrets import Secrets
 from evertide.sinks.contract import Changes, Prepared, SinkDeclaration
-from evertide.sinks.kafka.end import is_hidden, newest_number, topic_ends
-from evertide.sinks.kafka.records import SINK_HEADER, TIME_HEADER, KafkaRecord, RecordMaker, check_columns, record_maker
+from evertide.sinks.kafka.end import find_newest_number, has_hidden_records, read_topic_ends
+from evertide.sinks.kafka.records import (
+    SINK_HEADER,
+    TIME_HEADER,
+    KafkaRecord,
+    RecordMaker,
+    check_columns,
+    choose_record_maker,
+)
 
 __all__ = ["KafkaSink", "prepare_kafka"]
 
@@ -54,25 +61,21 @@ def prepare_kafka(declaration: SinkDeclaration) -> Prepared:
     options = declaration.read_options(secrets)
     brokers = read_brokers(options, declaration.options, secrets)
     topic = options.required("topic", "revenue")
-    usual = EnvelopeKind.UPSERT if declaration.key else EnvelopeKind.APPEND
-    envelope = options.member("envelope", EnvelopeKind, usual)
+    default = EnvelopeKind.UPSERT if declaration.key else EnvelopeKind.APPEND
+    envelope = options.member("envelope", EnvelopeKind, default)
     options.choice("format", ("json",), "json")
     options.check_unknown()
     if envelope is EnvelopeKind.UPSERT and not declaration.key:
         why = f"is 'upsert', but {declaration.collection!r} has no key; set the option 'key' to its columns"
         raise options.refusal("envelope", why)
-    unfit = check_columns(declaration, envelope)
-    if unfit:
-        raise InvalidInput(where=options.where, why=unfit)
-    maker = record_maker(declaration, envelope)
+    unusable_key = check_columns(declaration, envelope)
+    if unusable_key:
+        raise InvalidInput(where=options.where, why=unusable_key)
+    maker = choose_record_maker(declaration, envelope)
     return Prepared(
         lambda token: KafkaSink(declaration, brokers, topic, maker, token),
-        lambda: _probe(brokers, topic, options.where),
+        lambda: brokers.probe(topic, options.where),
     )
-
-
-def _probe(brokers: Brokers, topic: str, where: str) -> None:
-    brokers.probe(topic, where)
 
 
 class KafkaSink:
@@ -98,7 +101,7 @@ class KafkaSink:
         self._producer.init_transactions(_OPEN_LIMIT_S)
         self._last = self._read_last()
 
-    def _reader(self, isolation_level: str) -> Consumer:
+    def _open_reader(self, isolation_level: str) -> Consumer:
         return self._brokers.consumer(
             group_id=self._id,
             isolation_level=isolation_level,
@@ -108,7 +111,7 @@ class KafkaSink:
         )
 
     @property
-    def remembers(self) -> bool:
+    def keeps_number(self) -> bool:
         """Whether the topic never had a record. If the pipeline recorded a number, the topic was then replaced."""
         return self._is_untouched
 
@@ -117,15 +120,15 @@ class KafkaSink:
 
     def _read_last(self) -> int | None:
         with (
-            closing(self._reader("read_committed")) as committed,
-            closing(self._reader("read_uncommitted")) as uncommitted,
+            closing(self._open_reader("read_committed")) as committed,
+            closing(self._open_reader("read_uncommitted")) as uncommitted,
         ):
-            ends = topic_ends(committed, self._topic, range(self._partitions))
+            ends = read_topic_ends(committed, self._topic, range(self._partitions))
             self._is_untouched = not any(high for _, high in ends.values())
-            if is_hidden(uncommitted, self._topic, ends, self._token):
+            if has_hidden_records(uncommitted, self._topic, ends, self._token):
                 why = "an open transaction of another producer hides the last records of this sink, which waits for it"
                 raise self._failure(f"{why}. If it never ends, 'kafka-transactions.sh find-hanging' names it")
-            return newest_number(committed, self._topic, ends, self._token)
+            return find_newest_number(committed, self._topic, ends, self._token)
 
     def write(self, time: int, changes: Changes) -> None:
         if self._last is not None and time <= self._last:
@@ -143,12 +146,12 @@ class KafkaSink:
         self._last = time
 
     def _send(self, record: KafkaRecord, headers: Headers) -> None:
-        to: dict[str, Any] = (
+        partition: dict[str, Any] = (
             {} if record.key is not None else {"partition": self._choose_partition(record.partition_key)}
         )
         while True:
             try:
-                self._producer.produce(self._topic, record.value, record.key, headers=headers, **to)
+                self._producer.produce(self._topic, record.value, record.key, headers=headers, **partition)
             except BufferError:  # the queue is full
                 self._producer.poll(_POLL_S)
             else:

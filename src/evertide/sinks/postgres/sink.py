@@ -35,14 +35,14 @@ from evertide.sinks.postgres.statements import (
     CHANGES,
     RowsToSend,
     Summary,
-    apply_statement,
-    move_statement,
+    make_apply_statement,
+    make_counted_rows,
+    make_keyed_rows,
+    make_number_update,
     quote,
-    rows_by_copies,
-    rows_by_key,
 )
-from evertide.sinks.postgres.target import LACKING, MARKS, TargetTable, UnusableTarget
-from evertide.sinks.postgres.types import column_type
+from evertide.sinks.postgres.target import LACKING, NUMBERS_TABLE, TargetTable, UnusableTarget
+from evertide.sinks.postgres.types import choose_column_type
 
 __all__ = ["PostgresSink", "prepare_postgres"]
 
@@ -74,7 +74,7 @@ def prepare_postgres(declaration: SinkDeclaration) -> Prepared:
     may_create = options.boolean("create", default=True)
     options.check_unknown()
     name = TableName.parse(text)
-    if name is None or name.table == MARKS:
+    if name is None or name.table == NUMBERS_TABLE:
         raise options.refusal("table", f"is {text!r}: expected a table, for example 'public.revenue'")
     for field in declaration.schema:
         _check_column(field, options.where)
@@ -92,7 +92,7 @@ def _check_column(field: pa.Field, where: str) -> None:
     if len(field.name.encode()) > _NAME_BYTES or field.name in _SYSTEM:
         why = f"a PostgreSQL table cannot have a column named {field.name!r}; rename the column with AS"
         raise InvalidInput(where=where, why=why)
-    if column_type(field.type) is None:
+    if choose_column_type(field.type) is None:
         why = f"column {field.name!r} is {field.type}, which a PostgreSQL table cannot store; cast the column"
         raise InvalidInput(where=where, why=why)
 
@@ -109,17 +109,17 @@ def _probe(server: Server, target: TargetTable, where: str) -> None:
 
 
 class PostgresSink:
-    remembers = True
+    keeps_number = True
 
     def __init__(self, server: Server, target: TargetTable, token: str) -> None:
         self.name = target.sink
         self._address = server.address
         self._target = target
         self._token = token
-        with self._as_failure():
+        with self._convert_errors():
             self._connection = server.connect()
         try:
-            with self._as_failure():
+            with self._convert_errors():
                 self._connection.execute(_DURABLE)
                 with self._connection.transaction():
                     opened = target.open(self._connection, token)
@@ -136,10 +136,10 @@ class PostgresSink:
     def write(self, time: int, changes: Changes) -> None:
         if time <= self._last:
             return
-        with self._as_failure():
+        with self._convert_errors():
             whole = None if changes.whole is None else self._rows_to_send(changes.whole)
             if whole is not None and whole.rows.num_rows <= _SMALL_ROWS:
-                [rows] = whole.texts()
+                [rows] = whole.to_texts()
                 self._apply(time, self._summarize([whole]), rows.to_pydict())
             else:
                 with self._connection.transaction():
@@ -149,16 +149,16 @@ class PostgresSink:
 
     def _rows_to_send(self, piece: pa.Table) -> RowsToSend:
         piece = replace_invalid_utf8(piece)  # before keys are compared: two may become equal
-        sent = rows_by_key(piece, self._target.key) if self._target.key else rows_by_copies(piece)
+        sent = make_keyed_rows(piece, self._target.key) if self._target.key else make_counted_rows(piece)
         if sent is None:
             raise self._failure(_NOT_UNIQUE.format(key=", ".join(self._target.key)))
         return sent
 
     def _summarize(self, several: Iterable[RowsToSend]) -> Summary:
-        made = Summary()
+        summary = Summary()
         for sent in several:
-            made.take(sent, is_keyed=bool(self._target.key))
-        return made
+            summary.add(sent, is_keyed=bool(self._target.key))
+        return summary
 
     def close(self) -> None:
         self._connection.close()
@@ -167,31 +167,31 @@ class PostgresSink:
         return {"token": self._token, "epoch": self._epoch, "time": time, "expected": expected}
 
     def _apply(self, time: int, summary: Summary, rows: Mapping[str, Any]) -> None:
-        query = apply_statement(self._columns, summary, is_small=bool(rows))
+        query = make_apply_statement(self._columns, summary, is_small=bool(rows))
         moved = self._connection.execute(query, {**self._parameters(time, summary.expected), **rows}).fetchone()
         if moved is None and self._may_write(time):
             raise self._failure("internal error: the transaction number was not updated; report it as a bug")
 
     def _copy(self, time: int, changes: Changes) -> None:
         """Copy piece by piece; directly into the table if no row is removed."""
-        columns, sents = self._columns, map(self._rows_to_send, changes)
+        columns, rows_to_send = self._columns, map(self._rows_to_send, changes)
         if changes.is_addition:
             copied, expected = 0, 0
-            for sent in sents:
+            for sent in rows_to_send:
                 copied += self._copy_into(f"{columns.table} ({columns.listed})", sent.copies())
                 expected += sent.expected
-            self._connection.execute(move_statement(columns, str(copied)), self._parameters(time, expected))
+            self._connection.execute(make_number_update(columns, str(copied)), self._parameters(time, expected))
             return
         named = ", ".join(f"{quote(name)} AS c{at}" for at, name in enumerate(columns.names))
-        alike = f"SELECT {named}, 0::bigint AS n, 0::bigint AS part FROM {columns.table} WITH NO DATA"
-        self._connection.execute(f"CREATE TEMPORARY TABLE {CHANGES} ON COMMIT DROP AS {alike}", ())
-        summary = self._summarize(self._copy_into_changes(sents))
+        empty_query = f"SELECT {named}, 0::bigint AS n, 0::bigint AS part FROM {columns.table} WITH NO DATA"
+        self._connection.execute(f"CREATE TEMPORARY TABLE {CHANGES} ON COMMIT DROP AS {empty_query}", ())
+        summary = self._summarize(self._copy_into_changes(rows_to_send))
         self._connection.execute(f"ANALYZE {CHANGES}")
         self._apply(time, summary, {})
 
     def _copy_into_changes(self, several: Iterable[RowsToSend]) -> Iterator[RowsToSend]:
         for sent in several:
-            self._copy_into(CHANGES, sent.texts())
+            self._copy_into(CHANGES, sent.to_texts())
             yield sent
 
     def _copy_into(self, where: str, tables: Iterable[pa.Table]) -> int:
@@ -206,10 +206,12 @@ class PostgresSink:
 
     def _may_write(self, time: int) -> bool:
         """False if the table already has the transaction. Locks the sink's row until the server's transaction ends."""
-        query = f"SELECT time, epoch FROM {self._columns.marks} WHERE token = %s FOR UPDATE"
+        query = f"SELECT time, epoch FROM {self._columns.numbers_table} WHERE token = %s FOR UPDATE"
         row = self._connection.execute(query, (self._token,)).fetchone()
         if row is None:
-            why = f"the sink's row in {self._target.marks} is missing; restore it, or give the sink another name"
+            why = (
+                f"the sink's row in {self._target.numbers_table} is missing; restore it, or give the sink another name"
+            )
             raise self._failure(why)
         if row[1] != self._epoch:
             raise self._failure("another process has opened the sink and continues; this process may no longer write")
@@ -220,7 +222,7 @@ class PostgresSink:
         return SinkFailed(sink=self.name, where=where, why=self._address.hide(why))
 
     @contextmanager
-    def _as_failure(self) -> Iterator[None]:
+    def _convert_errors(self) -> Iterator[None]:
         try:
             yield
         except UnusableTarget as misfit:

@@ -1,8 +1,9 @@
 """Convert a transaction to rows to send, and to the one statement that applies them to the table.
 
 1. The rows are a relation with the table's columns as `c0`, `c1`, and so on, and the columns `n` and `part`.
-2. With a key, `n` is the operation on the key's row (`GONE`, `CHANGED`, `COME`). `part` has a bit for each key column
-   that is NULL: for each such pattern, `=` and IS NULL find the row by an index, which IS NOT DISTINCT FROM does not.
+2. With a key, `n` is the operation on the key's row (`REMOVED`, `CHANGED`, `ADDED`). `part` has a bit for each key
+   column that is NULL: for each such pattern, `=` and IS NULL find the row by an index, which IS NOT DISTINCT FROM does
+   not.
 3. Without a key, `n` is the number of copies to add, or to remove if negative. Rows are equal if their texts
    (`ROW(...)::text`) are equal, which distinguishes NULL, NaN and -0.0 in all types.
 4. The statement deletes, updates, inserts, and stores the transaction number. It counts the affected rows: if the count
@@ -22,21 +23,21 @@ import pyarrow.compute as pc
 from evertide.rows.changes import DIFF, expand_in_pieces
 from evertide.rows.columns import Longs
 from evertide.rows.digest import hash_rows
-from evertide.sinks.postgres.types import texts
+from evertide.sinks.postgres.types import to_texts
 
 __all__ = [
     "CHANGES",
-    "Columns",
     "RowsToSend",
     "Summary",
-    "apply_statement",
-    "move_statement",
+    "TargetColumns",
+    "make_apply_statement",
+    "make_counted_rows",
+    "make_keyed_rows",
+    "make_number_update",
     "quote",
-    "rows_by_copies",
-    "rows_by_key",
 ]
 
-GONE, CHANGED, COME = -1, 0, 1
+REMOVED, CHANGED, ADDED = -1, 0, 1
 CHANGES = "pg_temp.evertide_changes"
 """The temporary table for the rows of a large transaction."""
 _SLICE_ROWS = 20_000
@@ -51,11 +52,11 @@ def quote(*names: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Columns:
+class TargetColumns:
     """The columns of the table, in the collection's order."""
 
     table: str
-    marks: str
+    numbers_table: str
     """The table of transaction numbers. Both names are quoted."""
     names: tuple[str, ...]
     types: tuple[str, ...]
@@ -80,27 +81,27 @@ class Summary:
     expected: int = 0
     """The number of rows that the statement must affect."""
     has_removals: bool = False
-    parts: dict[int, set[int]] = field(default_factory=lambda: {GONE: set(), CHANGED: set()})
-    """With a key: the values of `part` that occur, for `GONE` and `CHANGED`."""
+    parts: dict[int, set[int]] = field(default_factory=lambda: {REMOVED: set(), CHANGED: set()})
+    """With a key: the values of `part` that occur, for `REMOVED` and `CHANGED`."""
     distinct: dict[int, int] = field(default_factory=dict)
     """Without a key: about how many values each column has in removed rows; only columns that are never NULL there."""
 
-    def take(self, sent: RowsToSend, *, is_keyed: bool) -> None:
+    def add(self, sent: RowsToSend, *, is_keyed: bool) -> None:
         self.expected += sent.expected
         ops = sent.rows["n"]
         if is_keyed:
             for op, found in self.parts.items():
                 found.update(pc.unique(sent.rows.filter(pc.equal(ops, op))["part"]).to_pylist())
-        gone = sent.rows.filter(pc.less(ops, 0))
-        if gone.num_rows and not is_keyed:
-            columns = [*self.distinct] if self.has_removals else range(gone.num_columns - 2)
-            values = {at: gone[f"c{at}"] for at in columns}
+        removed = sent.rows.filter(pc.less(ops, 0))
+        if removed.num_rows and not is_keyed:
+            columns = [*self.distinct] if self.has_removals else range(removed.num_columns - 2)
+            values = {at: removed[f"c{at}"] for at in columns}
             self.distinct = {
                 at: pc.count_distinct(column).as_py() + self.distinct.get(at, 0)
                 for at, column in values.items()
                 if not column.null_count and not pa.types.is_nested(column.type)
             }
-        self.has_removals = self.has_removals or gone.num_rows > 0
+        self.has_removals = self.has_removals or removed.num_rows > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +111,7 @@ class RowsToSend:
     rows: pa.Table
     expected: int
 
-    def texts(self) -> Iterator[pa.Table]:
+    def to_texts(self) -> Iterator[pa.Table]:
         """The values as texts of PostgreSQL, `_SLICE_ROWS` rows at a time."""
         return _texts(self.rows)
 
@@ -124,10 +125,10 @@ class RowsToSend:
 def _texts(rows: pa.Table) -> Iterator[pa.Table]:
     for start in range(0, rows.num_rows, _SLICE_ROWS):
         some = rows.slice(start, _SLICE_ROWS)
-        yield pa.table({name: texts(some[name]) for name in some.schema.names})
+        yield pa.table({name: to_texts(some[name]) for name in some.schema.names})
 
 
-def rows_by_key(changes: pa.Table, key: Sequence[str]) -> RowsToSend | None:
+def make_keyed_rows(changes: pa.Table, key: Sequence[str]) -> RowsToSend | None:
     """The operation on each key. None if a key has several rows."""
     diffs = changes[DIFF].to_numpy()
     hashes = hash_rows(changes.select(key))
@@ -138,17 +139,17 @@ def rows_by_key(changes: pa.Table, key: Sequence[str]) -> RowsToSend | None:
     pairs = again & (ordered == 1) & (np.roll(ordered, 1) == -1)
     if (np.abs(ordered) != 1).any() or (again != pairs).any():
         return None
-    becomes = diffs.copy()
-    becomes[order[pairs]] = CHANGED
+    operations = diffs.copy()
+    operations[order[pairs]] = CHANGED
     kept = np.sort(order[~np.roll(pairs, -1)])  # without the old rows of updates
     rows = changes.drop_columns([DIFF]).take(pa.array(kept))
     part = np.zeros(len(kept), np.int64)
     for bit, column in enumerate(key):
         part |= rows[column].is_null().to_numpy().astype(np.int64) << bit
-    return _make_rows_to_send(rows, becomes[kept], part, len(kept))
+    return _make_rows_to_send(rows, operations[kept], part, len(kept))
 
 
-def rows_by_copies(changes: pa.Table) -> RowsToSend:
+def make_counted_rows(changes: pa.Table) -> RowsToSend:
     """Rows of a collection without a key."""
     diffs = changes[DIFF].to_numpy()
     return _make_rows_to_send(
@@ -161,53 +162,57 @@ def _make_rows_to_send(rows: pa.Table, op: Longs, part: Longs, expected: int) ->
     return RowsToSend(pa.Table.from_arrays([*rows.columns, pa.array(op), pa.array(part)], names), expected)
 
 
-def apply_statement(columns: Columns, summary: Summary, *, is_small: bool) -> str:
+def make_apply_statement(columns: TargetColumns, summary: Summary, *, is_small: bool) -> str:
     """Parameters: `token`, `epoch`, `time` and `expected`; if `is_small`, also the columns of the rows."""
     rows = "sent" if is_small else CHANGES
-    steps = [*(_keyed_steps(columns, summary, rows) if columns.key else _counted_steps(columns, summary, rows))]
+    steps = [
+        *(_make_keyed_steps(columns, summary, rows) if columns.key else _make_counted_steps(columns, summary, rows))
+    ]
     parts = [f"{name} AS {text}" for name, text in steps]
     if is_small:
         casts = ", ".join(f"c{at}::{kind} AS c{at}" for at, kind in enumerate(columns.types))
         lists = [f"%(c{at})s::text[]" for at in range(len(columns.names))]
         given = f"unnest({', '.join([*lists, '%(n)s::bigint[]', '%(part)s::bigint[]'])})"
-        made = f"SELECT {casts}, n, part FROM mine, {given} AS given({columns.sent}, n, part)"
-        parts.insert(0, f"mine AS MATERIALIZED (SELECT 1 FROM {columns.marks} WHERE {_MAY_WRITE} FOR UPDATE)")
-        parts.insert(1, f"sent AS MATERIALIZED ({made})")
-    met = " + ".join(f"(SELECT count(*) FROM {name})" for name, _ in steps if name not in _QUERIES)
-    return f"WITH {', '.join(parts)} {move_statement(columns, met)}"
+        cast_rows = f"SELECT {casts}, n, part FROM permitted, {given} AS given({columns.sent}, n, part)"
+        parts.insert(
+            0, f"permitted AS MATERIALIZED (SELECT 1 FROM {columns.numbers_table} WHERE {_MAY_WRITE} FOR UPDATE)"
+        )
+        parts.insert(1, f"sent AS MATERIALIZED ({cast_rows})")
+    affected = " + ".join(f"(SELECT count(*) FROM {name})" for name, _ in steps if name not in _QUERIES)
+    return f"WITH {', '.join(parts)} {make_number_update(columns, affected)}"
 
 
-def move_statement(columns: Columns, met: str) -> str:
-    """Store the transaction number, if the number of affected rows (`met`) is the expected one."""
-    moved = f"SET time = %(time)s, written = now(), lacking = %(expected)s - ({met})"
-    return f"UPDATE {columns.marks} {moved} WHERE {_MAY_WRITE} RETURNING time"
+def make_number_update(columns: TargetColumns, affected: str) -> str:
+    """Store the transaction number, if the number of affected rows (`affected`) is the expected one."""
+    moved = f"SET time = %(time)s, written = now(), lacking = %(expected)s - ({affected})"
+    return f"UPDATE {columns.numbers_table} {moved} WHERE {_MAY_WRITE} RETURNING time"
 
 
-def _keyed_steps(columns: Columns, summary: Summary, rows: str) -> Iterable[tuple[str, str]]:
+def _make_keyed_steps(columns: TargetColumns, summary: Summary, rows: str) -> Iterable[tuple[str, str]]:
     """Delete, update, insert, in this order: a new row may reuse a value of a unique index."""
     others = [at for at in range(len(columns.names)) if at not in columns.key] or columns.key
-    for part in sorted(summary.parts[GONE]):
-        using = f"DELETE FROM {columns.table} t USING {rows} s WHERE {_match_key(columns, part, GONE)} RETURNING 1"
-        yield f"gone{part}", f"({using})"
+    for part in sorted(summary.parts[REMOVED]):
+        using = f"DELETE FROM {columns.table} t USING {rows} s WHERE {_match_key(columns, part, REMOVED)} RETURNING 1"
+        yield f"removed{part}", f"({using})"
     for part in sorted(summary.parts[CHANGED]):
         set_to = ", ".join(f"{quote(columns.names[at])} = s.c{at}" for at in others)
         same = _match_key(columns, part, CHANGED)
         using = f"UPDATE {columns.table} t SET {set_to} FROM {rows} s WHERE {same} RETURNING 1"
         yield f"changed{part}", f"({using})"
-    come = f"SELECT {columns.sent} FROM {rows} WHERE n = {COME}"
-    yield "come", f"(INSERT INTO {columns.table} ({columns.listed}) {come} RETURNING 1)"
+    added = f"SELECT {columns.sent} FROM {rows} WHERE n = {ADDED}"
+    yield "added", f"(INSERT INTO {columns.table} ({columns.listed}) {added} RETURNING 1)"
 
 
-def _match_key(columns: Columns, part: int, op: int) -> str:
+def _match_key(columns: TargetColumns, part: int, op: int) -> str:
     """The condition that a row `t` of the table has the key of a row `s`."""
-    met = [
+    conditions = [
         f"t.{quote(columns.names[at])} IS NULL" if part >> bit & 1 else f"t.{quote(columns.names[at])} = s.c{at}"
         for bit, at in enumerate(columns.key)
     ]
-    return " AND ".join([f"s.n = {op}", f"s.part = {part}", *met])
+    return " AND ".join([f"s.n = {op}", f"s.part = {part}", *conditions])
 
 
-def _counted_steps(columns: Columns, summary: Summary, rows: str) -> Iterable[tuple[str, str]]:
+def _make_counted_steps(columns: TargetColumns, summary: Summary, rows: str) -> Iterable[tuple[str, str]]:
     """Delete the given number of copies of each removed row, and insert the added ones."""
     if summary.has_removals:
         image = f'ROW({columns.sent})::text COLLATE "C"'
@@ -218,12 +223,12 @@ def _counted_steps(columns: Columns, summary: Summary, rows: str) -> Iterable[tu
         number = "row_number() OVER (PARTITION BY w.image) AS copy"
         yield "found", f"(SELECT t.ctid AS place, w.n, {number} {match}{nearby})"
         places = "ARRAY(SELECT place FROM found WHERE copy <= n)"
-        yield "gone", f"(DELETE FROM ONLY {columns.table} WHERE ctid = ANY({places}) RETURNING 1)"
+        yield "removed", f"(DELETE FROM ONLY {columns.table} WHERE ctid = ANY({places}) RETURNING 1)"
     copies = f"SELECT {columns.sent} FROM {rows}, generate_series(1, n) WHERE n > 0"
-    yield "come", f"(INSERT INTO {columns.table} ({columns.listed}) {copies} RETURNING 1)"
+    yield "added", f"(INSERT INTO {columns.table} ({columns.listed}) {copies} RETURNING 1)"
 
 
-def _limit_search(columns: Columns, summary: Summary, rows: str) -> str:
+def _limit_search(columns: TargetColumns, summary: Summary, rows: str) -> str:
     """Limit the rows whose texts are compared, by a column that has an index or many different values."""
     kinds = columns.types
     usable = [at for at in summary.distinct if not kinds[at].startswith("json") and not kinds[at].endswith("[]")]

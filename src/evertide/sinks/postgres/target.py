@@ -26,18 +26,18 @@ import psycopg
 import pyarrow as pa
 
 from evertide.postgres import OLDEST_VERSION, TableName, find_unique_indexes, match_name
-from evertide.sinks.postgres.statements import Columns, quote
-from evertide.sinks.postgres.types import TargetColumn, column_type, holds
+from evertide.sinks.postgres.statements import TargetColumns, quote
+from evertide.sinks.postgres.types import TargetColumn, can_hold, choose_column_type
 
-__all__ = ["LACKING", "MARKS", "OpenedTarget", "TargetTable", "UnusableTarget"]
+__all__ = ["LACKING", "NUMBERS_TABLE", "OpenedTarget", "TargetTable", "UnusableTarget"]
 
-MARKS = "evertide_sinks"
+NUMBERS_TABLE = "evertide_sinks"
 LACKING = "evertide_sinks_lacking"
 _NULLS_NOT_DISTINCT = 150_000
 """The first version with unique constraints that treat NULLs as equal."""
 
-_CREATE_MARKS = """
-CREATE TABLE IF NOT EXISTS {marks} (
+_CREATE_NUMBERS_TABLE = """
+CREATE TABLE IF NOT EXISTS {numbers_table} (
     token text PRIMARY KEY, sink text NOT NULL, target regclass NOT NULL UNIQUE,
     time bigint NOT NULL, epoch bigint NOT NULL,
     lacking bigint NOT NULL DEFAULT 0 CONSTRAINT {lacking} CHECK (lacking = 0),
@@ -69,13 +69,13 @@ class UnusableTarget(Exception):
 class OpenedTarget:
     """What a session needs to write."""
 
-    columns: Columns
+    columns: TargetColumns
     epoch: int
     time: int
 
 
 @dataclass(frozen=True, slots=True)
-class _Table:
+class _TableInfo:
     oid: int
     is_partitioned: bool
     is_owned: bool
@@ -95,15 +95,15 @@ class TargetTable:
     may_create: bool
 
     @property
-    def marks(self) -> TableName:
-        return TableName(self.name.schema, MARKS)
+    def numbers_table(self) -> TableName:
+        return TableName(self.name.schema, NUMBERS_TABLE)
 
     def check(self, connection: Connection) -> None:
         """Check that a new sink can write to the target. Changes nothing."""
         if connection.info.server_version < OLDEST_VERSION:
             version = connection.info.server_version // 10_000
             raise UnusableTarget(f"the server runs PostgreSQL {version}; version 14 or newer is required")
-        is_read_only, may_temp, user, may_create = _one(connection, _SERVER, (self.name.schema,))
+        is_read_only, may_temp, user, may_create = _fetch_row(connection, _SERVER, (self.name.schema,))
         if is_read_only:
             why = f"the server accepts no writes: it is a standby, or user {user} has default_transaction_read_only"
             raise UnusableTarget(
@@ -115,10 +115,10 @@ class TargetTable:
             why = f"user {user} may not create temporary tables"
             raise UnusableTarget(f"{why}; run GRANT TEMPORARY ON DATABASE ... TO {user}")
         grant = f"GRANT CREATE ON SCHEMA {self.name.schema} TO {user}"
-        marks = self._find_table(connection, self.marks, "SELECT, INSERT, UPDATE", user)
-        if marks is None and not may_create:
+        numbers_table = self._find_table(connection, self.numbers_table, "SELECT, INSERT, UPDATE", user)
+        if numbers_table is None and not may_create:
             raise UnusableTarget(
-                f"user {user} may not create {self.marks}, which stores the transaction number; run {grant}"
+                f"user {user} may not create {self.numbers_table}, which stores the transaction number; run {grant}"
             )
         table = self._find_table(connection, self.name, "SELECT, INSERT, UPDATE, DELETE", user)
         if table is None:
@@ -129,58 +129,60 @@ class TargetTable:
             if not may_create:
                 raise UnusableTarget(f"user {user} may not create {self.name}; run {grant}")
             return
-        self._check_free(connection, table, has_marks=marks is not None)
+        self._check_free(connection, table, has_numbers_table=numbers_table is not None)
         self._match_columns(connection, table)
 
     def open(self, connection: Connection, token: str) -> OpenedTarget:
         """Create what is missing, and fence earlier processes of the sink. Runs inside a transaction."""
-        marks = quote(self.name.schema, MARKS)
-        connection.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (f"evertide {self.marks}",))
-        connection.execute(_CREATE_MARKS.format(marks=marks, lacking=LACKING), ())
-        mark = connection.execute(
-            f"SELECT target::oid::bigint, time, epoch FROM {marks} WHERE token = %s FOR UPDATE", (token,)
+        numbers_table = quote(self.name.schema, NUMBERS_TABLE)
+        connection.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (f"evertide {self.numbers_table}",))
+        connection.execute(_CREATE_NUMBERS_TABLE.format(numbers_table=numbers_table, lacking=LACKING), ())
+        recorded = connection.execute(
+            f"SELECT target::oid::bigint, time, epoch FROM {numbers_table} WHERE token = %s FOR UPDATE", (token,)
         ).fetchone()
         table = self._find_table(connection, self.name)
-        if mark is None:
+        if recorded is None:
             table = self._claim(connection, table)
             named = f"{self.sink} of {self.collection}"
             connection.execute(
-                f"INSERT INTO {marks} (token, sink, target, time, epoch) VALUES (%s, %s, %s::oid, -1, 0)",
+                f"INSERT INTO {numbers_table} (token, sink, target, time, epoch) VALUES (%s, %s, %s::oid, -1, 0)",
                 (token, named, table.oid),
             )
-            mark = (table.oid, -1, 0)
-        if table is None or table.oid != mark[0]:
+            recorded = (table.oid, -1, 0)
+        if table is None or table.oid != recorded[0]:
             what = "does not exist any more" if table is None else "is not the table that the sink wrote to"
             raise UnusableTarget(f"{self.name} {what}; restore it, or give the sink another name and another table")
         columns = self._match_columns(connection, self._add_columns(connection, table))
-        connection.execute(f"UPDATE {marks} SET epoch = epoch + 1 WHERE token = %s", (token,))
-        return OpenedTarget(columns, mark[2] + 1, mark[1])
+        connection.execute(f"UPDATE {numbers_table} SET epoch = epoch + 1 WHERE token = %s", (token,))
+        return OpenedTarget(columns, recorded[2] + 1, recorded[1])
 
-    def _claim(self, connection: Connection, table: _Table | None) -> _Table:
+    def _claim(self, connection: Connection, table: _TableInfo | None) -> _TableInfo:
         if table is not None:
-            self._check_free(connection, table, has_marks=True)
+            self._check_free(connection, table, has_numbers_table=True)
             return table
         if not self.may_create:
             raise UnusableTarget(f"table {self.name} does not exist; create it, or set the option 'create' to 'true'")
         self._create_table(connection)
         return self._find_table(connection, self.name) or self._refuse_dropped()
 
-    def _refuse_dropped(self) -> _Table:
+    def _refuse_dropped(self) -> _TableInfo:
         raise UnusableTarget(f"{self.name} was dropped while the sink was opened")
 
     def _create_table(self, connection: Connection) -> None:
-        columns = [f"{quote(field.name)} {column_type(field.type)}" for field in self.schema]
+        columns = [f"{quote(field.name)} {choose_column_type(field.type)}" for field in self.schema]
         if self.key:
             listed = ", ".join(quote(name) for name in self.key)
-            alike = " NULLS NOT DISTINCT" if connection.info.server_version >= _NULLS_NOT_DISTINCT else ""
+            nulls_clause = " NULLS NOT DISTINCT" if connection.info.server_version >= _NULLS_NOT_DISTINCT else ""
             has_nulls = any(self.schema.field(name).nullable for name in self.key)
-            columns.append(f"UNIQUE{alike} ({listed})" if has_nulls else f"PRIMARY KEY ({listed})")
+            columns.append(f"UNIQUE{nulls_clause} ({listed})" if has_nulls else f"PRIMARY KEY ({listed})")
         table = quote(self.name.schema, self.name.table)
         connection.execute(f"CREATE TABLE {table} ({', '.join(columns)})", ())
         comment = f"kept by Evertide: the collection {self.collection}".replace("'", "''").replace("%", "%%")
         connection.execute(f"COMMENT ON TABLE {table} IS '{comment}'", ())
 
-    def _find_table(self, connection: Connection, name: TableName, rights: str = "", user: str = "") -> _Table | None:
+    def _find_table(
+        self, connection: Connection, name: TableName, rights: str = "", user: str = ""
+    ) -> _TableInfo | None:
         """None if there is no such table. `UnusableTarget` if it cannot be written, or a privilege is missing."""
         asked = {"schema": name.schema, "table": name.table, "rights": rights.split(", ") if rights else []}
         row = connection.execute(_TABLE, asked).fetchone()
@@ -194,25 +196,27 @@ class TargetTable:
         if lacking:
             raise UnusableTarget(f"user {user} lacks privileges; run GRANT {', '.join(lacking)} ON {name} TO {user}")
         found = [TargetColumn(*column) for column in connection.execute(_COLUMNS, (oid,)).fetchall()]
-        return _Table(oid, relation_kind == "p", is_owned, {column.name: column for column in found})
+        return _TableInfo(oid, relation_kind == "p", is_owned, {column.name: column for column in found})
 
-    def _check_free(self, connection: Connection, table: _Table, *, has_marks: bool) -> None:
+    def _check_free(self, connection: Connection, table: _TableInfo, *, has_numbers_table: bool) -> None:
         """Refuse a table of another sink, or with rows that this sink did not write."""
-        if has_marks:
-            marks = quote(self.name.schema, MARKS)
-            owner = connection.execute(f"SELECT sink FROM {marks} WHERE target = %s::oid", (table.oid,)).fetchone()
+        if has_numbers_table:
+            numbers_table = quote(self.name.schema, NUMBERS_TABLE)
+            owner = connection.execute(
+                f"SELECT sink FROM {numbers_table} WHERE target = %s::oid", (table.oid,)
+            ).fetchone()
             if owner is not None:
                 why = f"{self.name} is already the target of another sink, {owner[0]!r}"
                 raise UnusableTarget(f"{why}; name another table, or drop this one first if that sink has ended")
         if connection.execute(f"SELECT 1 FROM {quote(self.name.schema, self.name.table)} LIMIT 1", ()).fetchone():
             raise UnusableTarget(f"{self.name} has rows that this sink did not write; name another table, or empty it")
 
-    def _add_columns(self, connection: Connection, table: _Table) -> _Table:
+    def _add_columns(self, connection: Connection, table: _TableInfo) -> _TableInfo:
         """Add the columns that the collection has gained."""
         missing = [field for field in self.schema if match_name(field.name, table.columns) is None]
         if not missing or not self.may_create:
             return table
-        added = ", ".join(f"ADD COLUMN {quote(field.name)} {column_type(field.type)}" for field in missing)
+        added = ", ".join(f"ADD COLUMN {quote(field.name)} {choose_column_type(field.type)}" for field in missing)
         if not table.is_owned:
             raise UnusableTarget(
                 f"the collection has new columns, and the user may not add them; run ALTER TABLE {self.name} {added}"
@@ -220,7 +224,7 @@ class TargetTable:
         connection.execute(f"ALTER TABLE {quote(self.name.schema, self.name.table)} {added}", ())
         return self._find_table(connection, self.name) or self._refuse_dropped()
 
-    def _match_columns(self, connection: Connection, table: _Table) -> Columns:
+    def _match_columns(self, connection: Connection, table: _TableInfo) -> TargetColumns:
         """Match the collection's columns to the table's."""
         found = [self._match_column(field, table) for field in self.schema]
         names = tuple(column.name for column in found)
@@ -232,9 +236,9 @@ class TargetTable:
             if column.needs_value and column.name not in names:
                 why = f"column {column.name!r} of {self.name} requires a value, but the collection has no such column"
                 raise UnusableTarget(f"{why}; give it a default, or allow NULL")
-        columns = Columns(
+        columns = TargetColumns(
             quote(self.name.schema, self.name.table),
-            quote(self.name.schema, MARKS),
+            quote(self.name.schema, NUMBERS_TABLE),
             names,
             tuple(column.cast for column in found),
             tuple(self.schema.names.index(name) for name in self.key),
@@ -249,24 +253,24 @@ class TargetTable:
         leading = connection.execute(_LEADING, (table.oid,)).fetchone()
         return replace(columns, index=names.index(leading[0])) if leading and leading[0] in names else columns
 
-    def _match_column(self, field: pa.Field, table: _Table) -> TargetColumn:
+    def _match_column(self, field: pa.Field, table: _TableInfo) -> TargetColumn:
         name = match_name(field.name, table.columns)
-        made = column_type(field.type)
+        created_type = choose_column_type(field.type)
         if name is None:
             listed = ", ".join(table.columns)
             why = f"{self.name} has no column {field.name!r}; it has {listed}"
-            raise UnusableTarget(f"{why}; run ALTER TABLE {self.name} ADD COLUMN {quote(field.name)} {made}")
+            raise UnusableTarget(f"{why}; run ALTER TABLE {self.name} ADD COLUMN {quote(field.name)} {created_type}")
         column = table.columns[name]
-        if not holds(column, field.type):
+        if not can_hold(column, field.type):
             why = f"column {name!r} of {self.name} is {column.shown}, which cannot hold every value of {field.type}"
-            raise UnusableTarget(f"{why}; change its type to {made}, or cast the column in the view")
+            raise UnusableTarget(f"{why}; change its type to {created_type}, or cast the column in the view")
         if column.is_computed:
             raise UnusableTarget(
                 f"column {name!r} of {self.name} is computed by the server and cannot be written; rename it with AS"
             )
         return column
 
-    def _check_key(self, connection: Connection, table: _Table, key: set[str]) -> None:
+    def _check_key(self, connection: Connection, table: _TableInfo, key: set[str]) -> None:
         if any(set(index.columns) <= key for index in find_unique_indexes(connection, table.oid)):
             return
         listed = ", ".join(sorted(key))
@@ -275,5 +279,5 @@ class TargetTable:
         raise UnusableTarget(f"{why}; {remedy}")
 
 
-def _one(connection: Connection, query: str, values: tuple[Any, ...]) -> Any:
+def _fetch_row(connection: Connection, query: str, values: tuple[Any, ...]) -> Any:
     return connection.execute(query, values).fetchone() or (None,) * 4

@@ -30,9 +30,9 @@ import pyarrow.types as kinds
 
 from evertide.json_values import is_variant
 from evertide.rows.columns import to_array
-from evertide.sinks.json_rows import json_rows
+from evertide.sinks.json_rows import to_json_rows
 
-__all__ = ["TargetColumn", "column_type", "holds", "texts"]
+__all__ = ["TargetColumn", "can_hold", "choose_column_type", "to_texts"]
 
 _ANY_LENGTH = -1
 _MICROS = (_ANY_LENGTH, 6)
@@ -82,14 +82,14 @@ class TargetColumn:
         return "varchar[]" if self.is_array else "varchar"
 
 
-def column_type(kind: Any) -> str | None:
+def choose_column_type(kind: Any) -> str | None:
     """The type that a column is created with; None if a table cannot store it."""
     if kinds.is_decimal(kind):
         return f"numeric({kind.precision},{kind.scale})"
     if kind in _SIMPLE:
         return _SIMPLE[kind][0]
     if is_variant(kind) or kinds.is_nested(kind):
-        inner = [column_type(kind.field(at).type) for at in range(kind.num_fields)]
+        inner = [choose_column_type(kind.field(at).type) for at in range(kind.num_fields)]
         if None in inner:
             return None
         return f"{inner[0]}[]" if _is_array(kind) else "jsonb"
@@ -101,7 +101,7 @@ def _is_array(kind: Any) -> bool:
     return kinds.is_list(kind) and not kinds.is_nested(kind.value_type) and kind.value_type != pa.null()
 
 
-def holds(column: TargetColumn, kind: Any) -> bool:
+def can_hold(column: TargetColumn, kind: Any) -> bool:
     """Whether a column can hold every value of the type exactly."""
     if column.is_domain:
         return False
@@ -127,18 +127,18 @@ def _has_digits(modifier: int, kind: Any) -> bool:
     return modifier == _ANY_LENGTH or (scale >= kind.scale and precision - scale >= kind.precision - kind.scale)
 
 
-def texts(column: Any) -> pa.Array:
+def to_texts(column: Any) -> pa.Array:
     """Convert values to the texts that PostgreSQL writes for them; NULL stays NULL."""
     array = to_array(column)
     kind = array.type
     if kinds.is_string(kind):
         return array
-    made = next((make for is_kind, make in _TEXTS if is_kind(kind)), None)
-    return pc.cast(array, pa.string()) if made is None else made(array)
+    convert = next((make for is_kind, make in _TEXTS if is_kind(kind)), None)
+    return pc.cast(array, pa.string()) if convert is None else convert(array)
 
 
-def _map_values(array: pa.Array, made: Callable[[Any], str]) -> pa.Array:
-    return pa.array([None if each is None else made(each) for each in array.to_pylist()], pa.string())
+def _map_values(array: pa.Array, convert: Callable[[Any], str]) -> pa.Array:
+    return pa.array([None if each is None else convert(each) for each in array.to_pylist()], pa.string())
 
 
 def _bytes(array: pa.Array) -> pa.Array:
@@ -159,11 +159,11 @@ def _format_bc(text: str) -> str:
     return text if found is None else f"{1 - int(found[1]):04}{found[2]} BC"
 
 
-def _spans(array: pa.Array) -> pa.Array:
-    return _map_values(array.cast(pa.int64()), _span)
+def _durations(array: pa.Array) -> pa.Array:
+    return _map_values(array.cast(pa.int64()), _format_duration)
 
 
-def _span(micros: int) -> str:
+def _format_duration(micros: int) -> str:
     seconds, left = divmod(abs(micros), 1_000_000)
     return f"{'-' if micros < 0 else ''}{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}.{left:06}"
 
@@ -172,12 +172,12 @@ def _arrays(array: pa.Array) -> pa.Array:
     """Convert the elements of all rows at once."""
     if not _is_array(array.type):
         return _json(array)
-    elements = ["NULL" if text is None else _element(text) for text in texts(array.flatten()).to_pylist()]
-    made, at = [], 0
+    elements = ["NULL" if text is None else _element(text) for text in to_texts(array.flatten()).to_pylist()]
+    arrays, at = [], 0
     for length in pc.list_value_length(array).to_pylist():
-        made.append(None if length is None else "{" + ",".join(elements[at : at + length]) + "}")
+        arrays.append(None if length is None else "{" + ",".join(elements[at : at + length]) + "}")
         at += length or 0
-    return pa.array(made, pa.string())
+    return pa.array(arrays, pa.string())
 
 
 def _element(text: str) -> str:
@@ -186,15 +186,15 @@ def _element(text: str) -> str:
 
 
 def _json(array: pa.Array) -> pa.Array:
-    rows = json_rows(pa.table({"c": array}))
-    made = (row["c"] for row in rows)
-    return pa.array([None if value is None else msgspec.json.encode(value).decode() for value in made], pa.string())
+    rows = to_json_rows(pa.table({"c": array}))
+    values = (row["c"] for row in rows)
+    return pa.array([None if value is None else msgspec.json.encode(value).decode() for value in values], pa.string())
 
 
 _TEXTS: tuple[tuple[Callable[[Any], bool], Callable[[pa.Array], pa.Array]], ...] = (
     (kinds.is_binary, _bytes),
     (lambda kind: kinds.is_date(kind) or kinds.is_timestamp(kind), _days),
-    (kinds.is_duration, _spans),
+    (kinds.is_duration, _durations),
     (kinds.is_list, _arrays),
     (kinds.is_nested, _json),
 )

@@ -19,7 +19,7 @@ from evertide.rows.columns import to_array
 from evertide.sources.files.pieces import FileTable, parse_ops
 from evertide.sources.files.records import Block
 from evertide.sources.files.text import find_bad_records
-from evertide.sources.values.columns import Column, from_texts
+from evertide.sources.values.columns import ConvertedColumn, from_texts
 from evertide.sources.values.fit import FittedRows, Reason, fit
 
 __all__ = ["CsvRecords"]
@@ -55,7 +55,7 @@ class CsvRecords:
             reasons.setdefault(at, Reason(f"the record has {block.fields[at]} fields, expected {len(columns)}"))
         texts = self._texts(block, len(columns), reasons, path)
         places = self.table.match_columns(columns, path)
-        ops = parse_ops(Column(texts[places[""]]) if "" in places else None, len(block.starts), reasons)
+        ops = parse_ops(ConvertedColumn(texts[places[""]]) if "" in places else None, len(block.starts), reasons)
         kinds = self.table.declaration.schema
         found = {name: from_texts(texts[at], kinds.field(name).type) for name, at in places.items() if name}
         return fit(self.table.declaration, found, ops, reasons)

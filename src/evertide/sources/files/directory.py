@@ -55,7 +55,7 @@ class WatchedFile:
         return xxhash.xxh3_64_intdigest(f"{self.bytes} {self.mtime_ns}".encode()) & 0xFFFF
 
 
-class _Position(msgspec.Struct, frozen=True):
+class _FilesPosition(msgspec.Struct, frozen=True):
     version: int
     files: int
     read: str
@@ -68,7 +68,7 @@ def encode_position(read: Mapping[str, int]) -> str:
     packed = zlib.compress("\0".join(names).encode(), 9) if names else b""
     sizes = len(packed).to_bytes(4, "little") if names else b""
     text = base64.b64encode(sizes + packed + marks).decode()
-    return msgspec.json.encode(_Position(_VERSION, len(names), text)).decode()
+    return msgspec.json.encode(_FilesPosition(_VERSION, len(names), text)).decode()
 
 
 START = encode_position({})
@@ -79,7 +79,7 @@ def decode_position(position: str) -> Mapping[str, int]:
     """The marks of the files that were read, by name."""
     where = "position of a files source"
     try:
-        found = msgspec.json.decode(position, type=_Position)
+        found = msgspec.json.decode(position, type=_FilesPosition)
         content = base64.b64decode(found.read, validate=True)
         size = int.from_bytes(content[:4], "little")
         names = zlib.decompress(content[4 : 4 + size]).decode().split("\0") if found.files else []

@@ -16,7 +16,7 @@ import pyarrow as pa
 from evertide.sources.files.pieces import FileTable, parse_ops
 from evertide.sources.files.records import Block
 from evertide.sources.files.text import find_bad_records
-from evertide.sources.values.columns import Column, from_values
+from evertide.sources.values.columns import ConvertedColumn, from_values
 from evertide.sources.values.defaults import read_default
 from evertide.sources.values.fit import FittedRows, Reason, fit
 from evertide.sources.values.strict_json import RepeatedName, decode_json
@@ -81,14 +81,14 @@ class JsonRecords:
                 reasons[at] = Reason(f"the table has no column {show_value(name)}")
         return renamed
 
-    def _ops(self, rows: list[dict[str, Any]]) -> Column | None:
+    def _ops(self, rows: list[dict[str, Any]]) -> ConvertedColumn | None:
         if not self.table.op_column:
             return None
         own = next(
             (name for name in self.table.declaration.schema.names if name.lower() == self.table.op_column.lower()), _OP
         )
         values = [row.get(_OP, row.get(own)) for row in rows]
-        return Column(pa.array([value if isinstance(value, str) else None for value in values], pa.string()))
+        return ConvertedColumn(pa.array([value if isinstance(value, str) else None for value in values], pa.string()))
 
 
 _OP = ""

@@ -17,8 +17,8 @@ import pyarrow.parquet as pq
 
 from evertide.rows.python_rows import to_python_rows
 from evertide.sources.contract import Limit, Rows
-from evertide.sources.files.pieces import Cut, FileTable, checksum, parse_ops
-from evertide.sources.values.columns import from_arrow, widens
+from evertide.sources.files.pieces import FileRange, FileTable, compute_checksum, parse_ops
+from evertide.sources.values.columns import from_arrow, is_widened_by
 from evertide.sources.values.fit import Reason, fit, split_faults
 from evertide.sources.values.kinds import sql_name
 
@@ -33,30 +33,30 @@ class ParquetReader:
     _known: dict[tuple[str, int, int, int], str] = field(default_factory=dict)
     """A cache of the last checksum: every piece of a file verifies the whole file."""
 
-    def cut(self, path: Path, limit: Limit) -> Iterator[Cut]:
+    def split_file(self, path: Path, limit: Limit) -> Iterator[FileRange]:
         """The checksum covers the whole file, as the footer defines the meaning of all row groups."""
         with self._open(path) as file:
             self._places(file.schema_arrow, path)
             groups = [file.metadata.row_group(at) for at in range(file.metadata.num_row_groups)]
-        whole = checksum(path)
+        whole = compute_checksum(path)
         first, row = 0, 1
         while first < len(groups):
             last, rows, size = first, 0, 0
             while last < len(groups) and (last == first or (rows < limit.rows and size < limit.bytes)):
                 rows, size, last = rows + groups[last].num_rows, size + groups[last].total_byte_size, last + 1
             if rows:
-                yield Cut(first, last, row, rows, whole)
+                yield FileRange(first, last, row, rows, whole)
             first, row = last, row + rows
 
-    def read_checksum(self, path: Path, _cut: Cut) -> str:
+    def read_checksum(self, path: Path, _cut: FileRange) -> str:
         there = path.stat()
         key = (str(path), there.st_size, there.st_mtime_ns, there.st_ctime_ns)
         if key not in self._known:
             self._known.clear()
-            self._known[key] = checksum(path)
+            self._known[key] = compute_checksum(path)
         return self._known[key]
 
-    def rows(self, path: Path, cut: Cut, place: str) -> Iterator[Rows]:
+    def rows(self, path: Path, cut: FileRange, place: str) -> Iterator[Rows]:
         row = cut.line
         with self._open(path) as file:
             places = self._places(file.schema_arrow, path)
@@ -85,7 +85,7 @@ class ParquetReader:
         places = self.table.match_columns(schema.names, path)
         for name, at in places.items():
             kind = self.table.declaration.schema.field(name).type if name else pa.string()
-            if not widens(schema.field(at).type, kind):
+            if not is_widened_by(schema.field(at).type, kind):
                 found = sql_name(schema.field(at).type)
                 raise self.table.failure(path, f"column {name!r} of the file is {found}, expected {sql_name(kind)}")
         return places

@@ -2,8 +2,8 @@
 
 1. A fragment is a `FilePiece` as JSON in `Place.where`: the file's name, size and time, a range in the file, and the
    checksum of that range (of the whole file, for Parquet). So reading it again gives the same rows, or an error.
-2. A `FileReader` reads one format. `cut` scans a file once and yields ranges of about the size of the limit; `rows`
-   reads a verified range in batches that fit into memory.
+2. A `FileReader` reads one format. `split_file` scans a file once and yields ranges of about the size of the limit;
+   `rows` reads a verified range in batches that fit into memory.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ import xxhash
 
 from evertide.errors import SourceFailed
 from evertide.sources.contract import DELETE, UPSERT, Limit, Rows, TableDeclaration
-from evertide.sources.values.columns import Column
-from evertide.sources.values.fit import Ops, Reason, upserts
+from evertide.sources.values.columns import ConvertedColumn
+from evertide.sources.values.fit import Ops, Reason, make_upserts
 from evertide.sources.values.values import show_value
 
-__all__ = ["Cut", "FilePiece", "FileReader", "FileTable", "checksum", "parse_ops"]
+__all__ = ["FilePiece", "FileRange", "FileReader", "FileTable", "compute_checksum", "parse_ops"]
 
 _READ_BYTES = 1024 * 1024
 _OPS = {
@@ -32,7 +32,7 @@ _OPS = {
 }
 
 
-class Cut(msgspec.Struct, frozen=True, omit_defaults=True):
+class FileRange(msgspec.Struct, frozen=True, omit_defaults=True):
     """A range of a file: bytes, or, in Parquet, row groups."""
 
     first: int
@@ -49,17 +49,17 @@ class FilePiece(msgspec.Struct, frozen=True):
     path: str
     bytes: int
     mtime_ns: int
-    cut: Cut
+    cut: FileRange
 
 
 class FileReader(Protocol):
-    def cut(self, path: Path, limit: Limit) -> Iterator[Cut]: ...
+    def split_file(self, path: Path, limit: Limit) -> Iterator[FileRange]: ...
 
-    def read_checksum(self, path: Path, cut: Cut) -> str:
+    def read_checksum(self, path: Path, cut: FileRange) -> str:
         """The checksum of the range's present content."""
         ...
 
-    def rows(self, path: Path, cut: Cut, place: str) -> Iterator[Rows]:
+    def rows(self, path: Path, cut: FileRange, place: str) -> Iterator[Rows]:
         """`place` is the file's name in faults. It does not depend on where the directory is mounted."""
         ...
 
@@ -101,9 +101,9 @@ class FileTable:
         return SourceFailed(source=self.source, where=f"{path}, table {self.declaration.name!r}", why=why)
 
 
-def parse_ops(column: Column | None, count: int, reasons: dict[int, Reason]) -> Ops:
+def parse_ops(column: ConvertedColumn | None, count: int, reasons: dict[int, Reason]) -> Ops:
     """Parse a column of operations; an unknown one is added to `reasons`."""
-    ops = upserts(count)
+    ops = make_upserts(count)
     if column is None:
         return ops
     for row, text in enumerate(column.array.to_pylist()):
@@ -116,7 +116,7 @@ def parse_ops(column: Column | None, count: int, reasons: dict[int, Reason]) -> 
     return ops
 
 
-def checksum(path: Path, first: int = 0, last: int | None = None) -> str:
+def compute_checksum(path: Path, first: int = 0, last: int | None = None) -> str:
     """XXH3-128 of the bytes [first, last); by default of the whole file."""
     state: Any = xxhash.xxh3_128()
     with path.open("rb") as file:

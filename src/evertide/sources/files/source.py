@@ -36,7 +36,7 @@ from evertide.sources.files.csv import CsvRecords
 from evertide.sources.files.directory import START, Directory, WatchedFile, decode_position, encode_position
 from evertide.sources.files.json_lines import JsonRecords
 from evertide.sources.files.parquet import ParquetReader
-from evertide.sources.files.pieces import Cut, FilePiece, FileReader, FileTable
+from evertide.sources.files.pieces import FilePiece, FileRange, FileReader, FileTable
 from evertide.sources.files.records import RecordLayout
 from evertide.sources.files.text import TextReader
 
@@ -54,7 +54,7 @@ class FilesSource:
         self.tables: tuple[str, ...] = (table,)
         self._directory = directory
         self._reader = reader
-        self._cuts: dict[tuple[WatchedFile, Limit], tuple[Cut, ...]] = {}
+        self._cuts: dict[tuple[WatchedFile, Limit], tuple[FileRange, ...]] = {}
 
     @property
     def start(self) -> str:
@@ -100,13 +100,13 @@ class FilesSource:
         except OSError as error:
             raise self._failure(self._directory.path, error) from error
 
-    def _cut(self, file: WatchedFile, limit: Limit) -> tuple[Cut, ...] | None:
+    def _cut(self, file: WatchedFile, limit: Limit) -> tuple[FileRange, ...] | None:
         """None if the file changed while it was read. Cached, as the pipeline may request the same offer again."""
         key = (file, limit)
         if key not in self._cuts:
             path = self._directory.file(file.name)
             try:
-                cuts = tuple(self._reader.cut(path, limit))
+                cuts = tuple(self._reader.split_file(path, limit))
                 after = path.stat()
             except FileNotFoundError:
                 return None
@@ -120,7 +120,7 @@ class FilesSource:
             self._cuts[key] = cuts
         return self._cuts[key]
 
-    def _place(self, file: WatchedFile, cut: Cut) -> Place:
+    def _place(self, file: WatchedFile, cut: FileRange) -> Place:
         return Place(msgspec.json.encode(FilePiece(file.name, file.bytes, file.mtime_ns, cut)).decode())
 
     def read(self, fragment: Fragment) -> Iterator[Rows]:

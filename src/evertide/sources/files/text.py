@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 
 from evertide.sources.contract import Limit, Rows
-from evertide.sources.files.pieces import Cut, FileTable, checksum
+from evertide.sources.files.pieces import FileRange, FileTable, compute_checksum
 from evertide.sources.files.records import Block, RecordLayout, read_blocks
 from evertide.sources.values.fit import FittedRows, Reason, split_faults
 
@@ -42,7 +42,7 @@ class TextReader:
     records: RecordFormat
     layout: RecordLayout
 
-    def cut(self, path: Path, limit: Limit) -> Iterator[Cut]:
+    def split_file(self, path: Path, limit: Limit) -> Iterator[FileRange]:
         """A range ends before the first record that starts beyond the limit."""
         size = path.stat().st_size
         columns: tuple[str, ...] | None = None
@@ -60,16 +60,16 @@ class TextReader:
                     rows += min(stop, len(starts)) - at
                     if stop < len(starts):
                         end = int(starts[stop])
-                        yield Cut(begin, end, line, rows, checksum(path, begin, end), columns)
+                        yield FileRange(begin, end, line, rows, compute_checksum(path, begin, end), columns)
                         begin, line, rows = end, int(records.lines[stop]), 0
                     at = stop
         if rows:
-            yield Cut(begin, size, line, rows, checksum(path, begin, size), columns or ())
+            yield FileRange(begin, size, line, rows, compute_checksum(path, begin, size), columns or ())
 
-    def read_checksum(self, path: Path, cut: Cut) -> str:
-        return checksum(path, cut.first, cut.last)
+    def read_checksum(self, path: Path, cut: FileRange) -> str:
+        return compute_checksum(path, cut.first, cut.last)
 
-    def rows(self, path: Path, cut: Cut, place: str) -> Iterator[Rows]:
+    def rows(self, path: Path, cut: FileRange, place: str) -> Iterator[Rows]:
         is_headed = cut.first == 0 and self.records.has_header
         with path.open("rb") as file:
             for block in read_blocks(file, self.layout, first=cut.first, last=cut.last, line=cut.line):

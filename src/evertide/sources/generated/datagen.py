@@ -39,8 +39,8 @@ from evertide.runtime import Runtime
 from evertide.sources.contract import DELETE, UPSERT, Rows, TableDeclaration
 from evertide.sources.generated.seeded import RandomStream, hash_numbers
 from evertide.sources.generated.series import GeneratedSource, RowRange, Series
-from evertide.sources.generated.values import Recipe, default_range, is_makeable, make_values, to_units
-from evertide.sources.values.fit import Ops, rows_schema
+from evertide.sources.generated.values import Recipe, can_generate, default_range, make_values, to_units
+from evertide.sources.values.fit import Ops, make_rows_schema
 from evertide.sources.values.kinds import sql_name
 from evertide.sources.values.values import Misfit, parse_value
 
@@ -77,18 +77,18 @@ class DatagenSource(GeneratedSource):
             else:
                 array = make_values(recipe, numbers)
                 arrays.append(pc.if_else(is_delete, pa.scalar(None, array.type), array) if self.deletes else array)
-        return pa.Table.from_arrays([*arrays, pa.array(ops)], schema=rows_schema(self.declaration))
+        return pa.Table.from_arrays([*arrays, pa.array(ops)], schema=make_rows_schema(self.declaration))
 
     def _draw_changes(self, numbers: Longs) -> tuple[Ops, Longs]:
         """The operation of each row, and the number of the row whose key it has: itself, or an earlier row."""
-        share = (hash_numbers(numbers, _stream(self.seed, _OPS)) >> np.uint64(11)) * 2.0**-53
-        earlier = hash_numbers(numbers, _stream(self.seed, _EARLIER)) % np.maximum(numbers, 1).view(np.uint64)
+        share = (hash_numbers(numbers, _derive_seed(self.seed, _OPS)) >> np.uint64(11)) * 2.0**-53
+        earlier = hash_numbers(numbers, _derive_seed(self.seed, _EARLIER)) % np.maximum(numbers, 1).view(np.uint64)
         is_change = (share < self.deletes + self.updates) & (numbers > 0)
         ops = np.where((share < self.deletes) & is_change, DELETE, UPSERT).astype(np.int8)
         return ops, np.where(is_change, earlier.view(np.int64), numbers)
 
 
-def _stream(seed: int, stream: int) -> int:
+def _derive_seed(seed: int, stream: int) -> int:
     return RandomStream(seed).fork(stream).bits()
 
 
@@ -108,40 +108,40 @@ def open_datagen(name: str, tables: Sequence[TableDeclaration], runtime: Runtime
         raise options.refusal("updates" if updates else "deletes", "needs a table with a PRIMARY KEY")
     if updates + deletes > 1:
         raise options.refusal("updates", "and the option 'deletes' add up to more than 1")
-    recipes = tuple(_recipe(options, declaration, at, seed) for at in range(len(declaration.schema)))
+    recipes = tuple(_read_recipe(options, declaration, at, seed) for at in range(len(declaration.schema)))
     options.check_unknown()
     return DatagenSource(name, series, declaration, recipes, seed, updates, deletes)
 
 
-def _recipe(options: Options, declaration: TableDeclaration, at: int, seed: int) -> Recipe:
+def _read_recipe(options: Options, declaration: TableDeclaration, at: int, seed: int) -> Recipe:
     field = declaration.schema.field(at)
     prefix = f"columns.{field.name}."
-    if not is_makeable(field.type):
+    if not can_generate(field.type):
         why = f"column {field.name!r} is {sql_name(field.type)}, a type that datagen cannot generate"
         raise InvalidInput(where=options.where, why=why)
     is_key = field.name in declaration.key
     usual = "sequence" if declaration.key[:1] == (field.name,) else "random"
-    low, high = _bounds(options, prefix, field.type)
+    low, high = _read_bounds(options, prefix, field.type)
     nulls = options.number(prefix + "nulls", 0, most=1)
     if nulls and (is_key or not field.nullable):
         raise options.refusal(prefix + "nulls", "is greater than 0, but the column is NOT NULL")
     return Recipe(
         name=field.name,
         kind=field.type,
-        seed=_stream(seed, _COLUMNS + at),
+        seed=_derive_seed(seed, _COLUMNS + at),
         low=low,
         high=high,
         is_sequence=options.choice(prefix + "kind", ("sequence", "random"), usual) == "sequence",
         distinct=options.integer(prefix + "distinct", 0),
         nulls=nulls,
         length=options.integer(prefix + "length", 3 if pa.types.is_nested(field.type) else 8),
-        pool=_pool(options, prefix + "values", field.type),
+        pool=_read_pool(options, prefix + "values", field.type),
     )
 
 
-def _bounds(options: Options, prefix: str, kind: Any) -> tuple[float, float]:
+def _read_bounds(options: Options, prefix: str, kind: Any) -> tuple[float, float]:
     usual = default_range(kind)
-    low, high = (_bound(options, prefix + end, kind, usual) for end in ("min", "max"))
+    low, high = (_read_bound(options, prefix + end, kind, usual) for end in ("min", "max"))
     found_low, found_high = usual or (0, 0)
     found_low = found_low if low is None else low
     found_high = max(found_high, found_low) if high is None else high
@@ -152,27 +152,27 @@ def _bounds(options: Options, prefix: str, kind: Any) -> tuple[float, float]:
     return found_low, found_high
 
 
-def _bound(options: Options, name: str, kind: Any, usual: tuple[float, float] | None) -> float | None:
+def _read_bound(options: Options, name: str, kind: Any, usual: tuple[float, float] | None) -> float | None:
     text = options.text(name)
     if not text:
         return None
     if usual is None:
         raise options.refusal(name, f"is not allowed: values of type {sql_name(kind)} have no range")
-    found = to_units(_value(options, name, text, kind), kind)
+    found = to_units(_parse_option(options, name, text, kind), kind)
     if not pa.types.is_floating(kind) and not -(1 << 63) <= found < 1 << 63:
         raise options.refusal(name, f"is {text!r}: datagen generates values of at most 64 bits")
     return found
 
 
-def _value(options: Options, name: str, text: str, kind: Any) -> Any:
+def _parse_option(options: Options, name: str, text: str, kind: Any) -> Any:
     try:
         return parse_value(text, kind)
     except Misfit as error:
         raise options.refusal(name, f"does not fit the column: {error}") from error
 
 
-def _pool(options: Options, name: str, kind: Any) -> Any:
+def _read_pool(options: Options, name: str, kind: Any) -> Any:
     text = options.text(name)
     if not text:
         return None
-    return pa.array([_value(options, name, one.strip(), kind) for one in text.split(",")], kind)
+    return pa.array([_parse_option(options, name, one.strip(), kind) for one in text.split(",")], kind)

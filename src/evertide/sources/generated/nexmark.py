@@ -30,10 +30,10 @@ from evertide.runtime import Runtime
 from evertide.sources.contract import OP, Rows, TableDeclaration, merge_options
 from evertide.sources.generated.nexmark_events import SCHEMAS, Nexmark
 from evertide.sources.generated.series import GeneratedSource, RowRange, Series
-from evertide.sources.values.fit import rows_schema, upserts
+from evertide.sources.values.fit import make_rows_schema, make_upserts
 from evertide.sources.values.kinds import sql_name
 
-__all__ = ["NexmarkSource", "nexmark_name", "open_nexmark"]
+__all__ = ["NexmarkSource", "name_nexmark_source", "open_nexmark"]
 
 _STREAMS = ("person", "auction", "bid")
 _SHARED = ("seed", "events", "events_per_transaction", "rate")
@@ -61,12 +61,12 @@ class NexmarkSource(GeneratedSource):
         for table, declaration in self.declarations.items():
             stream: pa.Table = getattr(events, self.streams[table])
             if stream.num_rows:
-                made = [stream.column(_own_name(name, stream.schema)) for name in declaration.schema.names]
-                ops = pa.array(upserts(stream.num_rows))
-                yield Rows(table, pa.Table.from_arrays([*made, ops], schema=rows_schema(declaration)))
+                made = [stream.column(_find_column(name, stream.schema)) for name in declaration.schema.names]
+                ops = pa.array(make_upserts(stream.num_rows))
+                yield Rows(table, pa.Table.from_arrays([*made, ops], schema=make_rows_schema(declaration)))
 
 
-def nexmark_name(declaration: TableDeclaration) -> str:
+def name_nexmark_source(declaration: TableDeclaration) -> str:
     """The name of a table's source, determined by the seed alone."""
     seed = declaration.read_options().integer("seed", 0)
     return f"nexmark-{seed}" if seed else "nexmark"
@@ -101,7 +101,7 @@ def _stream(declaration: TableDeclaration) -> str:
 
 def _check_columns(declaration: TableDeclaration, stream: pa.Schema, where: str) -> None:
     for field in declaration.schema:
-        name = _own_name(field.name, stream)
+        name = _find_column(field.name, stream)
         if not name or field.name == OP:
             listed = ", ".join(f"{own.name} {sql_name(own.type)}" for own in stream)
             raise InvalidInput(where=where, why=f"the stream has no column {field.name!r}; it has {listed}")
@@ -111,5 +111,5 @@ def _check_columns(declaration: TableDeclaration, stream: pa.Schema, where: str)
             raise InvalidInput(where=where, why=why)
 
 
-def _own_name(name: str, stream: pa.Schema) -> str:
+def _find_column(name: str, stream: pa.Schema) -> str:
     return next((own for own in stream.names if own.lower() == name.lower()), "")

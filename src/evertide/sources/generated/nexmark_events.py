@@ -121,66 +121,66 @@ class Nexmark:
         return pa.Table.from_arrays([keys, keys.cast(pa.string())], schema=SCHEMAS["side_input"])
 
     def _persons(self, numbers: Longs) -> pa.Table:
-        chance, more = self._draws(numbers, 0), self._draws(numbers, 1)
-        name = pc.binary_join_element_wise(_FIRST_NAMES.take(chance(8, 11)), _LAST_NAMES.take(chance(8, 9)), " ")
-        city, state = _CITIES.take(chance(8, 10)), _STATES.take(chance(8, 6))
-        extra = self._extras.take(chance(12, len(self._extras)))
-        email = pc.binary_join_element_wise(self._extras.take(chance(12, len(self._extras))), "example.com", "@")
-        card = pa.array(more(20, 10_000)).cast(pa.string())
+        draw, draw_more = self._draws(numbers, 0), self._draws(numbers, 1)
+        name = pc.binary_join_element_wise(_FIRST_NAMES.take(draw(8, 11)), _LAST_NAMES.take(draw(8, 9)), " ")
+        city, state = _CITIES.take(draw(8, 10)), _STATES.take(draw(8, 6))
+        extra = self._extras.take(draw(12, len(self._extras)))
+        email = pc.binary_join_element_wise(self._extras.take(draw(12, len(self._extras))), "example.com", "@")
+        card = pa.array(draw_more(20, 10_000)).cast(pa.string())
         ids = numbers // _CYCLE + _FIRST_ID
         columns = [pa.array(ids), name, email, card, city, state, self._times(numbers), extra]
         return pa.Table.from_arrays(columns, schema=SCHEMAS["person"])
 
     def _auctions(self, numbers: Longs) -> pa.Table:
-        chance, more = self._draws(numbers, 2), self._draws(numbers, 3)
+        draw, draw_more = self._draws(numbers, 2), self._draws(numbers, 3)
         persons, ids = numbers // _CYCLE, numbers // _CYCLE * _AUCTIONS + numbers % _CYCLE - 1
         hot = persons // _HOT_EVERY * _HOT_EVERY
-        seller = np.where(chance(2, 4) > 0, hot, self._draw_active(persons, chance))
-        first_bid = _PRICES.take(chance(_PRICE_BITS, len(_PRICES)))
-        reserve = first_bid + _PRICES.take(more(_PRICE_BITS, len(_PRICES)))
+        seller = np.where(draw(2, 4) > 0, hot, self._draw_active(persons, draw))
+        first_bid = _PRICES.take(draw(_PRICE_BITS, len(_PRICES)))
+        reserve = first_bid + _PRICES.take(draw_more(_PRICE_BITS, len(_PRICES)))
         horizon_ms = _IN_FLIGHT * _CYCLE * 1000 // (_AUCTIONS * self.events_per_s)
-        open_ms = 1 + more(20, max(1, 2 * horizon_ms))
+        open_ms = 1 + draw_more(20, max(1, 2 * horizon_ms))
         columns = [
             pa.array(ids + _FIRST_ID),
-            self._extras.take(more(12, len(self._extras))),
-            self._descriptions.take(more(12, len(self._descriptions))),
+            self._extras.take(draw_more(12, len(self._extras))),
+            self._descriptions.take(draw_more(12, len(self._descriptions))),
             pa.array(first_bid),
             pa.array(reserve),
             self._times(numbers),
             self._times(numbers, open_ms),
             pa.array(seller + _FIRST_ID),
-            pa.array(_FIRST_CATEGORY + chance(8, _CATEGORIES)),
-            self._extras.take(chance(12, len(self._extras))),
+            pa.array(_FIRST_CATEGORY + draw(8, _CATEGORIES)),
+            self._extras.take(draw(12, len(self._extras))),
         ]
         return pa.Table.from_arrays(columns, schema=SCHEMAS["auction"])
 
     def _bids(self, numbers: Longs) -> pa.Table:
-        chance, more = self._draws(numbers, 4), self._draws(numbers, 5)
+        draw, draw_more = self._draws(numbers, 4), self._draws(numbers, 5)
         persons = numbers // _CYCLE
         last = persons * _AUCTIONS + _AUCTIONS - 1
         lowest = np.maximum(last - _IN_FLIGHT, 0)
-        any_auction = lowest + chance(20, last - lowest + 1 + _LEAD)
-        auction = np.where(chance(1, 2) > 0, last // _HOT_EVERY * _HOT_EVERY, any_auction)
+        any_auction = lowest + draw(20, last - lowest + 1 + _LEAD)
+        auction = np.where(draw(1, 2) > 0, last // _HOT_EVERY * _HOT_EVERY, any_auction)
         hot = persons // _HOT_EVERY * _HOT_EVERY + 1
-        bidder = np.where(chance(2, 4) > 0, hot, self._draw_active(persons, chance))
+        bidder = np.where(draw(2, 4) > 0, hot, self._draw_active(persons, draw))
         channels, urls = self._channels
-        some_channel = 4 + more(16, len(channels) - 4)
-        channel = pa.array(np.where(chance(1, 2) > 0, more(2, 4), some_channel))
+        some_channel = 4 + draw_more(16, len(channels) - 4)
+        channel = pa.array(np.where(draw(1, 2) > 0, draw_more(2, 4), some_channel))
         columns = [
             pa.array(auction + _FIRST_ID),
             pa.array(bidder + _FIRST_ID),
-            pa.array(_PRICES.take(more(_PRICE_BITS, len(_PRICES)))),
+            pa.array(_PRICES.take(draw_more(_PRICE_BITS, len(_PRICES)))),
             channels.take(channel),
             urls.take(channel),
             self._times(numbers),
-            self._extras.take(more(12, len(self._extras))),
+            self._extras.take(draw_more(12, len(self._extras))),
         ]
         return pa.Table.from_arrays(columns, schema=SCHEMAS["bid"])
 
-    def _draw_active(self, persons: Longs, chance: Callable[[int, int | Longs], Longs]) -> Longs:
+    def _draw_active(self, persons: Longs, draw: Callable[[int, int | Longs], Longs]) -> Longs:
         """One of the last thousand persons, or of the next ten."""
         active = np.minimum(persons + 1, _ACTIVE)
-        found: Longs = persons + 1 - active + chance(20, active + _LEAD)
+        found: Longs = persons + 1 - active + draw(20, active + _LEAD)
         return found
 
     def _times(self, numbers: Longs, later_ms: Longs | int = 0) -> pa.Array:
@@ -213,29 +213,29 @@ class Nexmark:
     @cached_property
     def _channels(self) -> tuple[pa.Array, pa.Array]:
         """Names and addresses of the four hot channels, and then of ten thousand others."""
-        chance = RandomStream(self.seed).fork(12)
+        stream = RandomStream(self.seed).fork(12)
         names = ["Google", "Facebook", "Baidu", "Apple", *(f"channel-{number}" for number in range(10_000))]
-        folders = _texts(chance, 3 * len(names), 5).to_pylist()
+        folders = _texts(stream, 3 * len(names), 5).to_pylist()
         urls = ["https://nexmark.example/" + "/".join(folders[3 * i : 3 * i + 3]) for i in range(len(names))]
         ends = ["item.htm?query=1"] * 4 + [
-            f"item.htm?query=1{f'&channel_id={chance.below(1 << 31)}' if chance.below(10) else ''}"
+            f"item.htm?query=1{f'&channel_id={stream.below(1 << 31)}' if stream.below(10) else ''}"
             for _ in range(10_000)
         ]
         return pa.array(names), pa.array([f"{url}/{end}" for url, end in zip(urls, ends, strict=True)])
 
 
-def _texts(chance: RandomStream, count: int, length_max: int) -> pa.Array:
+def _texts(stream: RandomStream, count: int, length_max: int) -> pa.Array:
     """Texts of lower-case letters, with lengths from `length_max` / 2 to `length_max`."""
     half = length_max // 2
-    lengths = [half + chance.below(length_max - half + 1) for _ in range(count)]
-    return pa.array(["".join(_letters(chance, length)) for length in lengths])
+    lengths = [half + stream.below(length_max - half + 1) for _ in range(count)]
+    return pa.array(["".join(_letters(stream, length)) for length in lengths])
 
 
-def _letters(chance: RandomStream, length: int) -> list[str]:
+def _letters(stream: RandomStream, length: int) -> list[str]:
     """Each 64 bits give twelve letters, as 26^12 is below 2^57."""
     letters: list[str] = []
     while len(letters) < length:
-        bits = chance.bits()
+        bits = stream.bits()
         for _ in range(12):
             bits, letter = divmod(bits, 26)
             letters.append(chr(ord("a") + letter))

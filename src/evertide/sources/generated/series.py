@@ -21,7 +21,7 @@ from evertide.sources.generated.rate import RateLimit
 __all__ = ["GeneratedSource", "RowRange", "Series"]
 
 
-class _Position(msgspec.Struct, frozen=True):
+class _SeriesPosition(msgspec.Struct, frozen=True):
     next: int
 
 
@@ -46,17 +46,17 @@ class Series:
 
     @cached_property
     def start(self) -> str:
-        return _encode(_Position(0))
+        return _encode(_SeriesPosition(0))
 
     def offer(self, position: str, limit: Limit) -> Offer | None:
-        first = decode_place(Place(position), _Position, self._source).next
+        first = decode_place(Place(position), _SeriesPosition, self._source).next
         count = min(self._per_transaction, max(1, limit.rows))
         if self._count is not None:
             count = min(count, self._count - first)
         count = self._rate_limit.count_due(first, count) if count > 0 else 0
         if not count:
             return None
-        return Offer(_encode(_Position(first + count)), (Place(_encode(RowRange(first, count))),), count)
+        return Offer(_encode(_SeriesPosition(first + count)), (Place(_encode(RowRange(first, count))),), count)
 
     def decode_range(self, fragment: Fragment) -> RowRange:
         return decode_place(fragment, RowRange, self._source)

@@ -25,7 +25,7 @@ from evertide.rows.columns import Longs, Words
 from evertide.sources.generated.seeded import RandomStream, hash_numbers
 from evertide.sources.values.kinds import INTEGERS, is_variant
 
-__all__ = ["Recipe", "default_range", "is_makeable", "make_values", "to_units"]
+__all__ = ["Recipe", "can_generate", "default_range", "make_values", "to_units"]
 
 _MASK = (1 << 64) - 1
 _EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - only differences of naive times are taken
@@ -54,15 +54,15 @@ class Recipe:
     """The values to choose from, instead of generated ones."""
 
 
-def is_makeable(kind: Any) -> bool:
+def can_generate(kind: Any) -> bool:
     if is_variant(kind):
         return False
     if kinds.is_map(kind):
-        return is_makeable(kind.item_type) and (kind.key_type in INTEGERS or kinds.is_string(kind.key_type))
+        return can_generate(kind.item_type) and (kind.key_type in INTEGERS or kinds.is_string(kind.key_type))
     if kinds.is_list(kind):
-        return is_makeable(kind.value_type)
+        return can_generate(kind.value_type)
     if kinds.is_struct(kind):
-        return all(is_makeable(field.type) for field in kind)
+        return all(can_generate(field.type) for field in kind)
     flat = (kinds.is_floating, kinds.is_boolean, kinds.is_string, kinds.is_binary)
     return default_range(kind) is not None or any(is_kind(kind) for is_kind in flat)
 
@@ -99,25 +99,25 @@ def to_units(value: Any, kind: Any) -> float:
 
 def make_values(recipe: Recipe, numbers: Longs) -> Any:
     """Generate the column's values for these rows."""
-    words = hash_numbers(numbers, _stream(recipe.seed, 0))
+    words = hash_numbers(numbers, _derive_seed(recipe.seed, 0))
     if recipe.distinct:
-        words = hash_numbers((words % np.uint64(recipe.distinct)), _stream(recipe.seed, _DISTINCT))
+        words = hash_numbers((words % np.uint64(recipe.distinct)), _derive_seed(recipe.seed, _DISTINCT))
     array = recipe.pool.take(pa.array(words % len(recipe.pool))) if recipe.pool is not None else None
-    array = _values(recipe, numbers, words) if array is None else array
+    array = _generate_flat(recipe, numbers, words) if array is None else array
     if not recipe.nulls:
         return array
-    share = (hash_numbers(numbers, _stream(recipe.seed, _NULLS)) >> np.uint64(11)) * 2.0**-53
+    share = (hash_numbers(numbers, _derive_seed(recipe.seed, _NULLS)) >> np.uint64(11)) * 2.0**-53
     return pc.if_else(pa.array(share >= recipe.nulls), array, pa.scalar(None, array.type))
 
 
-def _stream(seed: int, stream: int) -> int:
+def _derive_seed(seed: int, stream: int) -> int:
     return RandomStream(seed & _MASK).fork(stream).bits()
 
 
-def _values(recipe: Recipe, numbers: Longs, words: Words) -> Any:
+def _generate_flat(recipe: Recipe, numbers: Longs, words: Words) -> Any:
     kind = recipe.kind
     if kinds.is_nested(kind):
-        return _nested(recipe, numbers, words)
+        return _generate_nested(recipe, numbers, words)
     if kinds.is_string(kind) and recipe.is_sequence:
         return pc.binary_join_element_wise(pa.scalar(recipe.name), pa.array(numbers).cast(pa.string()), "-")
     if kinds.is_string(kind) or kinds.is_binary(kind):
@@ -165,7 +165,7 @@ def _bytes(recipe: Recipe, words: Words) -> Any:
     columns = []
     for at in range(recipe.length):
         if at % each == 0:
-            left = hash_numbers(words, _stream(recipe.seed, _LENGTH + at // each))
+            left = hash_numbers(words, _derive_seed(recipe.seed, _LENGTH + at // each))
         columns.append((left % np.uint64(base)).astype(np.uint8) + (ord("a") if is_text else 0))
         left = left // np.uint64(base)
     content = np.stack(columns, axis=1).astype(np.uint8).tobytes() if columns else b""
@@ -173,7 +173,7 @@ def _bytes(recipe: Recipe, words: Words) -> Any:
     return pa.Array.from_buffers(recipe.kind, len(words), [None, pa.py_buffer(offsets), pa.py_buffer(content)])
 
 
-def _nested(recipe: Recipe, numbers: Longs, words: Words) -> Any:
+def _generate_nested(recipe: Recipe, numbers: Longs, words: Words) -> Any:
     kind = recipe.kind
     inner = words.view(np.int64)
     if kinds.is_struct(kind):
@@ -183,7 +183,7 @@ def _nested(recipe: Recipe, numbers: Longs, words: Words) -> Any:
     lengths = (words % np.uint64(recipe.length + 1)).astype(np.int64)
     offsets = np.concatenate(([0], np.cumsum(lengths)))
     position = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths)
-    elements = hash_numbers(np.repeat(inner, lengths) + position, _stream(recipe.seed, _CHILD)).view(np.int64)
+    elements = hash_numbers(np.repeat(inner, lengths) + position, _derive_seed(recipe.seed, _CHILD)).view(np.int64)
     buffers = [None, pa.py_buffer(offsets.astype("<i4").tobytes())]
     if not kinds.is_map(kind):
         child = make_values(_child_recipe(recipe, 0, kind.value_type, recipe.name), elements)
@@ -197,4 +197,4 @@ def _nested(recipe: Recipe, numbers: Longs, words: Words) -> Any:
 def _child_recipe(recipe: Recipe, at: int, kind: Any, name: str) -> Recipe:
     low, high = default_range(kind) or (0, 0)
     length = 3 if kinds.is_nested(kind) else 8
-    return Recipe(name, kind, _stream(recipe.seed, _CHILD + 1 + at), low, high, length=length)
+    return Recipe(name, kind, _derive_seed(recipe.seed, _CHILD + 1 + at), low, high, length=length)

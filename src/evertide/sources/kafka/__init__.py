@@ -2,14 +2,14 @@
 
 source           the source: offers, reads, errors
 options          the options
-place            positions and fragments
+positions        positions and fragments
 fetch            fetches new records, and bound records again
 spread           reads ranges of offsets on Spark's executors
 rows             records to rows, by envelope
 formats          bytes of keys and values: JSON, Avro, CSV, text
 debezium         Debezium's envelope
 unavailable      placeholders for values that Debezium omits
-whole_json       many JSON records at once
+json_batch       many JSON records at once
 schema_registry  schemas of Avro records
 avro_bounds      Avro schemas whose data are unbounded
 """

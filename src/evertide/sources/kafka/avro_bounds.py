@@ -19,7 +19,9 @@ Named = Mapping[str, Any]
 
 def has_empty_items(schema: Any, named: Named) -> bool:
     """Whether the schema has an array whose items have no bytes."""
-    return any(one.get("type") == "array" and _is_empty(one["items"], named, ()) for one in _all(schema, named))
+    return any(
+        one.get("type") == "array" and _is_empty(one["items"], named, ()) for one in _list_schemas(schema, named)
+    )
 
 
 def is_recursive(schema: Any, named: Named, inside: tuple[str, ...] = ()) -> bool:
@@ -31,7 +33,7 @@ def is_recursive(schema: Any, named: Named, inside: tuple[str, ...] = ()) -> boo
     return any(is_recursive(one, named, (*inside, name) if name else inside) for one in _parts(definition))
 
 
-def _all(schema: Any, named: Named) -> Iterator[dict[str, Any]]:
+def _list_schemas(schema: Any, named: Named) -> Iterator[dict[str, Any]]:
     """The schema and all schemas in it, each definition once."""
     seen: set[str] = set()
     waiting = [schema]

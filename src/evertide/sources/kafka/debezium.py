@@ -28,7 +28,7 @@ from evertide.sources.kafka.schema_registry import Unreadable
 from evertide.sources.kafka.unavailable import UNAVAILABLE, Placeholder
 from evertide.sources.values.values import show_value
 
-__all__ = ["Semantics", "Truncated", "changes", "payload"]
+__all__ = ["SchemaConversions", "Truncated", "read_changes", "unwrap_payload"]
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _NONE: Mapping[str, Callable[[Any], Any]] = {}
@@ -38,28 +38,28 @@ class Truncated(Exception):
     """The upstream table was truncated."""
 
 
-def payload(found: Any) -> Any:
+def unwrap_payload(found: Any) -> Any:
     """Remove the wrapper that holds the schema, if the value has one."""
     if isinstance(found, dict) and found.keys() == {"schema", "payload"}:
         return found["payload"]
     return found
 
 
-def changes(
+def read_changes(
     found: Any,
     declaration: TableDeclaration,
-    semantics: Semantics,
+    conversions: SchemaConversions,
     placeholder: Placeholder,
     schema: Any = None,
 ) -> Iterator[tuple[int, Mapping[str, Any] | None]]:
     """Yield the operations of a record in order, each with its row; None means the row with the record's key."""
-    inner = payload(found)
+    inner = unwrap_payload(found)
     if not isinstance(inner, dict) or "op" not in inner:
         raise Unreadable(f"{show_value(inner)} is not a Debezium change: expected before, after and op")
     described = found.get("schema") if inner is not found else schema
-    made = semantics.of(described)
+    by_column = conversions.find(described)
     op = inner["op"]
-    before, after = _row(inner, "before", made, placeholder), _row(inner, "after", made, placeholder)
+    before, after = _row(inner, "before", by_column, placeholder), _row(inner, "after", by_column, placeholder)
     if before is not None and after is not None:
         after = {
             name: _fill_unavailable(before, name) if value is UNAVAILABLE else value for name, value in after.items()
@@ -67,7 +67,7 @@ def changes(
     if op in ("c", "r", "u"):
         if after is None:
             raise Unreadable(f"operation {op!r} has no 'after'")
-        if op == "u" and _goes(before, after, declaration):
+        if op == "u" and _must_delete_old(before, after, declaration):
             yield DELETE, before
         yield UPSERT, after
     elif op == "d":
@@ -80,7 +80,7 @@ def changes(
         raise Unreadable(f"{show_value(op)} is not an operation: expected c, r, u, d, m or t")
 
 
-def _goes(before: Mapping[str, Any] | None, after: Mapping[str, Any], declaration: TableDeclaration) -> bool:
+def _must_delete_old(before: Mapping[str, Any] | None, after: Mapping[str, Any], declaration: TableDeclaration) -> bool:
     """Whether an update must delete the old row separately."""
     if declaration.key:
         old, new = _by_name(before or {}), _by_name(after)
@@ -124,13 +124,13 @@ def _row(
 
 
 @dataclass(slots=True)
-class Semantics:
+class SchemaConversions:
     """Conversions of the columns, by schema. Caches the last schema, as schemas seldom change."""
 
     _last: tuple[Any, Mapping[str, Callable[[Any], Any]]] | None = None
     """Schema and conversions in one tuple, as several threads decode."""
 
-    def of(self, schema: Any) -> Mapping[str, Callable[[Any], Any]]:
+    def find(self, schema: Any) -> Mapping[str, Callable[[Any], Any]]:
         if schema is None:
             return _NONE
         last = self._last
@@ -189,7 +189,7 @@ def _decimal(scale: int) -> Callable[[Any], Any]:
     return convert
 
 
-def _span(value: int, unit_us: float) -> timedelta:
+def _to_timedelta(value: int, unit_us: float) -> timedelta:
     if unit_us >= 1:
         return timedelta(microseconds=value * unit_us)
     micros, rest = divmod(value, round(1 / unit_us))
@@ -202,7 +202,7 @@ def _since_1970(unit_us: float) -> Callable[[Any], Any]:
     def convert(value: Any) -> Any:
         if not isinstance(value, int):
             return value
-        return _EPOCH + _span(value, unit_us)
+        return _EPOCH + _to_timedelta(value, unit_us)
 
     return convert
 
@@ -225,7 +225,7 @@ def _of_day(unit_us: float) -> Callable[[Any], Any]:
     def convert(value: Any) -> Any:
         if not isinstance(value, int):
             return value
-        found: time = (_EPOCH + _span(value, unit_us)).time()
+        found: time = (_EPOCH + _to_timedelta(value, unit_us)).time()
         return found
 
     return convert

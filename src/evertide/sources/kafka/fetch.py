@@ -34,15 +34,23 @@ from confluent_kafka.admin._listoffsets import OffsetSpec
 
 from evertide.brokers import ANSWER_LIMIT_S, AWAY, Brokers
 from evertide.sources.contract import Lag, Limit
-from evertide.sources.kafka.place import OffsetRange, PartitionRecords, to_partition_records
+from evertide.sources.kafka.positions import OffsetRange, PartitionRecords, to_partition_records
 
-__all__ = ["Lost", "TopicReader", "beginnings", "ends", "read_again", "since"]
+__all__ = [
+    "MissingOffset",
+    "TopicReader",
+    "estimate_sizes",
+    "read_again",
+    "read_beginnings",
+    "read_ends",
+    "read_offsets_since",
+]
 
 _DRAIN_MAX = 10_000
 _WAIT_S = 0.05
-_OWN = 32
+_RECORD_OVERHEAD_BYTES = 32
 """Estimated bytes of a record in addition to its key and value."""
-_WAITS = 60
+_FIRST_POLLS_MAX = 60
 """How often `await_first` polls for records that the broker has but the client has not fetched yet."""
 
 _CONSUMER: Mapping[str, Any] = {
@@ -61,7 +69,7 @@ _UNREADABLE = (KafkaError._BAD_COMPRESSION, KafkaError._BAD_MSG)  # noqa: SLF001
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
+class MissingOffset:
     """A requested offset that the broker does not have."""
 
     partition: int
@@ -69,8 +77,8 @@ class Lost:
 
 
 @dataclass(slots=True)
-class _Partition:
-    """TopicReader records of one partition, stored by column so that each message is unpacked once."""
+class _FetchedPartition:
+    """The fetched records of one partition, stored by column so that each message is unpacked once."""
 
     first: int
     next: int
@@ -93,10 +101,10 @@ class _Partition:
         if not messages:
             return
         keys, values = [one.key() for one in messages], [one.value() for one in messages]
-        sizes = [len(key or b"") + len(value or b"") + _OWN for key, value in zip(keys, values, strict=True)]
+        sizes = estimate_sizes(keys, values)
         found: tuple[list[Any], ...] = (list(messages), offsets, keys, values, sizes)
-        for have, more in zip(self._columns(), found, strict=True):
-            have.extend(more)
+        for column, more in zip(self._columns(), found, strict=True):
+            column.extend(more)
         self.next = offsets[-1] + 1
         self.size += sum(sizes)
 
@@ -111,8 +119,8 @@ class _Partition:
         if offset > self.first:
             kept = bisect_left(self.offsets, offset)
             self.size -= sum(self.sizes[:kept])
-            for have in self._columns():
-                del have[:kept]
+            for column in self._columns():
+                del column[:kept]
             self.first = offset
 
     def _columns(self) -> tuple[list[Any], ...]:
@@ -124,8 +132,8 @@ class TopicReader:
         self._brokers = brokers
         self._topic = topic
         self._consumer = brokers.consumer(group_id=group or "evertide", **_CONSUMER)
-        self._partitions: dict[int, _Partition] = {}
-        self.lost: dict[int, Lost] = {}
+        self._partitions: dict[int, _FetchedPartition] = {}
+        self.lost: dict[int, MissingOffset] = {}
         self.unreadable: dict[int, KafkaError] = {}
         """Why a partition cannot be read further than `next`."""
 
@@ -137,7 +145,7 @@ class TopicReader:
             if known is not None and known.first <= offset <= known.next:
                 known.drop_before(offset)
             else:
-                self._partitions[number] = _Partition(offset, offset)
+                self._partitions[number] = _FetchedPartition(offset, offset)
                 is_new = True
         if is_new:
             self.lost.clear()
@@ -153,11 +161,11 @@ class TopicReader:
             if kept >= limit.rows or sum(one.size for one in self._partitions.values()) >= limit.bytes:
                 return
             messages = self._consumer.consume(min(limit.rows - kept, _DRAIN_MAX), wait_s)
-            self._keep(messages)
+            self._add_messages(messages)
             if len(messages) < _DRAIN_MAX:
                 return
 
-    def _keep(self, messages: list[Message]) -> None:
+    def _add_messages(self, messages: list[Message]) -> None:
         by_partition: dict[Any, list[Message]] = {}
         events = []
         for message in messages:
@@ -181,15 +189,15 @@ class TopicReader:
             known.end = max(known.end, int(message.offset() or 0))
         elif error.code() in _OUT_OF_RANGE:
             number: Any = message.partition()
-            self.lost[number] = Lost(number, known.next)
+            self.lost[number] = MissingOffset(number, known.next)
         elif error.code() in _UNREADABLE:
             self.unreadable[message.partition()] = error  # type: ignore[index]
         else:
             raise KafkaException(error)
 
     def await_first(self, ends: Mapping[int, int], limit: Limit) -> None:
-        """If nothing was fetched but the broker has records, wait for the first of them, at most `_WAITS` polls."""
-        for _ in range(_WAITS):
+        """If nothing was fetched but the broker has records, wait for the first, at most `_FIRST_POLLS_MAX` polls."""
+        for _ in range(_FIRST_POLLS_MAX):
             behind = [
                 number
                 for number, one in self._partitions.items()
@@ -275,25 +283,31 @@ class TopicReader:
         self._consumer.close()
 
 
-def _smallest_first(full: Mapping[int, _Partition]) -> list[tuple[int, _Partition]]:
+def estimate_sizes(keys: Sequence[bytes | None], values: Sequence[bytes | None]) -> list[int]:
+    """The memory that each record takes, in bytes."""
+    pairs = zip(keys, values, strict=True)
+    return [len(key or b"") + len(value or b"") + _RECORD_OVERHEAD_BYTES for key, value in pairs]
+
+
+def _smallest_first(full: Mapping[int, _FetchedPartition]) -> list[tuple[int, _FetchedPartition]]:
     """Smallest first: a partition leaves the unused part of its share to the next ones."""
     return sorted(full.items(), key=lambda one: len(one[1].messages))
 
 
-def ends(admin: AdminClient, topic: str, partitions: Sequence[int]) -> dict[int, int]:
+def read_ends(admin: AdminClient, topic: str, partitions: Sequence[int]) -> dict[int, int]:
     """The end of each partition: the first offset after all committed records."""
     return _offsets(admin, topic, partitions, OffsetSpec.latest())  # type: ignore[no-untyped-call]
 
 
-def beginnings(admin: AdminClient, topic: str, partitions: Sequence[int]) -> dict[int, int]:
+def read_beginnings(admin: AdminClient, topic: str, partitions: Sequence[int]) -> dict[int, int]:
     return _offsets(admin, topic, partitions, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
 
 
-def since(admin: AdminClient, topic: str, partitions: Sequence[int], at_ms: int) -> dict[int, int]:
+def read_offsets_since(admin: AdminClient, topic: str, partitions: Sequence[int], at_ms: int) -> dict[int, int]:
     """The offset of the first record at or after a time; the end of the partition if there is none."""
     found = _offsets(admin, topic, partitions, OffsetSpec.for_timestamp(at_ms))
     none = [number for number, offset in found.items() if offset < 0]
-    return {**found, **ends(admin, topic, none)}
+    return {**found, **read_ends(admin, topic, none)}
 
 
 def _offsets(admin: AdminClient, topic: str, partitions: Sequence[int], spec: OffsetSpec) -> dict[int, int]:

@@ -18,17 +18,17 @@ from evertide.options import Options
 from evertide.secrets import Secrets
 from evertide.sources.contract import TableDeclaration
 from evertide.sources.kafka.formats import AvroFormat, CsvFormat, JsonFormat, TextFormat, ValueFormat
-from evertide.sources.kafka.rows import Decoder, Envelope, RawRows
+from evertide.sources.kafka.json_batch import JsonBatch
+from evertide.sources.kafka.rows import Decoder, EnvelopeRows, RawRows
 from evertide.sources.kafka.schema_registry import SchemaRegistry, is_url
 from evertide.sources.kafka.unavailable import DEFAULT_PLACEHOLDER, Placeholder
-from evertide.sources.kafka.whole_json import WholeJson
 from evertide.sources.values.kinds import sql_name
 
 __all__ = ["ExecutorUse", "KafkaOptions", "Start", "StartKind", "read_options"]
 
 _FORMATS = ("json", "avro", "csv", "raw")
 _KEY_FORMATS = ("none", "json", "avro", "text")
-_KEY_OF = {"json": "json", "avro": "avro", "csv": "text", "raw": "none"}
+_KEY_FORMAT_OF = {"json": "json", "avro": "avro", "csv": "text", "raw": "none"}
 """The default of `key_format` by `format`, if the envelope needs a key."""
 
 
@@ -75,17 +75,17 @@ def read_options(declaration: TableDeclaration, base: Path) -> KafkaOptions:
     topic = options.required("topic", "orders")
     if not re.fullmatch(r"[A-Za-z0-9._-]{1,249}", topic):
         raise options.refusal("topic", f"is {topic!r}: expected letters, digits, '.', '_' and '-'")
-    start = _start(options)
+    start = _read_start(options)
     group = options.text("group")
     is_skipping = options.choice("on_expired", ("stall", "skip"), "stall") == "skip"
     executors = options.member("executors", ExecutorUse, ExecutorUse.NEVER)
-    registry = _registry(options)
-    decoder = _decoder(declaration, options, registry, topic)
+    registry = _open_registry(options)
+    decoder = _make_decoder(declaration, options, registry, topic)
     options.check_unknown()
     return KafkaOptions(where, brokers, topic, group, start, decoder, registry, is_skipping, executors)
 
 
-def _start(options: Options) -> Start:
+def _read_start(options: Options) -> Start:
     text = options.text("start", "earliest")
     kind, _, rest = text.partition(":")
     expected = "'earliest', 'latest', 'timestamp:2026-01-31T10:20:30Z' or 'offsets:{\"0\": 17}'"
@@ -110,7 +110,7 @@ def _start(options: Options) -> Start:
     raise refusal
 
 
-def _registry(options: Options) -> SchemaRegistry | None:
+def _open_registry(options: Options) -> SchemaRegistry | None:
     url, auth = options.text("schema_registry"), options.text("schema_registry_auth")
     if not url:
         return None
@@ -120,17 +120,19 @@ def _registry(options: Options) -> SchemaRegistry | None:
     return SchemaRegistry(url, auth)
 
 
-def _decoder(declaration: TableDeclaration, options: Options, registry: SchemaRegistry | None, topic: str) -> Decoder:
+def _make_decoder(
+    declaration: TableDeclaration, options: Options, registry: SchemaRegistry | None, topic: str
+) -> Decoder:
     kind = options.choice("format", _FORMATS, options.text("format"))
     envelope = options.member("envelope", EnvelopeKind, EnvelopeKind.APPEND)
     if envelope is EnvelopeKind.UPSERT and not declaration.key:
         raise options.refusal("envelope", "is 'upsert', which requires a PRIMARY KEY")
     if kind == "raw":
-        return _raw(declaration, options, envelope, topic)
+        return _make_raw_rows(declaration, options, envelope, topic)
     if envelope is EnvelopeKind.DEBEZIUM and kind == "csv":
         raise options.refusal("envelope", "is 'debezium', which requires the format 'json' or 'avro'")
     needs_key = envelope is EnvelopeKind.UPSERT or (envelope is EnvelopeKind.DEBEZIUM and bool(declaration.key))
-    key_kind = options.choice("key_format", _KEY_FORMATS, _KEY_OF[kind] if needs_key else "none")
+    key_kind = options.choice("key_format", _KEY_FORMATS, _KEY_FORMAT_OF[kind] if needs_key else "none")
     if key_kind != "none" and not declaration.key:
         raise options.refusal("key_format", f"is {key_kind!r}, which requires a PRIMARY KEY")
     if key_kind == "text" and len(declaration.key) != 1:
@@ -138,15 +140,15 @@ def _decoder(declaration: TableDeclaration, options: Options, registry: SchemaRe
     if "avro" in (kind, key_kind) and registry is None:
         why = "is missing, but the format is 'avro'; set it, for example to 'http://localhost:8081'"
         raise options.refusal("schema_registry", why)
-    key = _format(key_kind, declaration, options, registry) if key_kind != "none" else None
-    value = _format(kind, declaration, options, registry, with_key=key is None)
+    key = _make_format(key_kind, declaration, options, registry) if key_kind != "none" else None
+    value = _make_format(kind, declaration, options, registry, with_key=key is None)
     ignore_extra = options.boolean("ignore_extra", default=False)
-    whole = WholeJson(declaration) if kind == "json" else None
-    placeholder = _placeholder(options) if envelope is not EnvelopeKind.APPEND else Placeholder()
-    return Envelope(declaration, envelope, value, key, ignore_extra, placeholder=placeholder, whole=whole)
+    whole = JsonBatch(declaration) if kind == "json" else None
+    placeholder = _read_placeholder(options) if envelope is not EnvelopeKind.APPEND else Placeholder()
+    return EnvelopeRows(declaration, envelope, value, key, ignore_extra, placeholder=placeholder, whole=whole)
 
 
-def _placeholder(options: Options) -> Placeholder:
+def _read_placeholder(options: Options) -> Placeholder:
     given = options.text("unavailable_placeholder", DEFAULT_PLACEHOLDER)
     try:
         made = Placeholder(given)
@@ -158,7 +160,7 @@ def _placeholder(options: Options) -> Placeholder:
     return made
 
 
-def _format(
+def _make_format(
     kind: str,
     declaration: TableDeclaration,
     options: Options,
@@ -179,7 +181,7 @@ def _format(
     return CsvFormat(columns, delimiter, options.text("null_value"))
 
 
-def _raw(declaration: TableDeclaration, options: Options, envelope: EnvelopeKind, topic: str) -> RawRows:
+def _make_raw_rows(declaration: TableDeclaration, options: Options, envelope: EnvelopeKind, topic: str) -> RawRows:
     if envelope is EnvelopeKind.DEBEZIUM:
         raise options.refusal("envelope", "is 'debezium', which requires the format 'json' or 'avro'")
     if envelope is EnvelopeKind.UPSERT and [name.lower() for name in declaration.key] != ["key"]:

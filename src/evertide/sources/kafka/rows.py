@@ -24,18 +24,18 @@ import pyarrow as pa
 
 from evertide.brokers import EnvelopeKind
 from evertide.sources.contract import DELETE, UPSERT, Rows, TableDeclaration
-from evertide.sources.kafka.debezium import Semantics, changes, payload
+from evertide.sources.kafka.debezium import SchemaConversions, read_changes, unwrap_payload
 from evertide.sources.kafka.formats import AvroFormat, ValueFormat
-from evertide.sources.kafka.place import PartitionRecords
+from evertide.sources.kafka.json_batch import JsonBatch
+from evertide.sources.kafka.positions import PartitionRecords
 from evertide.sources.kafka.schema_registry import Unreadable
 from evertide.sources.kafka.unavailable import UNAVAILABLE, Placeholder
-from evertide.sources.kafka.whole_json import WholeJson
-from evertide.sources.values.columns import Column, from_texts, from_values
+from evertide.sources.values.columns import ConvertedColumn, from_texts, from_values
 from evertide.sources.values.defaults import read_default
-from evertide.sources.values.fit import Reason, Same, fit, split_faults, upserts
+from evertide.sources.values.fit import KeptColumns, Reason, fit, make_upserts, split_faults
 from evertide.sources.values.values import show_value
 
-__all__ = ["Decoder", "Envelope", "RawRows"]
+__all__ = ["Decoder", "EnvelopeRows", "RawRows"]
 
 Row = dict[str, Any]
 
@@ -52,9 +52,9 @@ class _Entries:
     rows: list[Row] = field(default_factory=list)
     at: list[int] = field(default_factory=list)
     reasons: dict[int, Reason] = field(default_factory=dict)
-    same: dict[int, Same] = field(default_factory=dict)
+    same: dict[int, KeptColumns] = field(default_factory=dict)
 
-    def add(self, at: int, op: int, row: Row, same: Same | None = None) -> None:
+    def add(self, at: int, op: int, row: Row, same: KeptColumns | None = None) -> None:
         if same is not None:
             self.same[len(self.ops)] = same
         self.ops.append(op)
@@ -67,24 +67,24 @@ class _Entries:
 
 
 @dataclass(frozen=True, slots=True)
-class Envelope:
+class EnvelopeRows:
     declaration: TableDeclaration
     kind: EnvelopeKind
     value: ValueFormat
     key: ValueFormat | None
     ignore_extra: bool = False
-    semantics: Semantics = field(default_factory=Semantics)
+    conversions: SchemaConversions = field(default_factory=SchemaConversions)
     placeholder: Placeholder = field(default_factory=Placeholder)
-    whole: WholeJson | None = None
+    whole: JsonBatch | None = None
     """Set if values are JSON."""
 
     def rows(self, records: PartitionRecords, place: str) -> Rows:
         at: Sequence[int] = range(len(records.offsets))
-        whole = self._whole(records)
+        whole = self._convert_all(records)
         if whole is not None:
-            fitted = fit(self.declaration, whole, upserts(len(at)))
+            fitted = fit(self.declaration, whole, make_upserts(len(at)))
         else:
-            entries = self._plain(records) or self._entries(records)
+            entries = self._decode_all(records) or self._decode_one_by_one(records)
             at, ops = entries.at, np.array(entries.ops, np.int8)
             fitted = fit(self.declaration, self._columns(entries.rows), ops, entries.reasons, entries.same)
         return split_faults(
@@ -92,28 +92,28 @@ class Envelope:
             fitted,
             place,
             lambda row: records.offsets[at[row]],
-            lambda row: _raw(records, at[row]),
+            lambda row: _show_record(records, at[row]),
         )
 
-    def _is_plain(self, records: PartitionRecords) -> bool:
+    def _is_value_only(self, records: PartitionRecords) -> bool:
         """Whether every record has a value, and its value alone is the row."""
         return self.kind is not EnvelopeKind.DEBEZIUM and self.key is None and None not in records.values
 
-    def _whole(self, records: PartitionRecords) -> dict[str, Column] | None:
+    def _convert_all(self, records: PartitionRecords) -> dict[str, ConvertedColumn] | None:
         """Convert all JSON records at once; None if they must be converted one by one."""
-        if self.whole is None or not self._is_plain(records):
+        if self.whole is None or not self._is_value_only(records):
             return None
         found = self.whole.columns(records.values)  # type: ignore[arg-type]
         if found is not None and self.kind is EnvelopeKind.UPSERT and any(map(self._has_placeholder, found.values())):
             return None
         return found
 
-    def _has_placeholder(self, column: Column) -> bool:
+    def _has_placeholder(self, column: ConvertedColumn) -> bool:
         return pa.types.is_string(column.array.type) and self.placeholder.is_among(column.array)
 
-    def _plain(self, records: PartitionRecords) -> _Entries | None:
+    def _decode_all(self, records: PartitionRecords) -> _Entries | None:
         """Decode append records in one loop; None if one of them is unreadable or has an unknown column."""
-        if self.kind is not EnvelopeKind.APPEND or not self._is_plain(records):
+        if self.kind is not EnvelopeKind.APPEND or not self._is_value_only(records):
             return None
         decode, own = self.value.decode, frozenset(self.declaration.schema.names)
         try:
@@ -124,18 +124,18 @@ class Envelope:
             return None
         return _Entries([UPSERT] * len(rows), rows, list(range(len(rows))))
 
-    def _entries(self, records: PartitionRecords) -> _Entries:
+    def _decode_one_by_one(self, records: PartitionRecords) -> _Entries:
         entries = _Entries()
         for at, (key, value) in enumerate(zip(records.keys, records.values, strict=True)):
             known: Row = {}
             try:
-                known = self._key(key)
-                self._take(entries, at, known, value)
+                known = self._read_key(key)
+                self._add_record(entries, at, known, value)
             except Unreadable as error:
                 entries.fault(at, str(error), known)
         return entries
 
-    def _key(self, content: bytes | None) -> Row:
+    def _read_key(self, content: bytes | None) -> Row:
         if self.key is None:
             return {}
         if content is None:
@@ -143,7 +143,7 @@ class Envelope:
                 return {}
             raise Unreadable("the record has no key")
         try:
-            row = self._key_row(self.key.decode(content))
+            row = self._read_key_row(self.key.decode(content))
         except Unreadable as error:
             raise Unreadable(f"key: {error}") from error
         missing = next((name for name in self.declaration.key if row.get(name) is None), None)
@@ -151,16 +151,16 @@ class Envelope:
             raise Unreadable(f"key: column {missing!r} is missing")
         return row
 
-    def _key_row(self, found: Any) -> Row:
+    def _read_key_row(self, found: Any) -> Row:
         columns = self.declaration.key
-        found = payload(found) if self.kind is EnvelopeKind.DEBEZIUM else found
+        found = unwrap_payload(found) if self.kind is EnvelopeKind.DEBEZIUM else found
         if not isinstance(found, Mapping):
             if len(columns) != 1:
                 raise Unreadable(f"{show_value(found)} is not an object with the columns {', '.join(columns)}")
             found = {columns[0]: found}
         return {name: value for name, value in self._match_names(found, ignore_extra=True).items() if name in columns}
 
-    def _take(self, entries: _Entries, at: int, key: Row, content: bytes | None) -> None:
+    def _add_record(self, entries: _Entries, at: int, key: Row, content: bytes | None) -> None:
         if content is None:
             if self.kind is EnvelopeKind.APPEND:
                 raise Unreadable("the record has no value, which the envelope 'append' requires")
@@ -171,10 +171,10 @@ class Envelope:
             return
         found = self.value.decode(content)
         if self.kind is EnvelopeKind.DEBEZIUM:
-            deleted = False
+            has_deleted = False
             for op, row in self._changes(found, content, key):
-                self._add(entries, at, op, row, is_moved=deleted)
-                deleted = op == DELETE
+                self._add(entries, at, op, row, is_moved=has_deleted)
+                has_deleted = op == DELETE
         else:
             row = {**self._row(found), **key}
             self._add(entries, at, UPSERT, self.placeholder.mark(row) if self.kind is EnvelopeKind.UPSERT else row)
@@ -194,13 +194,13 @@ class Envelope:
         elif op == DELETE:
             entries.add(at, op, known)
         else:
-            entries.add(at, op, {**known, **dict.fromkeys(left)}, Same(tuple(left), is_moved))
+            entries.add(at, op, {**known, **dict.fromkeys(left)}, KeptColumns(tuple(left), is_moved))
 
     def _changes(self, found: Any, content: bytes, key: Row) -> list[tuple[int, Row]]:
         """The operations of a Debezium record, with rows by the table's column names, or only the key."""
         made = []
         schema = self.value.schema_of(content) if isinstance(self.value, AvroFormat) else None
-        for op, row in changes(found, self.declaration, self.semantics, self.placeholder, schema):
+        for op, row in read_changes(found, self.declaration, self.conversions, self.placeholder, schema):
             if row is None and not key:
                 raise Unreadable("a delete has neither 'before' nor a key")
             made.append((op, {**key} if row is None else self._row(row)))
@@ -227,10 +227,10 @@ class Envelope:
                 row[own] = value
         return row
 
-    def _columns(self, rows: Sequence[Row]) -> dict[str, Column]:
+    def _columns(self, rows: Sequence[Row]) -> dict[str, ConvertedColumn]:
         return {one.name: self._column(one.name, one.type, rows) for one in self.declaration.schema}
 
-    def _column(self, name: str, kind: Any, rows: Sequence[Row]) -> Column:
+    def _column(self, name: str, kind: Any, rows: Sequence[Row]) -> ConvertedColumn:
         default = read_default(self.declaration, name)
         values = [row.get(name, default) for row in rows]
         is_key = self.key is not None and name in self.declaration.key and self.kind is not EnvelopeKind.DEBEZIUM
@@ -240,7 +240,7 @@ class Envelope:
         return from_values(values, kind)
 
 
-def _raw(records: PartitionRecords, at: int) -> str:
+def _show_record(records: PartitionRecords, at: int) -> str:
     content = records.values[at]
     if content is None:
         content = records.keys[at] or b""
@@ -263,10 +263,10 @@ class RawRows:
         found = {one.name: self._column(one, records) for one in self.declaration.schema}
         fitted = fit(self.declaration, found, ops)
         return split_faults(
-            self.declaration, fitted, place, lambda row: records.offsets[row], lambda row: _raw(records, row)
+            self.declaration, fitted, place, lambda row: records.offsets[row], lambda row: _show_record(records, row)
         )
 
-    def _column(self, column: Any, records: PartitionRecords) -> Column:
+    def _column(self, column: Any, records: PartitionRecords) -> ConvertedColumn:
         name = column.name.lower()
         count = len(records.offsets)
         made: dict[str, Callable[[], list[Any]]] = {
@@ -280,13 +280,13 @@ class RawRows:
         }
         values = made[name]()
         if name == "timestamp":
-            return Column(pa.array(values, pa.timestamp("ms", "UTC")).cast(column.type))
+            return ConvertedColumn(pa.array(values, pa.timestamp("ms", "UTC")).cast(column.type))
         if name in ("key", "value") and pa.types.is_string(column.type):
             return _texts(values)
         return from_values(values, column.type)
 
 
-def _texts(values: Sequence[bytes | None]) -> Column:
+def _texts(values: Sequence[bytes | None]) -> ConvertedColumn:
     made: list[str | None] = []
     misfits: dict[int, str] = {}
     for at, value in enumerate(values):
@@ -295,7 +295,7 @@ def _texts(values: Sequence[bytes | None]) -> Column:
         except UnicodeDecodeError:
             made.append(None)
             misfits[at] = "the bytes are not UTF-8, which STRING requires; declare the column as BINARY"
-    return Column(pa.array(made, pa.string()), misfits)
+    return ConvertedColumn(pa.array(made, pa.string()), misfits)
 
 
 def _timestamp(message: Any) -> int | None:

@@ -83,7 +83,7 @@ class SchemaRegistry:
                 raise Unreadable(f"the schema registry has no version {other['version']} of {other['subject']!r}")
             self._parse(referred, named)
         try:
-            return fastavro.parse_schema(_plain(json.loads(found["schema"])), named_schemas=named)
+            return fastavro.parse_schema(_remove_uuid_types(json.loads(found["schema"])), named_schemas=named)
         except (ValueError, KeyError, TypeError, fastavro.schema.SchemaParseException) as error:
             raise Unreadable(f"the schema cannot be parsed: {type(error).__name__} {error}") from error
 
@@ -110,11 +110,13 @@ def is_url(url: str) -> bool:
     return parts.scheme in ("http", "https") and bool(parts.hostname) and "@" not in parts.netloc
 
 
-def _plain(schema: Any) -> Any:
+def _remove_uuid_types(schema: Any) -> Any:
     """Remove the logical type uuid, as tables store a UUID as text."""
     if isinstance(schema, list):
-        return [_plain(one) for one in schema]
+        return [_remove_uuid_types(one) for one in schema]
     if not isinstance(schema, dict):
         return schema
     is_uuid = schema.get("logicalType") == "uuid"
-    return {name: _plain(value) for name, value in schema.items() if not (is_uuid and name == "logicalType")}
+    return {
+        name: _remove_uuid_types(value) for name, value in schema.items() if not (is_uuid and name == "logicalType")
+    }

@@ -36,32 +36,39 @@ from evertide.runtime import Runtime
 from evertide.sources.contract import Fault, Lag, Limit, Offer, Rows, TableDeclaration, decode_place, to_problem
 from evertide.sources.executors import Executors, WorkFailed
 from evertide.sources.kafka.debezium import Truncated
-from evertide.sources.kafka.fetch import TopicReader, beginnings, ends, read_again, since
+from evertide.sources.kafka.fetch import TopicReader, read_again, read_beginnings, read_ends, read_offsets_since
 from evertide.sources.kafka.options import ExecutorUse, KafkaOptions, Start, StartKind, read_options
-from evertide.sources.kafka.place import START, OffsetRange, PartitionRecords, TopicPiece, position_text, read_position
+from evertide.sources.kafka.positions import (
+    START,
+    OffsetRange,
+    PartitionRecords,
+    TopicPiece,
+    decode_position,
+    encode_position,
+)
 from evertide.sources.kafka.rows import Decoder
 from evertide.sources.kafka.schema_registry import RegistryAway
-from evertide.sources.kafka.spread import RangeRows, plan_ranges, spread, unwrap_outcome
-from evertide.sources.values.fit import rows_schema
+from evertide.sources.kafka.spread import RangeRows, plan_ranges, read_on_executors, unwrap_outcome
+from evertide.sources.values.fit import make_rows_schema
 
 __all__ = ["KafkaSource", "open_kafka"]
 
 _AWAY_FIRST_S = 0.25
 _AWAY_MAX_S = 5.0
 _THREADS = 4
-_MANY = 100_000
+_EXECUTOR_RECORDS_MIN = 100_000
 """Executors read an offer with more records than this."""
 
 Decoded = TypeVar("Decoded")
 
 
 @dataclass(frozen=True, slots=True)
-class _Away:
+class _Outage:
     """Why the brokers are unreachable, the current wait, the time of the next retry, and since when (wall clock)."""
 
     why: SourceFailed
     wait_s: float
-    again_s: float
+    retry_at_s: float
     since_s: float
 
 
@@ -77,12 +84,12 @@ class KafkaSource:
         self._admin = options.brokers.admin()
         self._reader = TopicReader(options.brokers, options.topic, options.group)
         self._pool = ThreadPoolExecutor(_THREADS, f"kafka-{name}")
-        self._away: _Away | None = None
+        self._outage: _Outage | None = None
         self._unreadable: dict[int, tuple[SourceFailed, float]] = {}
         """Why a partition cannot be read further, and since when (wall clock)."""
         self._bound: Mapping[int, int] = {}
         self._executors: Executors | None = None
-        self._afar: tuple[str, list[Rows]] = ("", [])
+        self._executor_rows: tuple[str, list[Rows]] = ("", [])
         """The rows that executors read for the last offer, with its fragment."""
 
     def distribute(self, executors: Executors) -> None:
@@ -97,52 +104,56 @@ class KafkaSource:
     @property
     def lag(self) -> Lag:
         """Counted in offsets, some of which may have no record; as of the last fetch."""
-        return Lag() if self._away is not None else self._reader.lag(self._bound, self._runtime.wall_s())
+        return Lag() if self._outage is not None else self._reader.lag(self._bound, self._runtime.wall_s())
 
     @property
     def problems(self) -> tuple[Problem, ...]:
-        if (away := self._away) is not None:
-            return (to_problem(away.why, away.since_s, away.wait_s),)
+        if (outage := self._outage) is not None:
+            return (to_problem(outage.why, outage.since_s, outage.wait_s),)
         return tuple(to_problem(why, since_s) for why, since_s in list(self._unreadable.values()))
 
     # Offering
 
     def offer(self, position: str, limit: Limit) -> Offer | None:
-        if self._away is not None and self._runtime.monotonic_s() < self._away.again_s:
-            raise self._away.why
+        if self._outage is not None and self._runtime.monotonic_s() < self._outage.retry_at_s:
+            raise self._outage.why
         try:
             offer = self._make_offer(position, limit)
         except KafkaException as error:
             raise self._note_failure(error) from error
-        self._away = None
+        self._outage = None
         self._brokers.recent_errors.clear()
         return offer
 
     def _make_offer(self, position: str, limit: Limit) -> Offer | None:
-        topic_id, known = read_position(position)
+        topic_id, known = decode_position(position)
         self._bound = known
-        topic = self._topic(topic_id)
+        topic = self._describe_topic(topic_id)
         following = self._all_partitions(topic, known)
         if position == START:
-            return Offer(position_text(topic.id, following), (), 0)
-        if self._executors is not None and limit.rows > _MANY:
-            first, last = (asked(self._admin, self._options.topic, list(following)) for asked in (beginnings, ends))
-            far = plan_ranges(following, first, last, limit)
-            if sum(one.last - one.first for one in far) > _MANY:
-                return self._offer_afar(topic, following, far, limit)
+            return Offer(encode_position(topic.id, following), (), 0)
+        if self._executors is not None and limit.rows > _EXECUTOR_RECORDS_MIN:
+            first, last = (
+                asked(self._admin, self._options.topic, list(following)) for asked in (read_beginnings, read_ends)
+            )
+            ranges_to_read = plan_ranges(following, first, last, limit)
+            if sum(one.last - one.first for one in ranges_to_read) > _EXECUTOR_RECORDS_MIN:
+                return self._offer_from_executors(topic, following, ranges_to_read, limit)
         self._reader.follow(following)
         self._reader.drain(limit)
         if self._reader.is_empty:
-            self._reader.await_first(ends(self._admin, self._options.topic, list(following)), limit)
+            self._reader.await_first(read_ends(self._admin, self._options.topic, list(following)), limit)
         self._note_unreadable()
         lost = self._find_expired(following)
         taken = self._reader.choose(limit)
-        self._topic(topic.id)  # verify that the topic was not deleted and recreated while its records were drained
+        self._describe_topic(
+            topic.id
+        )  # verify that the topic was not deleted and recreated while its records were drained
         firsts = {one.partition: self._reader.first(one.partition) for one in taken}
         ranges = tuple(one.range(firsts[one.partition]) for one in taken)
         after = {**following, **{one.partition: one.last for one in ranges}, **{one[0]: one[2] for one in lost}}
         rows = sum(one.records for one in ranges)
-        text = position_text(topic.id, after)
+        text = encode_position(topic.id, after)
         if text == position:
             for why, _ in self._unreadable.values():
                 raise why
@@ -163,25 +174,27 @@ class KafkaSource:
             found[number] = (SourceFailed(source=self.name, where=where, why=why), since_s)
         self._unreadable = found
 
-    def _offer_afar(
+    def _offer_from_executors(
         self, topic: Topic, following: Mapping[int, int], ranges: Sequence[OffsetRange], limit: Limit
     ) -> Offer:
         """Offer ranges that executors read. A range whose records were all aborted only advances the position."""
         self._reader.follow({})  # stop fetching in this process
-        found = self._read_afar(ranges, limit.bytes)
-        self._topic(topic.id)
+        found = self._read_on_executors(ranges, limit.bytes)
+        self._describe_topic(topic.id)
         after = {**following, **{one.range.partition: one.range.last for one in found}}
         full = [one for one in found if one.range.records]
         piece = TopicPiece(topic.id, tuple(one.range for one in full))
         fragment = Place(msgspec.json.encode(piece).decode())
-        self._afar = (fragment.where, [one.rows for one in full])
+        self._executor_rows = (fragment.where, [one.rows for one in full])
         rows = sum(one.range.records for one in full)
-        return Offer(position_text(topic.id, after), (fragment,) if full else (), rows)
+        return Offer(encode_position(topic.id, after), (fragment,) if full else (), rows)
 
-    def _read_afar(self, ranges: Sequence[OffsetRange], bytes_max: int = 1 << 62) -> list[RangeRows]:
+    def _read_on_executors(self, ranges: Sequence[OffsetRange], bytes_max: int = 1 << 62) -> list[RangeRows]:
         assert self._executors is not None  # noqa: S101 - the callers check it
         try:
-            outcomes = spread(self._executors, self._brokers, self._options.topic, self._decoder, ranges, bytes_max)
+            outcomes = read_on_executors(
+                self._executors, self._brokers, self._options.topic, self._decoder, ranges, bytes_max
+            )
         except WorkFailed as error:
             where = f"topic {self._options.topic}, read by Spark's executors"
             raise SourceFailed(source=self.name, where=where, why=self._brokers.explain(str(error))) from error
@@ -190,7 +203,7 @@ class KafkaSource:
             for one, outcome in zip(ranges, outcomes, strict=True)
         ]
 
-    def _topic(self, expected: str) -> Topic:
+    def _describe_topic(self, expected: str) -> Topic:
         found = describe(self._admin, self._options.topic)
         if expected and found.id != expected:
             why = f"the topic was deleted and created again: its id is {found.id}, not {expected}"
@@ -209,10 +222,10 @@ class KafkaSource:
 
     def _find_start(self, start: Start, partitions: Sequence[int]) -> dict[int, int]:
         if start.kind is StartKind.LATEST:
-            return ends(self._admin, self._options.topic, partitions)
+            return read_ends(self._admin, self._options.topic, partitions)
         if start.kind is StartKind.TIMESTAMP:
-            return since(self._admin, self._options.topic, partitions, start.at_ms)
-        earliest = beginnings(self._admin, self._options.topic, partitions)
+            return read_offsets_since(self._admin, self._options.topic, partitions, start.at_ms)
+        earliest = read_beginnings(self._admin, self._options.topic, partitions)
         return {number: start.offsets.get(number, earliest[number]) for number in partitions}
 
     def _find_expired(self, following: Mapping[int, int]) -> tuple[tuple[int, int, int], ...]:
@@ -221,8 +234,8 @@ class KafkaSource:
         for one in list(self._reader.lost.values()):
             if self._reader.has(one.partition):
                 continue  # offer the records before the gap first
-            earliest = beginnings(self._admin, self._options.topic, [one.partition])[one.partition]
-            latest = ends(self._admin, self._options.topic, [one.partition])[one.partition]
+            earliest = read_beginnings(self._admin, self._options.topic, [one.partition])[one.partition]
+            latest = read_ends(self._admin, self._options.topic, [one.partition])[one.partition]
             if earliest <= following[one.partition] <= latest:
                 del self._reader.lost[one.partition]  # the offset exists again: fetch it with the next `follow`
                 self._reader.follow({})
@@ -241,26 +254,30 @@ class KafkaSource:
 
     def read(self, fragment: Fragment) -> Iterator[Rows]:
         piece = decode_place(fragment, TopicPiece, self.name)
-        if isinstance(fragment, Place) and fragment.where == self._afar[0]:
-            yield from self._afar[1]
+        if isinstance(fragment, Place) and fragment.where == self._executor_rows[0]:
+            yield from self._executor_rows[1]
             return
         try:
             records = self._reader.find_ranges(piece.ranges)
-            if records is None and self._executors is not None and sum(one.records for one in piece.ranges) > _MANY:
-                found = self._read_afar(piece.ranges)
-                self._topic(piece.topic_id)
+            if (
+                records is None
+                and self._executors is not None
+                and sum(one.records for one in piece.ranges) > _EXECUTOR_RECORDS_MIN
+            ):
+                found = self._read_on_executors(piece.ranges)
+                self._describe_topic(piece.topic_id)
                 self._verify(piece.ranges, [one.range for one in found])
                 yield from (one.rows for one in found)
                 return
             if records is None:
                 records = read_again(self._brokers, self._options.topic, piece.ranges)
-                self._topic(piece.topic_id)
+                self._describe_topic(piece.topic_id)
                 read = zip(piece.ranges, records, strict=True)
                 self._verify(piece.ranges, [one.range(expected.first) for expected, one in read])
         except KafkaException as error:
             raise self._note_failure(error) from error
         if piece.lost:
-            yield self._lost_rows(piece)
+            yield self._report_lost(piece)
         if len(records) == 1:
             yield self._rows(records[0])
         else:
@@ -293,7 +310,7 @@ class KafkaSource:
                 why += f" {found.checksum}: records expired, were compacted, or were replaced"
                 raise self._changed_failure(where, why)
 
-    def _lost_rows(self, piece: TopicPiece) -> Rows:
+    def _report_lost(self, piece: TopicPiece) -> Rows:
         """A dead letter for each gap, so that skipped records are reported."""
         faults = [
             Fault(
@@ -305,13 +322,13 @@ class KafkaSource:
             )
             for partition, first, last in piece.lost
         ]
-        return Rows(self._declaration.name, rows_schema(self._declaration).empty_table(), faults)
+        return Rows(self._declaration.name, make_rows_schema(self._declaration).empty_table(), faults)
 
     # The rest
 
     def acknowledge(self, position: str) -> None:
         """Commit the offsets to the consumer group, if there is one, for monitoring only."""
-        _, following = read_position(position)
+        _, following = decode_position(position)
         self._bound = following
         if self._options.group and following:
             try:
@@ -327,7 +344,7 @@ class KafkaSource:
         return SourceChanged(source=self.name, where=f"topic {where}", why=why)
 
     def _note_failure(self, error: KafkaException) -> SourceFailed:
-        before, now_s = self._away, self._runtime.monotonic_s()
+        before, now_s = self._outage, self._runtime.monotonic_s()
         wait_s = min(before.wait_s * 2, _AWAY_MAX_S) if before is not None else _AWAY_FIRST_S
         where = f"topic {self._options.topic} at {self._brokers.address}"
         kind = SourceAway if self._brokers.are_away(error) else SourceFailed
@@ -335,7 +352,7 @@ class KafkaSource:
         if cause(error).code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
             why = self._changed_failure(self._options.topic, "the topic does not exist any more")
         since_s = before.since_s if before is not None and type(before.why) is type(why) else self._runtime.wall_s()
-        self._away = _Away(why, wait_s, now_s + wait_s, since_s)
+        self._outage = _Outage(why, wait_s, now_s + wait_s, since_s)
         return why
 
 

@@ -2,8 +2,8 @@
 
 1. A range gives the same records, count and checksum, which the journal binds (J4), and the same rows, on any machine.
 2. Spark replaces an executor that is lost: a task only reads, and starts again at its first offset.
-3. A problem with the topic does not fail the task. It is returned as `Trouble`, and raised in the driver. So Spark does
-   not repeat the task in vain, and the error is the same as if the driver had read the range.
+3. A problem with the topic does not fail the task. It is returned as `RangeFailure`, and raised in the driver. So
+   Spark does not repeat the task in vain, and the error is the same as if the driver had read the range.
 """
 
 from __future__ import annotations
@@ -22,19 +22,16 @@ from evertide.secrets import Secrets
 from evertide.sources.contract import Limit, Rows
 from evertide.sources.executors import Executors
 from evertide.sources.kafka.debezium import Truncated
-from evertide.sources.kafka.fetch import read_again
-from evertide.sources.kafka.place import OffsetRange, PartitionRecords
+from evertide.sources.kafka.fetch import estimate_sizes, read_again
+from evertide.sources.kafka.positions import OffsetRange, PartitionRecords
 from evertide.sources.kafka.rows import Decoder
 from evertide.sources.kafka.schema_registry import RegistryAway
 
-__all__ = ["RangeRows", "Task", "Trouble", "plan_ranges", "read_range", "spread", "unwrap_outcome"]
-
-_OWN = 32
-"""Estimated bytes of a record in addition to its key and value."""
+__all__ = ["RangeFailure", "RangeRows", "RangeTask", "plan_ranges", "read_on_executors", "read_range", "unwrap_outcome"]
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class RangeTask:
     brokers: Brokers
     topic: str
     decoder: Decoder
@@ -44,15 +41,15 @@ class Task:
     """Records beyond this size are left out, except the first."""
 
 
-class TroubleKind(Enum):
+class RangeFailureKind(Enum):
     KAFKA = auto()
     REGISTRY = auto()
     TRUNCATED = auto()
 
 
 @dataclass(frozen=True, slots=True)
-class Trouble:
-    kind: TroubleKind
+class RangeFailure:
+    kind: RangeFailureKind
     code: int = 0
     text: str = ""
 
@@ -81,20 +78,20 @@ def plan_ranges(
     return sorted(found, key=lambda one: one.partition)
 
 
-def spread(  # noqa: PLR0917
+def read_on_executors(  # noqa: PLR0917
     executors: Executors, brokers: Brokers, topic: str, decoder: Decoder, ranges: Sequence[OffsetRange], bytes_max: int
-) -> list[RangeRows | Trouble]:
+) -> list[RangeRows | RangeFailure]:
     """Read the ranges on the executors. Sends only the secrets that the Kafka client needs."""
-    plain = replace(
+    stripped = replace(
         brokers,
         secrets=Secrets(Path(), {}),
         recent_errors=type(brokers.recent_errors)(maxlen=brokers.recent_errors.maxlen),
     )
     share = max(1, bytes_max // max(1, len(ranges)))
-    return executors.map(read_range, [Task(plain, topic, decoder, one, share) for one in ranges])
+    return executors.map(read_range, [RangeTask(stripped, topic, decoder, one, share) for one in ranges])
 
 
-def read_range(task: Task) -> RangeRows | Trouble:
+def read_range(task: RangeTask) -> RangeRows | RangeFailure:
     """Read and decode one range, in an executor."""
     try:
         (records,) = read_again(task.brokers, task.topic, [task.range])
@@ -103,28 +100,26 @@ def read_range(task: Task) -> RangeRows | Trouble:
         checked = OffsetRange(records.partition, task.range.first, last, len(kept.offsets), kept.checksum())
         return RangeRows(checked, task.decoder.rows(kept, f"{task.topic}-{records.partition}"))
     except KafkaException as error:
-        return Trouble(TroubleKind.KAFKA, cause(error).code(), cause(error).str())
+        return RangeFailure(RangeFailureKind.KAFKA, cause(error).code(), cause(error).str())
     except RegistryAway as error:
-        return Trouble(TroubleKind.REGISTRY, text=str(error))
+        return RangeFailure(RangeFailureKind.REGISTRY, text=str(error))
     except Truncated:
-        return Trouble(TroubleKind.TRUNCATED)
+        return RangeFailure(RangeFailureKind.TRUNCATED)
 
 
-def unwrap_outcome(outcome: RangeRows | Trouble) -> RangeRows:
+def unwrap_outcome(outcome: RangeRows | RangeFailure) -> RangeRows:
     """Return the result, or raise the error of the executor's problem."""
     if isinstance(outcome, RangeRows):
         return outcome
-    if outcome.kind is TroubleKind.REGISTRY:
+    if outcome.kind is RangeFailureKind.REGISTRY:
         raise RegistryAway(outcome.text)
-    if outcome.kind is TroubleKind.TRUNCATED:
+    if outcome.kind is RangeFailureKind.TRUNCATED:
         raise Truncated
     raise KafkaException(KafkaError(outcome.code, outcome.text))
 
 
 def _within(records: PartitionRecords, most: int) -> PartitionRecords:
-    sizes = accumulate(
-        len(key or b"") + len(value or b"") + _OWN for key, value in zip(records.keys, records.values, strict=True)
-    )
+    sizes = accumulate(estimate_sizes(records.keys, records.values))
     count = max(1, bisect_right(list(sizes), most))
     if count >= len(records.offsets):
         return records

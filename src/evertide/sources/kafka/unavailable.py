@@ -39,7 +39,7 @@ DEFAULT_PLACEHOLDER = "__debezium_unavailable_value"
 _HEX = "hex:"
 
 
-class _Unavailable:
+class _OmittedValue:
     """Marks a value that the record does not contain."""
 
     def __repr__(self) -> str:
@@ -49,7 +49,7 @@ class _Unavailable:
         return "UNAVAILABLE"
 
 
-UNAVAILABLE = _Unavailable()
+UNAVAILABLE = _OmittedValue()
 
 
 @dataclass(frozen=True)

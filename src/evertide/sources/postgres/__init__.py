@@ -13,7 +13,7 @@ ready_queue   staged transactions that wait to be bound
 snapshot      the initial content of the tables
 catalog       checks of the server, its tables and the publication
 partitions    changes of partitions that the stream does not show
-gauge         the server's position and the state of the slot
+slot_monitor  the server's position and the state of the slot
 server        connections, slot and publication
 positions     positions of the source
 types         column types and values

@@ -18,9 +18,9 @@ import psycopg
 from evertide.errors import InvalidInput
 from evertide.postgres import OLDEST_VERSION, TableName, UniqueIndex, find_unique_indexes, match_name
 from evertide.sources.contract import TableDeclaration
-from evertide.sources.postgres.partitions import Partition
+from evertide.sources.postgres.partitions import TablePartition
 from evertide.sources.postgres.server import find_slot
-from evertide.sources.postgres.types import PgType, fits
+from evertide.sources.postgres.types import PgType, can_convert
 from evertide.sources.values.kinds import sql_name
 
 __all__ = ["RemoteColumn", "UpstreamTable", "check_server", "check_tables", "has_older_rows"]
@@ -76,12 +76,12 @@ class UpstreamTable:
     name: TableName
     columns: tuple[RemoteColumn, ...]
     is_partitioned: bool
-    partitions: tuple[Partition, ...] = ()
+    partitions: tuple[TablePartition, ...] = ()
     """The leaf partitions."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Table:
+class _CatalogTable:
     oid: int
     is_partitioned: bool
     identity: str
@@ -92,18 +92,18 @@ def check_server(connection: psycopg.Connection[Any], slot: str, where: str) -> 
     if connection.info.server_version < OLDEST_VERSION:
         version = connection.info.server_version // 10_000
         raise InvalidInput(where=where, why=f"the server runs PostgreSQL {version}; version 14 or newer is required")
-    level = _one(connection, "SHOW wal_level")[0]
+    level = _fetch_row(connection, "SHOW wal_level")[0]
     if level != "logical":
         why = f"wal_level is {level!r}; run ALTER SYSTEM SET wal_level = 'logical' and restart the server"
         raise InvalidInput(where=where, why=why)
-    encoding = _one(connection, "SHOW server_encoding")[0]
+    encoding = _fetch_row(connection, "SHOW server_encoding")[0]
     if encoding == "SQL_ASCII":
         why = (
             "the database has the encoding SQL_ASCII, which does not define characters; use one with UTF8, for example"
         )
         raise InvalidInput(where=where, why=why)
     found = find_slot(connection, slot)
-    database = _one(connection, "SELECT current_database()")[0]
+    database = _fetch_row(connection, "SELECT current_database()")[0]
     if found is not None and (found.plugin != "pgoutput" or found.database != database):
         why = f"replication slot {slot!r} belongs to plugin {found.plugin!r} in database {found.database!r}"
         raise InvalidInput(where=where, why=f"{why}; set the option 'slot' to another name")
@@ -118,32 +118,32 @@ def check_tables(
     upstreams = []
     for declaration, name in tables:
         where = declaration.place
-        table = _table(connection, name, where)
-        columns = _columns(connection, declaration, table, name, where)
+        table = _read_table(connection, name, where)
+        columns = _read_columns(connection, declaration, table, name, where)
         _check_identity(connection, declaration, table, name, columns, where)
         _check_publication(connection, publication, table, name, columns, where)
         asked = {"table": table.oid}
         found = connection.execute(_PARTITIONS, asked).fetchall() if table.is_partitioned else ()
-        partitions = tuple(Partition(*row) for row in found)
+        partitions = tuple(TablePartition(*row) for row in found)
         upstreams.append(UpstreamTable(declaration, name, columns, table.is_partitioned, partitions))
     return upstreams
 
 
-def has_older_rows(connection: psycopg.Connection[Any], partition: Partition) -> bool | None:
+def has_older_rows(connection: psycopg.Connection[Any], partition: TablePartition) -> bool | None:
     """Whether a partition has rows that were written before it was attached; None if the user may not read it."""
-    if not _one(connection, _MAY_READ, (partition.oid,))[0]:
+    if not _fetch_row(connection, _MAY_READ, (partition.oid,))[0]:
         return None
     query = _OLDER.format(partition=partition.name, xid=partition.attached, oid=partition.oid)
     row = connection.execute(query.encode()).fetchone()
     return row is not None and bool(row[0])
 
 
-def _one(connection: psycopg.Connection[Any], query: str, values: Sequence[Any] = ()) -> Any:
+def _fetch_row(connection: psycopg.Connection[Any], query: str, values: Sequence[Any] = ()) -> Any:
     row = connection.execute(query, values or None).fetchone()
     return row or (None,)
 
 
-def _table(connection: psycopg.Connection[Any], name: TableName, where: str) -> _Table:
+def _read_table(connection: psycopg.Connection[Any], name: TableName, where: str) -> _CatalogTable:
     row = connection.execute(_TABLE, (name.schema, name.table)).fetchone()
     if row is None:
         raise InvalidInput(where=where, why=f"the server has no table {name}; create it, or correct the option 'table'")
@@ -153,11 +153,15 @@ def _table(connection: psycopg.Connection[Any], name: TableName, where: str) -> 
         raise InvalidInput(where=where, why=why)
     if not is_readable:
         raise InvalidInput(where=where, why=f"the user may not read {name}; run GRANT SELECT ON {name} TO the user")
-    return _Table(oid, relation_kind == "p", identity, is_owned)
+    return _CatalogTable(oid, relation_kind == "p", identity, is_owned)
 
 
-def _columns(
-    connection: psycopg.Connection[Any], declaration: TableDeclaration, table: _Table, name: TableName, where: str
+def _read_columns(
+    connection: psycopg.Connection[Any],
+    declaration: TableDeclaration,
+    table: _CatalogTable,
+    name: TableName,
+    where: str,
 ) -> tuple[RemoteColumn, ...]:
     rows = connection.execute(_COLUMNS, (table.oid,)).fetchall()
     there = {row[0]: row for row in rows}
@@ -173,8 +177,8 @@ def _columns(
                 f"PostgreSQL does not replicate the generated column {field.name!r}; omit it, and compute it in a view"
             )
             raise InvalidInput(where=where, why=why)
-        made = _type(connection, oid)
-        if not fits(made, field.type):
+        made = _read_type(connection, oid)
+        if not can_convert(made, field.type):
             why = f"column {field.name!r} of {name} is {made.shown}, which {sql_name(field.type)} cannot hold"
             raise InvalidInput(where=where, why=f"{why}; STRING holds any type")
         is_key = field.name in declaration.key
@@ -186,20 +190,20 @@ def _columns(
     return tuple(found)
 
 
-def _type(connection: psycopg.Connection[Any], oid: int) -> PgType:
-    name, kind, base, element, category, delimiter, shown = _one(connection, _TYPE, (oid,))
+def _read_type(connection: psycopg.Connection[Any], oid: int) -> PgType:
+    name, kind, base, element, category, delimiter, shown = _fetch_row(connection, _TYPE, (oid,))
     if kind == "d":
-        return _type(connection, base)
+        return _read_type(connection, base)
     if category == "A" and element and name not in _UNLIKE_ARRAYS:
-        inner = _type(connection, element)
-        return PgType(name, shown, inner, _one(connection, _TYPE, (element,))[5])
+        inner = _read_type(connection, element)
+        return PgType(name, shown, inner, _fetch_row(connection, _TYPE, (element,))[5])
     return PgType(name, shown, None, delimiter)
 
 
 def _check_identity(  # noqa: PLR0917
     connection: psycopg.Connection[Any],
     declaration: TableDeclaration,
-    table: _Table,
+    table: _CatalogTable,
     name: TableName,
     columns: Sequence[RemoteColumn],
     where: str,
@@ -222,7 +226,7 @@ def _check_identity(  # noqa: PLR0917
         raise InvalidInput(where=where, why=f"{why}; run {full}, or REPLICA IDENTITY USING INDEX with an index on it")
 
 
-def _identity(table: _Table, indexes: Sequence[UniqueIndex]) -> list[Sequence[str]]:
+def _identity(table: _CatalogTable, indexes: Sequence[UniqueIndex]) -> list[Sequence[str]]:
     if table.identity == "d":
         return [index.columns for index in indexes if index.is_primary]
     return [index.columns for index in indexes if index.is_identity] if table.identity == "i" else []
@@ -231,7 +235,7 @@ def _identity(table: _Table, indexes: Sequence[UniqueIndex]) -> list[Sequence[st
 def _check_publication(  # noqa: PLR0917
     connection: psycopg.Connection[Any],
     publication: str,
-    table: _Table,
+    table: _CatalogTable,
     name: TableName,
     columns: Sequence[RemoteColumn],
     where: str,
@@ -268,9 +272,9 @@ def _check_publication(  # noqa: PLR0917
 
 
 def _check_may_publish(
-    connection: psycopg.Connection[Any], publication: str, table: _Table, name: TableName, where: str
+    connection: psycopg.Connection[Any], publication: str, table: _CatalogTable, name: TableName, where: str
 ) -> None:
-    may = _one(connection, "SELECT has_database_privilege(current_database(), 'CREATE')")[0]
+    may = _fetch_row(connection, "SELECT has_database_privilege(current_database(), 'CREATE')")[0]
     if not may or not table.is_owned:
         why = f"publication {publication!r} does not exist, and the user may not create it for {name}"
         raise InvalidInput(

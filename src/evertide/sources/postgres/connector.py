@@ -34,13 +34,13 @@ from evertide.runtime import Runtime
 from evertide.secrets import Secrets
 from evertide.sources.contract import Source, Staging, TableDeclaration, merge_options
 
-__all__ = ["open_postgres", "postgres_name"]
+__all__ = ["name_postgres_source", "open_postgres"]
 
 _SLOT = re.compile(r"[a-z0-9_]{1,63}")
 _DEFAULT_SLOT = "evertide"
 
 
-def postgres_name(declaration: TableDeclaration) -> str:
+def name_postgres_source(declaration: TableDeclaration) -> str:
     """The name of a table's source: the slot."""
     given = {name.lower(): value for name, value in declaration.options.items()}
     slot = given.get("slot", _DEFAULT_SLOT)

@@ -30,14 +30,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["Partition", "PartitionComparison", "compare_partitions", "find_attached", "pack", "unpack"]
+__all__ = ["PartitionComparison", "TablePartition", "compare_partitions", "find_newly_attached", "pack", "unpack"]
 
 _UNKNOWN_FILE = 0
 """Recorded instead of a file that may have replaced another one: each comparison finds a difference."""
 
 
 @dataclass(frozen=True, slots=True)
-class Partition:
+class TablePartition:
     oid: int
     file: int
     name: str
@@ -58,9 +58,9 @@ class PartitionComparison:
     """Names of partitions that may have been truncated."""
 
 
-def find_attached(
-    before: Mapping[int, int], attached: Mapping[int, int] | None, now: Sequence[Partition]
-) -> list[Partition]:
+def find_newly_attached(
+    before: Mapping[int, int], attached: Mapping[int, int] | None, now: Sequence[TablePartition]
+) -> list[TablePartition]:
     """Partitions that may have rows that the server did not send. `attached` is None if it was not recorded."""
     known = {} if attached is None else attached
     again = [one for one in now if one.oid in known and known[one.oid] != one.attached]
@@ -70,7 +70,7 @@ def find_attached(
 
 
 def compare_partitions(
-    before: Mapping[int, int], now: Sequence[Partition], truncated: int | None = None
+    before: Mapping[int, int], now: Sequence[TablePartition], truncated: int | None = None
 ) -> PartitionComparison:
     """Compare files. `truncated` is the transaction that truncated the whole table, if `before` is empty for that."""
     files = {one.oid: one.file for one in now}
@@ -82,7 +82,7 @@ def compare_partitions(
     return PartitionComparison({**files, **other}, gone, names)
 
 
-def _find_changed(new: Sequence[Partition], truncated: int | None) -> list[Partition]:
+def _find_changed(new: Sequence[TablePartition], truncated: int | None) -> list[TablePartition]:
     """Partitions whose first file, which the stream's rows belong to, may not be the present one."""
     old = [one for one in new if truncated is not None and not _is_newer(one.attached, truncated)]
     writers = {one.changed for one in old}

@@ -18,7 +18,7 @@ import msgspec
 from evertide.errors import Unexpected
 from evertide.sources.postgres.messages import format_lsn, parse_lsn
 
-__all__ = ["START", "Position", "ReadStage"]
+__all__ = ["START", "PostgresPosition", "ReadStage"]
 
 
 class ReadStage(StrEnum):
@@ -30,7 +30,7 @@ class ReadStage(StrEnum):
     STREAM = "stream"
 
 
-class Position(msgspec.Struct, frozen=True, omit_defaults=True):
+class PostgresPosition(msgspec.Struct, frozen=True, omit_defaults=True):
     at: ReadStage
     lsn: str = "0/0"
     done: int = 0
@@ -57,16 +57,18 @@ class Position(msgspec.Struct, frozen=True, omit_defaults=True):
         return msgspec.json.encode(self).decode()
 
     @classmethod
-    def of(cls, text: str, source: str) -> Position:
+    def of(cls, text: str, source: str) -> PostgresPosition:
         try:
             return msgspec.json.decode(text, type=cls)
         except msgspec.MsgspecError as error:
             why = f"{text!r} is not a position of a PostgreSQL source: {error}"
             raise Unexpected(where=f"source {source!r}", why=why) from error
 
-    def advance_to(self, lsn: int, columns: dict[str, dict[str, str]] | None = None) -> Position:
+    def advance_to(self, lsn: int, columns: dict[str, dict[str, str]] | None = None) -> PostgresPosition:
         known = self.columns if columns is None else columns
-        return Position(ReadStage.STREAM, format_lsn(lsn), 0, known, self.partitions, self.attached, self.truncated)
+        return PostgresPosition(
+            ReadStage.STREAM, format_lsn(lsn), 0, known, self.partitions, self.attached, self.truncated
+        )
 
 
-START = Position(ReadStage.START)
+START = PostgresPosition(ReadStage.START)

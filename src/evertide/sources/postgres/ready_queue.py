@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from evertide.journal.records import Staged
 from evertide.runtime import Runtime
 from evertide.sources.contract import Limit, Staging
-from evertide.sources.postgres.positions import Position
+from evertide.sources.postgres.positions import PostgresPosition
 
 __all__ = ["XIDS_MAX", "Entry", "ReadyQueue"]
 
@@ -26,7 +26,7 @@ XIDS_MAX = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    after: Position
+    after: PostgresPosition
     fragments: tuple[Staged, ...] = ()
     rows: int = 0
     bytes: int = 0
@@ -42,14 +42,14 @@ class ReadyQueue:
         self._bytes_max = bytes_max
         self._changed = threading.Condition()
         self._entries: deque[Entry] = deque()
-        self._bound: Position | None = None
-        self._last: Position | None = None
+        self._bound: PostgresPosition | None = None
+        self._last: PostgresPosition | None = None
         self.epoch = 0
         self.is_closed = False
 
     # The pipeline's side
 
-    def reach(self, position: Position) -> None:
+    def reach(self, position: PostgresPosition) -> None:
         """Remove the entries up to the bound position, or start a new epoch from it."""
         with self._changed:
             if position == self._bound:
@@ -58,7 +58,7 @@ class ReadyQueue:
             for _ in range(known):
                 self._entries.popleft()
             if not known:
-                self._give_up()
+                self._drop_all()
                 self._last = position
                 self.epoch += 1
             self._bound = position
@@ -81,11 +81,11 @@ class ReadyQueue:
             self.is_closed = True
             self._changed.notify_all()
 
-    def give_up(self) -> None:
+    def drop_all(self) -> None:
         with self._changed:
-            self._give_up()
+            self._drop_all()
 
-    def _give_up(self) -> None:
+    def _drop_all(self) -> None:
         fragments = [fragment for entry in self._entries for fragment in entry.fragments]
         self._entries.clear()
         if fragments:
@@ -94,7 +94,7 @@ class ReadyQueue:
     # The thread's side
 
     @property
-    def bound(self) -> Position:
+    def bound(self) -> PostgresPosition:
         """The bound position, which is durable."""
         assert self._bound is not None  # noqa: S101 - the thread starts after the first `reach`
         return self._bound
@@ -105,7 +105,7 @@ class ReadyQueue:
         return self._bound is not None
 
     @property
-    def last(self) -> Position:
+    def last(self) -> PostgresPosition:
         """The position after the last entry, or the bound position."""
         with self._changed:
             assert self._last is not None  # noqa: S101

@@ -19,13 +19,13 @@ from evertide.problem import ComponentState, Problem
 from evertide.runtime import Runtime
 from evertide.sources.contract import Staging, TableDeclaration, to_problem
 from evertide.sources.postgres.catalog import UpstreamTable, check_server, check_tables, has_older_rows
-from evertide.sources.postgres.gauge import Gauge
 from evertide.sources.postgres.messages import format_lsn
-from evertide.sources.postgres.partitions import compare_partitions, find_attached, pack, unpack
-from evertide.sources.postgres.positions import Position, ReadStage
+from evertide.sources.postgres.partitions import compare_partitions, find_newly_attached, pack, unpack
+from evertide.sources.postgres.positions import PostgresPosition, ReadStage
 from evertide.sources.postgres.ready_queue import Entry, ReadyQueue
-from evertide.sources.postgres.server import READ_AGAIN, Server, check_slot, find_slot
+from evertide.sources.postgres.server import READ_AGAIN, SourceServer, check_slot, find_slot
 from evertide.sources.postgres.session import ReceiverOptions, ReplicationSession, SessionEnded
+from evertide.sources.postgres.slot_monitor import SlotMonitor
 from evertide.sources.postgres.snapshot import create_slot, ensure_publication, read_chunks
 from evertide.sources.postgres.stream import Replication
 from evertide.sources.postgres.transactions import Columns, CompleteTransactions, TransactionAssembler
@@ -46,14 +46,14 @@ _REMEDY_ATTACHED = (
     f"If rows are missing, {READ_AGAIN}; otherwise run once with the option partitions 'keep'. Rows that are written"
     " through the table into a partition that was attached empty are replicated."
 )
-_FAR = 1 << 64
+_UNMEASURED = 1 << 64
 """Larger than any position."""
 
 
 class Receiver:
     def __init__(  # noqa: PLR0917
         self,
-        server: Server,
+        server: SourceServer,
         tables: Sequence[tuple[TableDeclaration, TableName]],
         options: ReceiverOptions,
         queue: ReadyQueue,
@@ -64,7 +64,7 @@ class Receiver:
         self._since_s = runtime.wall_s()
         self._wait_s: float | None = None
         self._making_s: float | None = None
-        self.gauge = Gauge(server, options.slot, runtime)
+        self.slot_monitor = SlotMonitor(server, options.slot, runtime)
         self._partitions: dict[str, str] = {}
         """The files of each table's partitions as of the last check of the catalog, for later positions."""
         self._attached: dict[str, str] = {}
@@ -75,9 +75,9 @@ class Receiver:
         """Whether a replication stream is open."""
         self.sent = 0
         """The position up to which the server has sent everything, as the server reports it."""
-        self._marks = 0
-        self._marked = (0, 0)
-        """The last mark that was measured, and the server's position at that time."""
+        self._goals_set = 0
+        self._measured_goal = (0, 0)
+        """The last goal that was measured, and the server's position at that time."""
         self._server = server
         self._tables = tables
         self._options = options
@@ -86,10 +86,10 @@ class Receiver:
         self._runtime = runtime
         self._epoch = 0
         self._failures = 0
-        self._stuck = 0
+        self._unreadable_lsn = 0
         """The commit position of a transaction that cannot be read. The problem lasts until the stream is beyond it."""
         self._thread: WatchedThread | None = None
-        self._busy: list[psycopg.Connection[Any]] = []
+        self._blocking: list[psycopg.Connection[Any]] = []
 
     @property
     def problem(self) -> SourceFailed | None:
@@ -103,7 +103,7 @@ class Receiver:
     def problems(self) -> tuple[Problem, ...]:
         problem = self.problem
         own = () if problem is None else (to_problem(problem, self._since_s, self._wait_s),)
-        return (*own, *self.gauge.problems, *self._partition_problems)
+        return (*own, *self.slot_monitor.problems, *self._partition_problems)
 
     def set_problem(self, problem: SourceFailed, wait_s: float | None = None) -> None:
         """Set the problem. Its start is when the source became stalled or reconnecting."""
@@ -111,15 +111,15 @@ class Receiver:
             self._since_s = self._runtime.wall_s()
         self._problem, self._wait_s = problem, wait_s
 
-    def mark(self) -> None:
+    def set_goal(self) -> None:
         """Measure the server's position again: `goal` is the position at this time or later."""
-        self._marks += 1
+        self._goals_set += 1
 
     @property
     def goal(self) -> int:
-        """The server's position at the last mark; `_FAR` until it was measured."""
-        marks, reached = self._marked
-        return reached if marks == self._marks else _FAR
+        """The server's position when the goal was last set; `_UNMEASURED` until it was measured."""
+        count, reached = self._measured_goal
+        return reached if count == self._goals_set else _UNMEASURED
 
     @property
     def is_started(self) -> bool:
@@ -136,7 +136,7 @@ class Receiver:
         while thread is not None and thread.is_alive():
             thread.join(0.5)
             if thread.is_alive():
-                for connection in self._busy:
+                for connection in self._blocking:
                     connection.cancel()
 
     def check(self) -> list[UpstreamTable]:
@@ -161,7 +161,7 @@ class Receiver:
         while not self._queue.is_closed:
             try:
                 self._epoch = self._queue.epoch
-                self._busy, self._making_s = [], None
+                self._blocking, self._making_s = [], None
                 self._session()
             except SessionEnded:
                 continue
@@ -194,15 +194,15 @@ class Receiver:
 
     def _session(self) -> None:
         if self._queue.last.at is ReadStage.START:
-            self._begin()
+            self._announce_slot()
         if self._queue.last.at in (ReadStage.MAKING, ReadStage.SNAPSHOT):
-            self._make()
+            self._create_and_read_snapshot()
         self._follow()
 
     def clear_problem(self, beyond: int = 0) -> None:
         """Clear the problem: the source is connected, or has received everything up to `beyond`."""
-        if not self._stuck or beyond > self._stuck:
-            self._problem, self._failures, self._stuck = None, 0, 0
+        if not self._unreadable_lsn or beyond > self._unreadable_lsn:
+            self._problem, self._failures, self._unreadable_lsn = None, 0, 0
 
     def _check_epoch(self) -> None:
         if self._queue.is_closed or self._queue.epoch != self._epoch:
@@ -212,7 +212,7 @@ class Receiver:
         if not self._queue.put(entry, self._epoch):
             raise SessionEnded
 
-    def _begin(self) -> None:
+    def _announce_slot(self) -> None:
         """Queue the intention before creating the slot: once it is bound, a slot of that name belongs to the source."""
         slot, address = self._options.slot, self._server.address
         self.check()
@@ -225,11 +225,11 @@ class Receiver:
         self.clear_problem()
         if found is not None:
             check_slot(address, found, slot, found.confirmed)
-            self._put(Entry(Position(ReadStage.STREAM, format_lsn(found.confirmed))))
+            self._put(Entry(PostgresPosition(ReadStage.STREAM, format_lsn(found.confirmed))))
         else:
-            self._put(Entry(Position(ReadStage.MAKING)))
+            self._put(Entry(PostgresPosition(ReadStage.MAKING)))
 
-    def _make(self) -> None:
+    def _create_and_read_snapshot(self) -> None:
         """Create slot and snapshot and read the snapshot, once the journal has the position that announces them."""
         wanted = self._queue.last
         while self._queue.bound.at not in (ReadStage.MAKING, ReadStage.SNAPSHOT):
@@ -239,7 +239,7 @@ class Receiver:
         with self._server.connect() as connection:
             ensure_publication(connection, options.publication, [name for _, name in self._tables])
         self._making_s = self._runtime.monotonic_s()
-        with create_slot(self._server, options.slot, self._busy) as snapshot:
+        with create_slot(self._server, options.slot, self._blocking) as snapshot:
             self._making_s = None
             upstreams = check_tables(snapshot.connection, self._tables, options.publication)
             self.clear_problem()
@@ -254,15 +254,15 @@ class Receiver:
                 str(upstream.name): _pack_attachments(upstream) for upstream in upstreams if upstream.is_partitioned
             }
             known = (columns, self._partitions, self._attached)
-            at = Position(ReadStage.SNAPSHOT, format_lsn(snapshot.lsn), wanted.done, *known)
+            at = PostgresPosition(ReadStage.SNAPSHOT, format_lsn(snapshot.lsn), wanted.done, *known)
             for upstream in upstreams if options.has_snapshot else ():
-                for rows in read_chunks(snapshot, upstream, options.room):
+                for rows in read_chunks(snapshot, upstream, options.limits):
                     while not self._queue.has_room():
                         self._check_epoch()
                         self._queue.wait(0.5)
                     self._check_epoch()
                     staged = self._staging.stage(upstream.declaration.name, rows)
-                    at = Position(ReadStage.SNAPSHOT, at.lsn, at.done + 1, *known)
+                    at = PostgresPosition(ReadStage.SNAPSHOT, at.lsn, at.done + 1, *known)
                     self._put(Entry(at, (staged,), staged.rows, staged.bytes))
         self._put(Entry(at.advance_to(snapshot.lsn), xids=snapshot.xids))
 
@@ -279,7 +279,7 @@ class Receiver:
         return upstreams
 
     def _follow(self) -> None:
-        self._busy = []
+        self._blocking = []
         options, upstreams, last = self._options, self.check_catalog(), self._queue.last
         transactions = TransactionAssembler(
             self._server.address,
@@ -288,7 +288,7 @@ class Receiver:
             self._queue_transactions,
             after=last.number,
             columns=last.columns,
-            room=options.room,
+            limits=options.limits,
         )
         stream = Replication(self._server, options.slot, options.publication, last.number)
         try:
@@ -296,21 +296,21 @@ class Receiver:
             self.is_following = True
             ReplicationSession(self, stream, transactions, self._queue, self._runtime, options).run()
         except SourceFailed:
-            self._stuck = transactions.commit_lsn
+            self._unreadable_lsn = transactions.commit_lsn
             transactions.flush_whole()
             raise
         finally:
             self.is_following = False
-            self.gauge.close()
+            self.slot_monitor.close()
             transactions.drop()
             stream.close()
 
     def measure(self) -> None:
-        marks = self._marks
-        if self._marked[0] == marks:
-            self.gauge.look(self.sent)
-        elif (reached := self.gauge.ask(self.sent)) > 0:
-            self._marked = (marks, reached)
+        count = self._goals_set
+        if self._measured_goal[0] == count:
+            self.slot_monitor.measure_if_due(self.sent)
+        elif (reached := self.slot_monitor.measure(self.sent)) > 0:
+            self._measured_goal = (count, reached)
 
     def _check_columns(self, upstreams: Sequence[UpstreamTable], known: Columns) -> None:
         """Compare with the columns that were read last: a table may have been added, or a type changed."""
@@ -325,14 +325,14 @@ class Receiver:
                     why = f"table {upstream.name}: the type of column {column.remote!r} was changed upstream"
                     raise address.failure(f"{why}; undo that, or {READ_AGAIN}")
 
-    def advance_to(self, lsn: int, columns: Columns | None = None) -> Position:
+    def advance_to(self, lsn: int, columns: Columns | None = None) -> PostgresPosition:
         last = self._queue.last.advance_to(lsn, columns)
         return msgspec.structs.replace(
             last, partitions=self._partitions, attached=self._attached, truncated=self._truncated
         )
 
     def _check_partitions(
-        self, connection: psycopg.Connection[Any], upstreams: Sequence[UpstreamTable], last: Position
+        self, connection: psycopg.Connection[Any], upstreams: Sequence[UpstreamTable], last: PostgresPosition
     ) -> None:
         """Compare with the partitions seen last, as the stream does not contain changes of a single partition."""
         address, made, rewritten = self._server.address, {}, []
@@ -354,7 +354,7 @@ class Receiver:
                 why = f"table {name}: partition {gone} was detached or dropped upstream, but its rows are still here"
                 raise address.failure(f"{why}; attach it, {READ_AGAIN}, or keep the rows (option partitions 'keep')")
             rewritten += [f"{one} of {name}" for one in found.rewritten]
-            new = find_attached(before or joins or {}, joins, upstream.partitions)
+            new = find_newly_attached(before or joins or {}, joins, upstream.partitions)
             doubtful = [one for one in new if has_older_rows(connection, one) is not False]
             older += [f"{one.name} of {name}" for one in doubtful]
             left = {one.oid for one in doubtful}  # checked again the next time

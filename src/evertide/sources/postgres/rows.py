@@ -19,10 +19,18 @@ from evertide.sources.contract import DELETE, SAME, TRUNCATE, UPSERT
 from evertide.sources.postgres.batches import NewRows
 from evertide.sources.postgres.catalog import RemoteColumn, UpstreamTable
 from evertide.sources.postgres.messages import UNCHANGED, RelationMessage, RowChange, Value
-from evertide.sources.postgres.server import READ_AGAIN, Address
+from evertide.sources.postgres.server import READ_AGAIN, SourceAddress
 from evertide.sources.postgres.types import convert_texts, decode_texts
 from evertide.sources.staged import FAULT, encode_fault
-from evertide.sources.values.fit import FittedRows, Ops, Reason, Same, rows_schema, split_faults, upserts
+from evertide.sources.values.fit import (
+    FittedRows,
+    KeptColumns,
+    Ops,
+    Reason,
+    make_rows_schema,
+    make_upserts,
+    split_faults,
+)
 from evertide.sources.values.kinds import sql_name
 
 __all__ = ["XID", "Buffer", "RelationLayout", "make_staged_table", "match_layout"]
@@ -44,7 +52,7 @@ class RelationLayout:
 
 
 def match_layout(
-    address: Address, relation: RelationMessage, upstream: UpstreamTable, known: Mapping[str, str] | None
+    address: SourceAddress, relation: RelationMessage, upstream: UpstreamTable, known: Mapping[str, str] | None
 ) -> tuple[RelationLayout, dict[str, str]]:
     """Return the layout, and the columns' current types. `known` has the previous types; None if unknown."""
     there = {column.name: (place, column) for place, column in enumerate(relation.columns)}
@@ -74,7 +82,7 @@ def match_layout(
 
 
 @dataclass(slots=True)
-class _Piece:
+class _ArraySlice:
     """Rows [first, last) of shared arrays."""
 
     origin: tuple[RelationLayout, NewRows] | None
@@ -94,7 +102,7 @@ class Buffer:
     def __init__(self, upstream: UpstreamTable) -> None:
         self.upstream = upstream
         self.bytes = 0
-        self._pieces: list[_Piece] = []
+        self._pieces: list[_ArraySlice] = []
         self._pieces_rows = 0
         self._columns: list[list[bytes | None]] = [[] for _ in upstream.columns]
         self._ops: list[int] = []
@@ -123,10 +131,10 @@ class Buffer:
                 self._pieces.pop()
         self._same = {row: mark for row, mark in self._same.items() if row < length}
 
-    def truncate(self, xid: int) -> None:
+    def add_truncate(self, xid: int) -> None:
         self._add(TRUNCATE, [None] * len(self._columns), xid)
 
-    def upsert(self, layout: RelationLayout, values: Sequence[Value], size: int, xid: int) -> None:
+    def add_row(self, layout: RelationLayout, values: Sequence[Value], size: int, xid: int) -> None:
         """Add a row with all its values."""
         for append, place in zip(self._appends, layout.places, strict=True):
             append(None if place < 0 else values[place])
@@ -134,7 +142,7 @@ class Buffer:
         self._xids.append(xid)
         self.bytes += _ROW_BYTES + size
 
-    def upserts(self, layout: RelationLayout, rows: NewRows, first: int, last: int) -> None:
+    def add_rows(self, layout: RelationLayout, rows: NewRows, first: int, last: int) -> None:
         """Add the rows [first, last)."""
         before = self._pieces[-1] if self._pieces and not self._ops else None
         origin = None if before is None else before.origin
@@ -149,20 +157,20 @@ class Buffer:
         else:
             self._close()
             columns = tuple(None if place < 0 else rows.columns[place] for place in layout.places)
-            self._pieces.append(_Piece((layout, rows), columns, None, rows.xids, first, last))
+            self._pieces.append(_ArraySlice((layout, rows), columns, None, rows.xids, first, last))
         self._pieces_rows += last - first
         self.bytes += _ROW_BYTES * (last - first) + rows.sizes[last] - rows.sizes[first]
 
-    def change(self, layout: RelationLayout, change: RowChange) -> bool:
+    def add_change(self, layout: RelationLayout, change: RowChange) -> bool:
         """Add a change. False if it does not identify its row, because the replica identity is not sufficient."""
-        old = None if change.old is None else [_at(change.old, place) for place in layout.places]
+        old = None if change.old is None else [_value_at(change.old, place) for place in layout.places]
         is_old_enough = old is not None and (bool(self._key) or change.is_old_whole)
         if change.new is None:
             if old is None or not is_old_enough:
                 return False
             self._delete(old, change.xid)
             return True
-        new = [_at(change.new, place) for place in layout.places]
+        new = [_value_at(change.new, place) for place in layout.places]
         if old is not None and (change.is_old_whole or self._key):
             filled = range(len(new)) if change.is_old_whole else self._key
             for at in filled:
@@ -177,7 +185,7 @@ class Buffer:
                 self._delete(old, change.xid)
         if left:
             names = tuple(self.upstream.columns[at].name for at in left)
-            self._same[len(self)] = Same(names, is_moved).mark
+            self._same[len(self)] = KeptColumns(names, is_moved).encoded
         self._add(UPSERT, new, change.xid)
         return True
 
@@ -202,7 +210,7 @@ class Buffer:
         if self._ops:
             columns = tuple(pa.array(column, pa.binary()) for column in self._columns)
             ops, xids = np.array(self._ops, np.int8), np.array(self._xids, np.int64)
-            self._pieces.append(_Piece(None, columns, ops, xids, 0, len(ops)))
+            self._pieces.append(_ArraySlice(None, columns, ops, xids, 0, len(ops)))
             self._pieces_rows += len(ops)
             for values in (*self._columns, self._ops, self._xids):
                 values.clear()  # type: ignore[attr-defined]
@@ -212,9 +220,10 @@ class Buffer:
 
     def _all_ops(self) -> Ops:
         given = [
-            upserts(one.last - one.first) if one.ops is None else one.ops[one.first : one.last] for one in self._pieces
+            make_upserts(one.last - one.first) if one.ops is None else one.ops[one.first : one.last]
+            for one in self._pieces
         ]
-        return np.concatenate([upserts(0), *given])
+        return np.concatenate([make_upserts(0), *given])
 
     def _whole(self, at: int) -> Any:
         """One column of all rows."""
@@ -239,7 +248,7 @@ class Buffer:
         return made
 
 
-def _at(values: Sequence[Value], place: int) -> Value:
+def _value_at(values: Sequence[Value], place: int) -> Value:
     return None if place < 0 else values[place]
 
 
@@ -258,7 +267,7 @@ def make_staged_table(  # noqa: PLR0917
     for at, column in enumerate(upstream.columns):
         made = convert_texts(texts[at], column.type, column.kind)
         arrays.append(made.array)
-        counts = _counts(upstream, column, ops)
+        counts = _is_relevant(upstream, column, ops)
         for row, why in {**made.misfits, **bad.get(at, {})}.items():
             if counts[row]:
                 reasons.setdefault(row, Reason(why, column.name))
@@ -267,13 +276,13 @@ def make_staged_table(  # noqa: PLR0917
     for row, mark in same.items():
         if mark.startswith("{") and row - 1 in reasons:
             reasons.setdefault(row, Reason("the row keeps values of its previous key, which could not be read"))
-    rows = pa.Table.from_arrays([*arrays, pa.array(ops)], schema=rows_schema(declaration))
+    rows = pa.Table.from_arrays([*arrays, pa.array(ops)], schema=make_rows_schema(declaration))
     if same:
         rows = rows.append_column(SAME, pa.array([same.get(row) for row in range(len(ops))], pa.string()))
     return _add_faults(upstream, rows, reasons, texts, place) if reasons else rows
 
 
-def _counts(upstream: UpstreamTable, column: RemoteColumn, ops: Ops) -> Any:
+def _is_relevant(upstream: UpstreamTable, column: RemoteColumn, ops: Ops) -> Any:
     """The rows in which the column has a meaning: a delete has only the key."""
     if column.is_key or not upstream.declaration.key:
         return ops != TRUNCATE

@@ -12,7 +12,7 @@ from evertide import postgres
 from evertide.errors import SourceAway, SourceChanged, SourceFailed
 from evertide.sources.postgres.messages import format_lsn, parse_lsn
 
-__all__ = ["READ_AGAIN", "Address", "Server", "Slot", "check_slot", "find_slot"]
+__all__ = ["READ_AGAIN", "Slot", "SourceAddress", "SourceServer", "check_slot", "find_slot"]
 
 READ_AGAIN = "give the table another slot in the script to read it from the start"
 """What to do if changes of a table are missing."""
@@ -25,7 +25,7 @@ _IN_USE = ("53300", "55006")
 
 
 @dataclass(frozen=True, slots=True)
-class Address(postgres.Address):
+class SourceAddress(postgres.Address):
     """`name` is the name of the source."""
 
     @property
@@ -43,8 +43,8 @@ class Address(postgres.Address):
 
 
 @dataclass(frozen=True, slots=True)
-class Server(postgres.Server):
-    address: Address
+class SourceServer(postgres.Server):
+    address: SourceAddress
 
     def connect_for_replication(self) -> psycopg.Connection[Any]:
         return psycopg.connect(self.address.conninfo, autocommit=True, replication="database")
@@ -88,7 +88,7 @@ def find_slot(connection: psycopg.Connection[Any], name: str) -> Slot | None:
     return Slot(slot_name, plugin or "", database or "", parse_lsn(confirmed or "0/0"), is_active, lost)
 
 
-def check_slot(address: Address, slot: Slot | None, name: str, bound: int) -> Slot:
+def check_slot(address: SourceAddress, slot: Slot | None, name: str, bound: int) -> Slot:
     """Raise `SourceChanged` if the slot no longer has everything after `bound`: the missing rows would never arrive."""
     lost = f"so changes after {format_lsn(bound)} are missing; {READ_AGAIN}"
     if slot is None:

@@ -17,12 +17,12 @@ import psycopg
 from evertide.runtime import Runtime
 from evertide.sources.postgres.catalog import UpstreamTable
 from evertide.sources.postgres.messages import Keepalive, decode_keepalive, is_data, read_lsn
-from evertide.sources.postgres.positions import Position
+from evertide.sources.postgres.positions import PostgresPosition
 from evertide.sources.postgres.ready_queue import Entry, ReadyQueue
 from evertide.sources.postgres.stream import Replication
 from evertide.sources.postgres.transactions import BufferLimits, TransactionAssembler
 
-__all__ = ["Listener", "ReceiverOptions", "ReplicationSession", "SessionEnded"]
+__all__ = ["ReceiverOptions", "ReplicationSession", "SessionEnded", "SessionOwner"]
 
 _POLL_S = 0.05
 _STATUS_S = 1.0
@@ -30,12 +30,12 @@ _SILENT_S = 300.0
 """A server that does not answer for this long is considered dead; a busy server may take some time."""
 _CHECK_S = 30.0
 """How often the catalog is checked: the stream does not show that a table left the publication."""
-_ASKED_MANY = 3
+_REPLY_REQUESTS_MAX = 3
 """A server that requests replies at the same position this often is shutting down, and waits for the confirmation."""
-_MESSAGES = 5_000
-_BUSY, _MANY = 8, 2_000
-"""From `_BUSY` messages on, wait for more; from `_MANY` on, process them at once."""
-_NAPS, _NAP_S = 5, 0.001
+_MESSAGES_MAX = 5_000
+_BUSY_MESSAGES, _FULL_MESSAGES = 8, 2_000
+"""From `_BUSY_MESSAGES` messages on, wait for more; from `_FULL_MESSAGES` on, process them at once."""
+_PAUSES, _PAUSE_S = 5, 0.001
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class ReceiverOptions:
     publication: str
     has_snapshot: bool
     idle_interval_s: float
-    room: BufferLimits
+    limits: BufferLimits
     keeps_partitions: bool = False
     """Whether rows of detached, dropped or truncated partitions are kept."""
 
@@ -53,7 +53,7 @@ class SessionEnded(Exception):
     """The session must end: the pipeline is closing, or is at another position."""
 
 
-class Listener(Protocol):
+class SessionOwner(Protocol):
     """The receiver, as the session sees it."""
 
     sent: int
@@ -67,10 +67,10 @@ class Listener(Protocol):
     def clear_problem(self, beyond: int = 0) -> None: ...
 
     def measure(self) -> None:
-        """Measure the server's position: periodically, and for a new mark."""
+        """Measure the server's position: periodically, and for a new goal."""
         ...
 
-    def advance_to(self, lsn: int) -> Position:
+    def advance_to(self, lsn: int) -> PostgresPosition:
         """The position after reading everything before `lsn`."""
         ...
 
@@ -82,7 +82,7 @@ class Listener(Protocol):
 class ReplicationSession:
     def __init__(  # noqa: PLR0917
         self,
-        receiver: Listener,
+        receiver: SessionOwner,
         stream: Replication,
         transactions: TransactionAssembler,
         queue: ReadyQueue,
@@ -99,10 +99,10 @@ class ReplicationSession:
         self._received = queue.last.number
         self._safe = 0
         """Everything committed before this position was received."""
-        self._asked = 0
-        self._is_asked = False
+        self._reply_requests = 0
+        self._must_reply = False
         now_s = runtime.monotonic_s()
-        self._heard_s = self._idle_s = self._looked_s = now_s
+        self._heard_s = self._idle_s = self._checked_s = now_s
         self._confirmed_s = -1e9
         self._confirmed = -1
 
@@ -118,18 +118,18 @@ class ReplicationSession:
             self._publish()
             self._send_status()
             self._receiver.measure()
-            if self._runtime.monotonic_s() - self._looked_s >= _CHECK_S:
+            if self._runtime.monotonic_s() - self._checked_s >= _CHECK_S:
                 self._receiver.check_catalog()
-                self._looked_s = self._runtime.monotonic_s()
+                self._checked_s = self._runtime.monotonic_s()
 
     def _receive(self) -> None:
         """Receive messages. Under load, wait a few milliseconds for more: large batches cost less per message."""
-        messages = self._stream.receive(_POLL_S, _MESSAGES)
-        for _ in range(_NAPS if len(messages) >= _BUSY else 0):
-            if len(messages) >= _MANY:
+        messages = self._stream.receive(_POLL_S, _MESSAGES_MAX)
+        for _ in range(_PAUSES if len(messages) >= _BUSY_MESSAGES else 0):
+            if len(messages) >= _FULL_MESSAGES:
                 break
-            self._runtime.sleep_s(_NAP_S)
-            messages += self._stream.receive(0.0, _MESSAGES)
+            self._runtime.sleep_s(_PAUSE_S)
+            messages += self._stream.receive(0.0, _MESSAGES_MAX)
         at = 0
         for place in [*(place for place, content in enumerate(messages) if not is_data(content)), len(messages)]:
             if at < place:
@@ -147,12 +147,12 @@ class ReplicationSession:
     def _keepalive(self, message: Keepalive) -> None:
         if not self._transactions.is_between:
             return
-        self._asked = self._asked + message.wants_reply if message.wal_end == self._safe else 0
+        self._reply_requests = self._reply_requests + message.wants_reply if message.wal_end == self._safe else 0
         self._safe = message.wal_end
         self._received = max(self._received, message.wal_end)
         self._receiver.sent = max(self._receiver.sent, message.wal_end)
         self._receiver.clear_problem(message.wal_end)
-        self._is_asked = self._is_asked or message.wants_reply
+        self._must_reply = self._must_reply or message.wants_reply
 
     def _publish(self) -> None:
         """Publish the batch when the queue is empty; without a batch, advance the position of an idle source."""
@@ -164,17 +164,17 @@ class ReplicationSession:
         ahead = max(self._safe, self._transactions.after)
         now_s = self._runtime.monotonic_s()
         last = self._queue.last
-        is_due = now_s - self._idle_s >= self._options.idle_interval_s or self._asked >= _ASKED_MANY
+        is_due = now_s - self._idle_s >= self._options.idle_interval_s or self._reply_requests >= _REPLY_REQUESTS_MAX
         is_due = is_due or last.number < self._receiver.goal <= ahead
         if is_due and ahead > last.number and self._queue.bound == last:
-            self._idle_s, self._asked = now_s, 0
+            self._idle_s, self._reply_requests = now_s, 0
             if not self._queue.put(Entry(self._receiver.advance_to(ahead)), self._epoch):
                 raise SessionEnded
 
     def _send_status(self) -> None:
         bound, now_s = self._queue.bound.confirmed, self._runtime.monotonic_s()
         is_due = now_s - self._confirmed_s >= _STATUS_S
-        if is_due or self._is_asked or bound != self._confirmed:
+        if is_due or self._must_reply or bound != self._confirmed:
             self._stream.send_status(self._received, bound, self._runtime.wall_s(), wants_reply=is_due)
-            self._confirmed, self._is_asked = bound, False
+            self._confirmed, self._must_reply = bound, False
             self._confirmed_s = now_s if is_due else self._confirmed_s

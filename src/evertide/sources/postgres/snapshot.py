@@ -23,7 +23,7 @@ from evertide.sources.contract import TRUNCATE, UPSERT
 from evertide.sources.postgres.catalog import UpstreamTable
 from evertide.sources.postgres.messages import parse_lsn
 from evertide.sources.postgres.rows import make_staged_table
-from evertide.sources.postgres.server import Server
+from evertide.sources.postgres.server import SourceServer
 from evertide.sources.postgres.transactions import BufferLimits
 
 __all__ = ["InitialSnapshot", "create_slot", "ensure_publication", "read_chunks"]
@@ -52,7 +52,7 @@ def ensure_publication(connection: psycopg.Connection[Any], publication: str, ta
 
 
 @contextmanager
-def create_slot(server: Server, slot: str, busy: list[psycopg.Connection[Any]]) -> Iterator[InitialSnapshot]:
+def create_slot(server: SourceServer, slot: str, busy: list[psycopg.Connection[Any]]) -> Iterator[InitialSnapshot]:
     """Create the slot, replacing an existing one: the journal says that it is the source's, and that nothing was read.
 
     The server first waits for all open transactions. `busy` gets the connections, so that `Receiver.stop` can cancel.
@@ -78,7 +78,7 @@ def _last_xids(snapshot: str) -> tuple[int, ...]:
     return tuple(xid % _XIDS for xid in range(max(0, int(xmax) - _LAST_XIDS), int(xmax)) if xid not in is_open)
 
 
-def read_chunks(snapshot: InitialSnapshot, upstream: UpstreamTable, room: BufferLimits) -> Iterator[pa.Table]:
+def read_chunks(snapshot: InitialSnapshot, upstream: UpstreamTable, limits: BufferLimits) -> Iterator[pa.Table]:
     """Yield the rows of a table, ready to stage. The first chunk truncates the table."""
     names = sql.SQL(", ").join(sql.Identifier(column.remote) for column in upstream.columns)
     only = sql.SQL("" if upstream.is_partitioned else "ONLY ")  # a publication does not include inherited tables
@@ -90,7 +90,7 @@ def read_chunks(snapshot: InitialSnapshot, upstream: UpstreamTable, room: Buffer
         for row in copy:
             waiting.append(bytes(row))
             size += len(waiting[-1])
-            if len(waiting) >= room.rows or size >= room.bytes:
+            if len(waiting) >= limits.rows or size >= limits.bytes:
                 yield _chunk(upstream, waiting, is_first=is_first)
                 is_first, waiting, size = False, [], 0
     if waiting or is_first:

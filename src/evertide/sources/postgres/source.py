@@ -14,10 +14,10 @@ from evertide.problem import Problem
 from evertide.runtime import Runtime
 from evertide.secrets import Secrets
 from evertide.sources.contract import Lag, Limit, Offer, Rows, Staging, TableDeclaration
-from evertide.sources.postgres.positions import START, Position
+from evertide.sources.postgres.positions import START, PostgresPosition
 from evertide.sources.postgres.ready_queue import ReadyQueue
 from evertide.sources.postgres.receiver import Receiver
-from evertide.sources.postgres.server import Address, Server
+from evertide.sources.postgres.server import SourceAddress, SourceServer
 from evertide.sources.postgres.session import ReceiverOptions
 from evertide.sources.postgres.transactions import BufferLimits
 from evertide.sources.staged import unpack_rows
@@ -55,8 +55,8 @@ class PostgresSource:
         """False if nothing was offered here, as another replica leads and its source is connected."""
         return self._receiver.is_started and self._queue.bound.confirmed < self._receiver.goal
 
-    def mark(self) -> None:
-        self._receiver.mark()
+    def set_goal(self) -> None:
+        self._receiver.set_goal()
 
     @property
     def start(self) -> str:
@@ -74,12 +74,12 @@ class PostgresSource:
         bound = self._queue.bound.confirmed if self._queue.is_reached else 0
         if not receiver.is_following or not bound:
             return Lag(seconds=age_s)
-        reached = max(receiver.gauge.reached, receiver.sent)
+        reached = max(receiver.slot_monitor.reached, receiver.sent)
         behind = max(0, reached - bound) if reached else None
-        return Lag(bytes=behind, seconds=max(age_s or 0.0, receiver.gauge.behind_s(receiver.sent)))
+        return Lag(bytes=behind, seconds=max(age_s or 0.0, receiver.slot_monitor.behind_s(receiver.sent)))
 
     def offer(self, position: str, limit: Limit) -> Offer | None:
-        self._queue.reach(Position.of(position, self.name))
+        self._queue.reach(PostgresPosition.of(position, self.name))
         self._receiver.start()
         entries = self._queue.first(limit)
         if entries:
@@ -99,12 +99,12 @@ class PostgresSource:
 
     def acknowledge(self, position: str) -> None:
         """The server may discard its log up to this position, as the journal has it."""
-        self._queue.reach(Position.of(position, self.name))
+        self._queue.reach(PostgresPosition.of(position, self.name))
 
     def close(self) -> None:
         self._queue.close()
         self._receiver.stop()
-        self._queue.give_up()
+        self._queue.drop_all()
 
 
 def open_source(  # noqa: PLR0917
@@ -122,20 +122,20 @@ def open_source(  # noqa: PLR0917
         publication=options.text("publication", name),
         has_snapshot=options.choice("snapshot", ("initial", "none"), "initial") == "initial",
         idle_interval_s=options.number("idle_interval", 10.0),
-        room=BufferLimits(rows=options.integer("fragment_rows", BufferLimits().rows, least=1)),
+        limits=BufferLimits(rows=options.integer("fragment_rows", BufferLimits().rows, least=1)),
         keeps_partitions=options.choice("partitions", ("check", "keep"), "check") == "keep",
     )
     options.text("table")
     options.check_unknown()
-    address = Address.of(parts, secrets.hide, name, options.where)
+    address = SourceAddress.of(parts, secrets.hide, name, options.where)
     named = [(declaration, _table_name(declaration, text)) for declaration, text in tables.values()]
     queue = ReadyQueue(staging, runtime, rows_max=_QUEUE_ROWS, bytes_max=_QUEUE_BYTES)
-    receiver = Receiver(Server(address), named, receiver_options, queue, staging, runtime)
+    receiver = Receiver(SourceServer(address), named, receiver_options, queue, staging, runtime)
     try:
         receiver.check()
     except psycopg.Error as error:
         why = address.explain(error)
-        if Server(address).refuses(error):
+        if SourceServer(address).refuses(error):
             raise InvalidInput(where=f"{options.where}, {address.where}", why=why) from None
         receiver.set_problem(address.away_failure(why))
     return PostgresSource(name, tuple(tables), receiver, queue, staging, runtime)

@@ -12,7 +12,7 @@ import psycopg
 from psycopg import pq, sql
 
 from evertide.sources.postgres.messages import encode_status, format_lsn
-from evertide.sources.postgres.server import Server
+from evertide.sources.postgres.server import SourceServer
 
 __all__ = ["Replication"]
 
@@ -21,7 +21,7 @@ _BYTES_MAX = 4 * 1024 * 1024
 
 
 class Replication:
-    def __init__(self, server: Server, slot: str, publication: str, start: int) -> None:
+    def __init__(self, server: SourceServer, slot: str, publication: str, start: int) -> None:
         """Start replication after `start`. With streaming, the server sends large transactions before they commit."""
         self._connection = server.connect_for_replication()
         self._pq = self._connection.pgconn

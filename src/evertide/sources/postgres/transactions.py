@@ -41,11 +41,11 @@ from evertide.sources.postgres.messages import (
 )
 from evertide.sources.postgres.ready_queue import XIDS_MAX
 from evertide.sources.postgres.rows import XID, Buffer, RelationLayout, match_layout
-from evertide.sources.postgres.server import Address
+from evertide.sources.postgres.server import SourceAddress
 
 __all__ = ["BufferLimits", "Columns", "CompleteTransactions", "TransactionAssembler"]
 
-_LOOK_EVERY = 64
+_CHECK_EVERY_ROWS = 64
 """Check the size of the buffers once per this many rows."""
 
 Columns = dict[str, dict[str, str]]
@@ -79,7 +79,7 @@ class CompleteTransactions:
 
 
 @dataclass(frozen=True, slots=True)
-class _Piece:
+class _StagedPiece:
     fragment: Staged
     xids: frozenset[int]
 
@@ -87,11 +87,11 @@ class _Piece:
 class _PendingRows:
     """Rows of several tables, in memory or already staged."""
 
-    def __init__(self, staging: Staging, room: BufferLimits) -> None:
+    def __init__(self, staging: Staging, limits: BufferLimits) -> None:
         self._staging = staging
-        self._room = room
+        self._limits = limits
         self._buffers: dict[str, Buffer] = {}
-        self._pieces: list[_Piece] = []
+        self._pieces: list[_StagedPiece] = []
         self._mark: tuple[int, dict[str, int]] = (0, {})
 
     def mark(self) -> None:
@@ -128,7 +128,7 @@ class _PendingRows:
 
     @property
     def is_full(self) -> bool:
-        return self.waiting >= self._room.rows or self.bytes >= self._room.bytes
+        return self.waiting >= self._limits.rows or self.bytes >= self._limits.bytes
 
     def buffer(self, upstream: UpstreamTable) -> Buffer:
         name = upstream.declaration.name
@@ -137,19 +137,19 @@ class _PendingRows:
         return self._buffers[name]
 
     def spill(self, without: Collection[int] = ()) -> None:
-        """ReadStage the rows that are in memory."""
+        """Stage the rows that are in memory."""
         buffers, self._buffers = self._buffers, {}
         for name, buffer in buffers.items():
             rows = buffer.table(without)
             if rows.num_rows:
-                self._pieces.append(_Piece(self._staging.stage(name, rows), buffer.xids.difference(without)))
+                self._pieces.append(_StagedPiece(self._staging.stage(name, rows), buffer.xids.difference(without)))
 
     def finish(self, aborted: Collection[int] = ()) -> tuple[Staged, ...]:
         self.spill(aborted)
         pieces, self._pieces = self._pieces, []
-        return tuple(kept for piece in pieces for kept in self._without(piece, aborted))
+        return tuple(kept for piece in pieces for kept in self._remove_aborted(piece, aborted))
 
-    def _without(self, piece: _Piece, aborted: Collection[int]) -> list[Staged]:
+    def _remove_aborted(self, piece: _StagedPiece, aborted: Collection[int]) -> list[Staged]:
         if piece.xids.isdisjoint(aborted):
             return [piece.fragment]
         rows = self._staging.load(piece.fragment)
@@ -181,25 +181,25 @@ class _Streamed:
 class TransactionAssembler:
     def __init__(
         self,
-        address: Address,
+        address: SourceAddress,
         upstreams: Collection[UpstreamTable],
         staging: Staging,
         publish: Callable[[CompleteTransactions], None],
         *,
         after: int,
         columns: Mapping[str, Mapping[str, str]],
-        room: BufferLimits,
+        limits: BufferLimits,
     ) -> None:
         """`after` is the end of the last transaction that was read; `columns` are the columns at that time."""
         self._address = address
         self._upstreams = {(upstream.name.schema, upstream.name.table): upstream for upstream in upstreams}
         self._staging = staging
         self._publish = publish
-        self._room = room
+        self._limits = limits
         self._after = after
         self._columns: Columns = {name: dict(known) for name, known in columns.items()}
         self._layouts: dict[int, RelationLayout | None] = {}
-        self._batch = _PendingRows(staging, room)
+        self._batch = _PendingRows(staging, limits)
         self._batch_s = 0.0
         self._batch_xids: list[int] = []
         self._truncated: dict[str, int] = {}
@@ -207,7 +207,7 @@ class TransactionAssembler:
         self._begun: Begin | None = None
         self.commit_lsn = 0
         """The commit position of the last transaction that arrived; an error belongs to this transaction."""
-        self._unlooked = 0
+        self._unchecked_rows = 0
         self._streamed: dict[int, _Streamed] = {}
         self._stream: _Streamed | None = None
 
@@ -262,7 +262,7 @@ class TransactionAssembler:
             case Truncate():
                 self._truncate(message)
             case StreamStart():
-                new = _Streamed(_PendingRows(self._staging, self._room))
+                new = _Streamed(_PendingRows(self._staging, self._limits))
                 self._stream = self._streamed.setdefault(message.xid, new)
             case StreamStop():
                 self._stream = None
@@ -277,7 +277,7 @@ class TransactionAssembler:
         if self.has_batch:
             truncated, self._truncated = self._truncated, {}
             self._publish_rows(self._batch.finish(), self._batch_s, tuple(self._batch_xids), truncated)
-            self._batch = _PendingRows(self._staging, self._room)
+            self._batch = _PendingRows(self._staging, self._limits)
             self._batch_xids = []
 
     def flush_whole(self) -> None:
@@ -286,8 +286,8 @@ class TransactionAssembler:
             self.flush()
 
     def drop(self) -> None:
-        for gathering in (self._batch, *(streamed.rows for streamed in self._streamed.values())):
-            gathering.drop()
+        for pending in (self._batch, *(streamed.rows for streamed in self._streamed.values())):
+            pending.drop()
         self._streamed, self._stream, self._begun = {}, None, None
 
     def _publish_rows(
@@ -313,7 +313,7 @@ class TransactionAssembler:
     def _new_row(self, xid: int, relation: int, values: list[Value], size: int) -> None:
         rows, layout = self._rows(), self._layout(relation)
         if rows is not None and layout is not None:
-            rows.buffer(layout.upstream).upsert(layout, values, size, xid)
+            rows.buffer(layout.upstream).add_row(layout, values, size, xid)
             self._spill_if_full(rows)
 
     def _new_rows(self, new: NewRows, first: int, last: int) -> None:
@@ -321,17 +321,17 @@ class TransactionAssembler:
             return
         rows, layout = self._rows(), self._layout(new.relation)
         while rows is not None and layout is not None and first < last:
-            fitting = new.count_fitting(first, self._room.bytes - rows.bytes)
-            count = min(last - first, fitting, max(1, self._room.rows - rows.waiting))
-            rows.buffer(layout.upstream).upserts(layout, new, first, first + count)
+            fitting = new.count_fitting(first, self._limits.bytes - rows.bytes)
+            count = min(last - first, fitting, max(1, self._limits.rows - rows.waiting))
+            rows.buffer(layout.upstream).add_rows(layout, new, first, first + count)
             first += count
             if rows.is_full:
                 rows.spill(() if self._stream is None else self._stream.aborted)
 
     def _spill_if_full(self, rows: _PendingRows) -> None:
-        self._unlooked += 1
-        if self._unlooked >= _LOOK_EVERY or self._room.rows < _LOOK_EVERY:
-            self._unlooked = 0
+        self._unchecked_rows += 1
+        if self._unchecked_rows >= _CHECK_EVERY_ROWS or self._limits.rows < _CHECK_EVERY_ROWS:
+            self._unchecked_rows = 0
             if rows.is_full:
                 rows.spill(() if self._stream is None else self._stream.aborted)
 
@@ -339,7 +339,7 @@ class TransactionAssembler:
         rows, layout = self._rows(), self._layout(change.relation)
         if rows is None or layout is None:
             return
-        if not rows.buffer(layout.upstream).change(layout, change):
+        if not rows.buffer(layout.upstream).add_change(layout, change):
             why = f"a change of {layout.upstream.name} does not identify its row; its replica identity was reduced"
             raise self._address.failure(f"{why}; run ALTER TABLE {layout.upstream.name} REPLICA IDENTITY FULL")
         self._spill_if_full(rows)
@@ -349,7 +349,7 @@ class TransactionAssembler:
         for oid in message.relations:
             layout = self._layout(oid)
             if rows is not None and layout is not None:
-                rows.buffer(layout.upstream).truncate(message.xid)
+                rows.buffer(layout.upstream).add_truncate(message.xid)
                 name = str(layout.upstream.name)
                 if self._begun is not None:
                     self._truncated[name] = self._begun.xid
@@ -399,11 +399,11 @@ class TransactionAssembler:
             streamed.aborted.add(abort.subxid)
 
     def _make_room(self) -> None:
-        """ReadStage the largest streamed transactions while all together exceed `open_bytes`."""
+        """Stage the largest streamed transactions while all together exceed `open_bytes`."""
         several = sorted(self._streamed.values(), key=lambda one: -one.rows.bytes)
         total = sum(one.rows.bytes for one in several)
         for one in several:
-            if total <= self._room.open_bytes:
+            if total <= self._limits.open_bytes:
                 return
             total -= one.rows.bytes
             one.rows.spill(one.aborted)

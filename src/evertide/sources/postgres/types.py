@@ -27,11 +27,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as kinds
 
-from evertide.sources.values.columns import Column, from_texts, from_values
+from evertide.sources.values.columns import ConvertedColumn, from_texts, from_values
 from evertide.sources.values.kinds import INTEGERS, is_variant
 from evertide.sources.values.values import Number, show_value
 
-__all__ = ["PgType", "convert_texts", "decode_texts", "fits"]
+__all__ = ["PgType", "can_convert", "convert_texts", "decode_texts"]
 
 _WHOLE = ("int2", "int4", "int8", "oid")
 _NUMBERS = (*_WHOLE, "numeric")
@@ -61,7 +61,7 @@ class PgType:
     delimiter: str = ","
 
 
-def fits(found: PgType, kind: Any) -> bool:
+def can_convert(found: PgType, kind: Any) -> bool:
     """Whether a column of type `kind` can hold values of this type."""
     if kinds.is_string(kind):
         return True
@@ -69,7 +69,9 @@ def fits(found: PgType, kind: Any) -> bool:
         return any(is_kind(kind) and found.name in names for is_kind, names in _FITTING)
     if not kinds.is_list(kind):
         return False
-    return fits(found.element, kind.value_type) or (kinds.is_list(kind.value_type) and fits(found, kind.value_type))
+    return can_convert(found.element, kind.value_type) or (
+        kinds.is_list(kind.value_type) and can_convert(found, kind.value_type)
+    )
 
 
 def decode_texts(values: Any) -> tuple[Any, dict[int, str]]:
@@ -89,16 +91,18 @@ def decode_texts(values: Any) -> tuple[Any, dict[int, str]]:
     return pa.array(made, pa.string()), bad
 
 
-def convert_texts(texts: Any, found: PgType, kind: Any) -> Column:
+def convert_texts(texts: Any, found: PgType, kind: Any) -> ConvertedColumn:
     """Convert an array of strings, as the server writes values, to a column of type `kind`."""
     if kinds.is_string(kind):
-        return Column(texts)
+        return ConvertedColumn(texts)
     if found.element is not None:
         return _lists(texts, found, kind)
     if kinds.is_boolean(kind):
-        return Column(pc.equal(texts, "t"))
+        return ConvertedColumn(pc.equal(texts, "t"))
     if kinds.is_binary(kind):
-        return Column(pa.array([None if text is None else bytes.fromhex(text[2:]) for text in texts.to_pylist()], kind))
+        return ConvertedColumn(
+            pa.array([None if text is None else bytes.fromhex(text[2:]) for text in texts.to_pylist()], kind)
+        )
     if found.name == "numeric" and kind in INTEGERS:
         return from_values([None if text is None else Number(text) for text in texts.to_pylist()], kind)
     zoned = found.name == "timestamptz"
@@ -108,7 +112,7 @@ def convert_texts(texts: Any, found: PgType, kind: Any) -> Column:
 # Arrays
 
 
-def _lists(texts: Any, found: PgType, kind: Any) -> Column:
+def _lists(texts: Any, found: PgType, kind: Any) -> ConvertedColumn:
     """Convert the elements of all rows at once."""
     depth, leaf = 0, kind
     while kinds.is_list(leaf):
@@ -128,13 +132,15 @@ def _lists(texts: Any, found: PgType, kind: Any) -> Column:
             owners.append(row)
     element_type = found.element
     column = (
-        convert_texts(pa.array(leaves, pa.string()), element_type, leaf) if element_type else Column(pa.nulls(0, leaf))
+        convert_texts(pa.array(leaves, pa.string()), element_type, leaf)
+        if element_type
+        else ConvertedColumn(pa.nulls(0, leaf))
     )
     for at, why in column.misfits.items():
         misfits.setdefault(owners[at], f"an element does not fit: {why}")
     values = iter(column.array.to_pylist())
     made = [_refill(row, values) for row in rows]
-    return Column(pa.array([None if at in misfits else row for at, row in enumerate(made)], kind), misfits)
+    return ConvertedColumn(pa.array([None if at in misfits else row for at, row in enumerate(made)], kind), misfits)
 
 
 def _parse_array(text: str, delimiter: str) -> list[Any]:

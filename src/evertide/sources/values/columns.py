@@ -22,7 +22,7 @@ from evertide.rows.utf8 import find_invalid_rows, replace_invalid_utf8
 from evertide.sources.values.kinds import INTEGERS, sql_name
 from evertide.sources.values.values import Misfit, Number, convert_value, parse_value
 
-__all__ = ["Column", "from_arrow", "from_texts", "from_values", "null_column", "widens"]
+__all__ = ["ConvertedColumn", "from_arrow", "from_texts", "from_values", "is_widened_by", "make_null_column"]
 
 _FEW = 64
 """At most this many values are converted one by one, instead of bisecting to find the invalid one."""
@@ -72,22 +72,22 @@ _PATTERNS: tuple[tuple[Callable[[Any], bool], Callable[[Any], str]], ...] = (
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class ConvertedColumn:
     array: Any
     misfits: dict[int, str] = field(default_factory=dict)
     """Why a value does not fit, by row."""
 
 
-def null_column(rows: int, kind: Any) -> Column:
-    return Column(pa.nulls(rows, kind))
+def make_null_column(rows: int, kind: Any) -> ConvertedColumn:
+    return ConvertedColumn(pa.nulls(rows, kind))
 
 
-def from_values(values: Sequence[Any], kind: Any) -> Column:
+def from_values(values: Sequence[Any], kind: Any) -> ConvertedColumn:
     """Convert Python or JSON values."""
     types = set(map(type, values)) - {type(None)}
     try:
         if any(is_kind(kind) and types <= {direct} for is_kind, direct in _DIRECT):
-            return Column(pa.array(values, kind))
+            return ConvertedColumn(pa.array(values, kind))
         if any(is_kind(kind) and types <= alike_texts for is_kind, alike_texts in _TEXTS):
             texts = [None if value is None else str(value) for value in values]
             column = from_texts(pa.array(texts, pa.string()), kind)
@@ -95,12 +95,12 @@ def from_values(values: Sequence[Any], kind: Any) -> Column:
                 return column
     except (pa.ArrowException, OverflowError, ValueError):
         pass  # a value does not fit: convert one by one to find it
-    return _one_by_one(values, range(len(values)), len(values), kind, convert_value)
+    return _convert_one_by_one(values, range(len(values)), len(values), kind, convert_value)
 
 
-def _one_by_one(
+def _convert_one_by_one(
     values: Sequence[Any], rows: Iterable[int], count: int, kind: Any, convert: Callable[[Any, Any], Any]
-) -> Column:
+) -> ConvertedColumn:
     made: list[Any] = [None] * count
     misfits: dict[int, str] = {}
     for row in rows:
@@ -108,28 +108,28 @@ def _one_by_one(
             made[row] = None if values[row] is None else convert(values[row], kind)
         except Misfit as error:
             misfits[row] = str(error)
-    return Column(pa.array(made, kind), misfits)
+    return ConvertedColumn(pa.array(made, kind), misfits)
 
 
-def from_texts(texts: Any, kind: Any) -> Column:
+def from_texts(texts: Any, kind: Any) -> ConvertedColumn:
     """Convert texts, such as the fields of a file; NULL stays NULL."""
     if kinds.is_string(kind):
-        return Column(texts)
+        return ConvertedColumn(texts)
     pattern = _text_pattern(kind)
     if pattern is None:
-        return _one_by_one(texts.to_pylist(), range(len(texts)), len(texts), kind, parse_value)
+        return _convert_one_by_one(texts.to_pylist(), range(len(texts)), len(texts), kind, parse_value)
     usual = pc.fill_null(pc.match_substring_regex(texts, pattern), True)  # noqa: FBT003 - a value, not a switch
     is_usual = np.asarray(usual)
     chosen = texts if is_usual.all() else pc.if_else(usual, texts, None)
     array, failed = _cast_texts(chosen, kind)
     slow = np.union1d(np.flatnonzero(~is_usual), np.array(failed, np.int64))
     if not len(slow):
-        return Column(array)
-    rest = _one_by_one(texts.take(pa.array(slow)).to_pylist(), range(len(slow)), len(slow), kind, parse_value)
+        return ConvertedColumn(array)
+    rest = _convert_one_by_one(texts.take(pa.array(slow)).to_pylist(), range(len(slow)), len(slow), kind, parse_value)
     mask = np.zeros(len(texts), np.bool_)
     mask[slow] = True
     misfits = {int(slow[row]): why for row, why in rest.misfits.items()}
-    return Column(pc.replace_with_mask(array, pa.array(mask), rest.array), misfits)
+    return ConvertedColumn(pc.replace_with_mask(array, pa.array(mask), rest.array), misfits)
 
 
 def _text_pattern(kind: Any) -> str | None:
@@ -157,58 +157,58 @@ def _cast_text(texts: Any, kind: Any) -> Any:
     return texts.cast(kind)
 
 
-def from_arrow(column: Any, kind: Any) -> Column:
+def from_arrow(column: Any, kind: Any) -> ConvertedColumn:
     """Convert an Arrow column of any type."""
     array = to_array(column)
     if are_alike(array.type, kind):
-        return _alike(array, kind)
+        return _convert_alike(array, kind)
     if kinds.is_timestamp(array.type) and kinds.is_timestamp(kind) and array.type.tz and kind.tz is None:
-        return _none_fits(array, kind)
+        return _refuse_all(array, kind)
     if any(is_from(array.type) and is_to(kind) for is_from, is_to in _SAFE):
         try:
-            return Column(array.cast(kind))
+            return ConvertedColumn(array.cast(kind))
         except pa.ArrowException:
             pass  # a value does not fit: convert one by one to find it
         if kinds.is_timestamp(array.type) and array.type.unit == "ns":
-            return _without_nanos(array, kind)
-    return _by_value(array, kind)
+            return _convert_nanos(array, kind)
+    return _convert_by_value(array, kind)
 
 
-def _by_value(array: Any, kind: Any) -> Column:
+def _convert_by_value(array: Any, kind: Any) -> ConvertedColumn:
     """Convert through Python values, which cannot hold a text that is not valid UTF-8."""
     array = remove_encoding(array)
     column = from_values(replace_invalid_utf8(array).to_pylist(), kind)
     invalid = dict.fromkeys(find_invalid_rows(pa.table({"c": array})).tolist(), "the text is not valid UTF-8")
-    return Column(column.array, {**invalid, **column.misfits})
+    return ConvertedColumn(column.array, {**invalid, **column.misfits})
 
 
-def _alike(array: Any, kind: Any) -> Column:
+def _convert_alike(array: Any, kind: Any) -> ConvertedColumn:
     """An invalid NULL inside a nested value is rare, so it is located value by value."""
     made = conform(array, kind)
     if not kinds.is_nested(kind) or find_first_null(made, pa.field("column", kind)) is None:
-        return Column(made)
+        return ConvertedColumn(made)
     misfits = from_values(replace_invalid_utf8(made).to_pylist(), kind).misfits
     rows = np.arange(len(made))
-    return Column(made.take(pa.array(rows, mask=np.isin(rows, [*misfits]))), misfits)
+    return ConvertedColumn(made.take(pa.array(rows, mask=np.isin(rows, [*misfits]))), misfits)
 
 
-def _none_fits(array: Any, kind: Any) -> Column:
+def _refuse_all(array: Any, kind: Any) -> ConvertedColumn:
     rows = np.flatnonzero(np.asarray(array.is_valid()))
     why = f"a time with a zone is not a {sql_name(kind)}; remove the zone first"
-    return Column(pa.nulls(len(array), kind), {int(row): why for row in rows})
+    return ConvertedColumn(pa.nulls(len(array), kind), {int(row): why for row in rows})
 
 
-def _without_nanos(array: Any, kind: Any) -> Column:
+def _convert_nanos(array: Any, kind: Any) -> ConvertedColumn:
     nanos = array.cast(pa.int64())
     micros = pc.divide(nanos, 1000)
     is_exact = pc.equal(pc.multiply(micros, 1000), nanos)
     rows = np.flatnonzero(~np.asarray(pc.fill_null(is_exact, True)))  # noqa: FBT003 - a value, not a switch
     why = f"a {sql_name(kind)} has microseconds, and this value is finer"
     converted = pc.if_else(is_exact, micros, None).cast(kind)
-    return Column(converted, {int(row): f"{nanos[row].as_py()} ns since 1970: {why}" for row in rows})
+    return ConvertedColumn(converted, {int(row): f"{nanos[row].as_py()} ns since 1970: {why}" for row in rows})
 
 
-def widens(found: Any, kind: Any) -> bool:
+def is_widened_by(found: Any, kind: Any) -> bool:
     """Whether every value of one type is also a value of the other."""
     if are_alike(found, kind) or kinds.is_null(found):
         return True

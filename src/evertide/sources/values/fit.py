@@ -19,11 +19,21 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from evertide.sources.contract import DELETE, OP, SAME, UPSERT, Fault, Rows, TableDeclaration
-from evertide.sources.values.columns import Column, from_values, null_column
+from evertide.sources.values.columns import ConvertedColumn, from_values, make_null_column
 from evertide.sources.values.defaults import read_default
 from evertide.sources.values.kinds import sql_name
 
-__all__ = ["FittedRows", "Ops", "Reason", "Same", "extract_key", "fit", "rows_schema", "split_faults", "upserts"]
+__all__ = [
+    "FittedRows",
+    "KeptColumns",
+    "Ops",
+    "Reason",
+    "extract_key",
+    "fit",
+    "make_rows_schema",
+    "make_upserts",
+    "split_faults",
+]
 
 Ops = npt.NDArray[np.int8]
 
@@ -40,7 +50,7 @@ class Reason:
 
 
 @dataclass(frozen=True, slots=True)
-class Same:
+class KeptColumns:
     """The columns whose values an upsert keeps (`evertide.sources.contract.SAME`)."""
 
     columns: tuple[str, ...]
@@ -48,7 +58,7 @@ class Same:
     """The values are those of the key that the previous row deletes."""
 
     @property
-    def mark(self) -> str:
+    def encoded(self) -> str:
         names = list(self.columns)
         return msgspec.json.encode({"moved": names} if self.is_moved else names).decode()
 
@@ -61,29 +71,29 @@ class FittedRows:
     reasons: dict[int, Reason]
 
 
-def rows_schema(declaration: TableDeclaration) -> pa.Schema:
+def make_rows_schema(declaration: TableDeclaration) -> pa.Schema:
     """The table's columns, all nullable, and `__op`."""
     fields = [field.with_nullable(True) for field in declaration.schema]  # noqa: FBT003 - Arrow's own way
     return pa.schema([*fields, pa.field(OP, pa.int8())])
 
 
-def upserts(count: int) -> Ops:
+def make_upserts(count: int) -> Ops:
     return np.full(count, UPSERT, np.int8)
 
 
 def fit(
     declaration: TableDeclaration,
-    columns: Mapping[str, Column],
+    columns: Mapping[str, ConvertedColumn],
     ops: Ops,
     reasons: Mapping[int, Reason] | None = None,
-    same: Mapping[int, Same] | None = None,
+    same: Mapping[int, KeptColumns] | None = None,
 ) -> FittedRows:
     """`reasons` has the rows that are already known not to fit. A row keeps its first reason."""
     found, kept = dict(reasons or {}), same or {}
     is_upsert = ops != DELETE
     made = []
     for field in declaration.schema:
-        column = columns.get(field.name) or _default(declaration, field, ops)
+        column = columns.get(field.name) or _make_default_column(declaration, field, ops)
         made.append(column.array)
         is_key = field.name in declaration.key
         counts = np.ones(len(ops), np.bool_) if is_key or not declaration.key else is_upsert
@@ -98,17 +108,17 @@ def fit(
     for row, one in kept.items():
         if one.is_moved and row - 1 in found:
             found.setdefault(row, Reason("the row keeps values of its previous key, which could not be read"))
-    table = pa.Table.from_arrays([*made, pa.array(ops)], schema=rows_schema(declaration))
+    table = pa.Table.from_arrays([*made, pa.array(ops)], schema=make_rows_schema(declaration))
     if kept:
-        marks = [kept[row].mark if row in kept else None for row in range(len(ops))]
+        marks = [kept[row].encoded if row in kept else None for row in range(len(ops))]
         table = table.append_column(SAME, pa.array(marks, pa.string()))
     return FittedRows(table, found)
 
 
-def _default(declaration: TableDeclaration, field: Any, ops: Ops) -> Column:
+def _make_default_column(declaration: TableDeclaration, field: Any, ops: Ops) -> ConvertedColumn:
     value = read_default(declaration, field.name)
     if value is None:
-        return null_column(len(ops), field.type)
+        return make_null_column(len(ops), field.type)
     values = [None if declaration.key and op == DELETE else value for op in ops.tolist()]
     return from_values(values, field.type)
 
@@ -132,7 +142,7 @@ def split_faults(
             place=place,
             line=line_of(row),
             reason=str(fitted.reasons[row]),
-            raw=_short(raw_of(row)),
+            raw=_shorten(raw_of(row)),
             key=extract_key(fitted.rows, declaration.key, row),
             after=row - before,
         )
@@ -141,7 +151,7 @@ def split_faults(
     return Rows(declaration.name, fitted.rows.filter(pa.array(is_good)), faults)
 
 
-def _short(raw: str) -> str:
+def _shorten(raw: str) -> str:
     return raw if len(raw) <= _RAW_MAX else f"{raw[:_RAW_MAX]}..."
 
 

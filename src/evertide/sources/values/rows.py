@@ -21,9 +21,9 @@ import pyarrow as pa
 
 from evertide.errors import InvalidInput
 from evertide.sources.contract import DELETE, UPSERT, Rows, TableDeclaration
-from evertide.sources.values.columns import Column, from_arrow, from_values
+from evertide.sources.values.columns import ConvertedColumn, from_arrow, from_values
 from evertide.sources.values.defaults import read_default
-from evertide.sources.values.fit import FittedRows, fit, rows_schema
+from evertide.sources.values.fit import FittedRows, fit, make_rows_schema
 from evertide.sources.values.values import show_value
 
 __all__ = ["convert_push"]
@@ -33,7 +33,7 @@ def convert_push(declaration: TableDeclaration, rows: Any = (), deletes: Any = (
     """Raises `InvalidInput` if a row does not fit."""
     converted = [_convert(declaration, deletes, DELETE), _convert(declaration, rows, UPSERT)]
     tables = [table for table in converted if table.num_rows]
-    return Rows(declaration.name, pa.concat_tables(tables) if tables else rows_schema(declaration).empty_table())
+    return Rows(declaration.name, pa.concat_tables(tables) if tables else make_rows_schema(declaration).empty_table())
 
 
 def _convert(declaration: TableDeclaration, given: Any, op: int) -> pa.Table:
@@ -59,7 +59,7 @@ def _refusal(declaration: TableDeclaration, fitted: FittedRows, what: str) -> In
     )
 
 
-def _arrow_columns(declaration: TableDeclaration, given: pa.Table | pa.RecordBatch) -> dict[str, Column]:
+def _arrow_columns(declaration: TableDeclaration, given: pa.Table | pa.RecordBatch) -> dict[str, ConvertedColumn]:
     names = _match_names(declaration, given.schema.names, f"table {declaration.name!r}")
     kinds = declaration.schema
     return {name: from_arrow(column, kinds.field(name).type) for name, column in zip(names, given.columns, strict=True)}
@@ -100,7 +100,7 @@ def _mappings(declaration: TableDeclaration, given: Any, what: str, *, is_delete
     return rows
 
 
-def _columns(declaration: TableDeclaration, rows: list[Mapping[str, Any]], what: str) -> dict[str, Column]:
+def _columns(declaration: TableDeclaration, rows: list[Mapping[str, Any]], what: str) -> dict[str, ConvertedColumn]:
     rows = _rename_columns(declaration, rows, what)
     given = set().union(*rows)
     return {

@@ -43,18 +43,18 @@ from evertide.errors import (
 )
 from evertide.store.blob import BlobEntry
 from evertide.store.blobs.files import Files, SystemFiles
+from evertide.store.key_locks import KeyLocks
 from evertide.store.keys import TEMPORARY, check_blob_key, check_blob_prefix, check_range, is_reserved
-from evertide.store.metas.fifo_lock import FifoLock
 from evertide.store.paths import FORMAT
 
-__all__ = ["LocalBlob", "refusal"]
+__all__ = ["LocalBlob", "convert_os_error"]
 
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _FORBIDDEN = {errno.EROFS, errno.EACCES, errno.EPERM}
 _MISSING = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR}
 
 
-def refusal(path: Path | str, error: OSError) -> Unavailable:
+def convert_os_error(path: Path | str, error: OSError) -> Unavailable:
     """Convert an `OSError` to the kind of `Unavailable` that it means."""
     why = error.strerror or str(error)
     if error.errno in _FULL:
@@ -68,20 +68,20 @@ class LocalBlob:
     def __init__(self, root: Path | str, files: Files | None = None) -> None:
         self._root = Path(root)
         self._files: Files = files or SystemFiles()
-        self._begin()
+        self._init_locks()
 
-    def _begin(self) -> None:
-        self._made: set[Path] = {self._root}
-        self._making = threading.Lock()
+    def _init_locks(self) -> None:
+        self._durable_directories: set[Path] = {self._root}
+        self._directory_lock = threading.Lock()
         """Held until the name of a new directory is synced: no other thread relies on it before."""
-        self._turns = FifoLock()
+        self._key_locks = KeyLocks()
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_root": self._root, "_files": self._files}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._begin()
+        self._init_locks()
 
     def __repr__(self) -> str:
         return f"LocalBlob({str(self._root)!r})"
@@ -96,52 +96,52 @@ class LocalBlob:
         """
         try:
             if not self._files.exists(self._root / FORMAT):
-                self._make(self._root)
+                self._make_directory(self._root)
         except OSError as error:
-            raise refusal(self._root, error) from error
+            raise convert_os_error(self._root, error) from error
 
     def get(self, key: str) -> bytes:
         path = self._root / check_blob_key(key)
-        with self._reading(path):
+        with self._convert_read_errors(path):
             return self._files.read(path)
 
     def get_range(self, key: str, offset: int, length: int) -> bytes:
         path = self._root / check_blob_key(key)
         check_range(key, offset, length)
-        with self._reading(path):
+        with self._convert_read_errors(path):
             return self._files.read_range(path, offset, length)
 
     def put(self, key: str, data: bytes) -> None:
         path = self._root / check_blob_key(key)
-        with self._turns.take(key):
+        with self._key_locks.take(key):
             try:
                 self._check_free(path, data)
                 self._make_directories(path.parent)
                 temporary = self._write_temporary(path, data)
             except OSError as error:
-                self._made = {self._root}  # a directory may have been removed: check again next time
-                raise refusal(path, error) from error
+                self._durable_directories = {self._root}  # a directory may have been removed: check again next time
+                raise convert_os_error(path, error) from error
             try:
                 self._files.rename(temporary, path)
                 self._files.sync_directory(path.parent)
             except OSError as error:
                 self._remove_quietly(temporary)
-                raise _unknown(path, error) from error
+                raise _to_unknown_outcome(path, error) from error
 
     def delete(self, key: str) -> bool:
         """Sync the directory even if the blob is missing: an earlier delete may have failed before its sync."""
         path = self._root / check_blob_key(key)
-        with self._turns.take(key):
+        with self._key_locks.take(key):
             try:
                 found = self._remove(path)
             except OSError as error:
-                raise (refusal if error.errno in _FORBIDDEN else _unknown)(path, error) from error
+                raise (convert_os_error if error.errno in _FORBIDDEN else _to_unknown_outcome)(path, error) from error
             try:
-                self._remove(_temporary(path, 0))
+                self._remove(_temporary_path(path, 0))
                 with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                     self._files.sync_directory(path.parent)
             except OSError as error:
-                raise _unknown(path, error) from error
+                raise _to_unknown_outcome(path, error) from error
         return found
 
     def list(self, prefix: str) -> Iterator[BlobEntry]:
@@ -149,35 +149,35 @@ class LocalBlob:
             if not is_reserved(entry.key):
                 yield entry
 
-    def unfinished(self, prefix: str) -> Iterator[str]:
+    def list_unfinished(self, prefix: str) -> Iterator[str]:
         for entry in self._walk(check_blob_prefix(prefix)):
             key = entry.key.removesuffix(TEMPORARY)
             if key != entry.key and not is_reserved(key) and not self._exists(self._root / key):
                 yield key
 
     @contextlib.contextmanager
-    def _reading(self, path: Path) -> Iterator[None]:
+    def _convert_read_errors(self, path: Path) -> Iterator[None]:
         try:
             yield
         except OSError as error:
             if error.errno in _MISSING and self._exists(self._root):
                 raise BlobMissing(path=str(path), why=error.strerror or "no such file") from error
-            raise refusal(path, error) from error
+            raise convert_os_error(path, error) from error
 
     def _check_free(self, path: Path, data: bytes) -> None:
         if self._files.exists(path) and (self._files.size(path) != len(data) or self._files.read(path) != data):
             raise Conflict(where=str(path), why="the key exists with other bytes")
 
     def _make_directories(self, directory: Path) -> None:
-        if directory in self._made:
+        if directory in self._durable_directories:
             return
         self._make_directories(directory.parent)
-        self._make(directory)
-        self._made.add(directory)
+        self._make_directory(directory)
+        self._durable_directories.add(directory)
 
-    def _make(self, directory: Path) -> None:
+    def _make_directory(self, directory: Path) -> None:
         """Sync the parent even if the directory exists: its creator may have stopped before the sync."""
-        with self._making:
+        with self._directory_lock:
             with contextlib.suppress(FileExistsError):
                 self._files.make_directory(directory)
             try:
@@ -190,7 +190,7 @@ class LocalBlob:
     def _write_temporary(self, path: Path, data: bytes) -> Path:
         attempt = 0
         while True:
-            temporary = _temporary(path, attempt)
+            temporary = _temporary_path(path, attempt)
             try:
                 self._files.write_new(temporary, data)
                 self._files.sync(temporary)
@@ -210,7 +210,7 @@ class LocalBlob:
         return True
 
     def _remove_quietly(self, temporary: Path) -> None:
-        """Try to remove a temporary file. If that fails, `unfinished` yields it, as after a crash."""
+        """Try to remove a temporary file. If that fails, `list_unfinished` yields it, as after a crash."""
         with contextlib.suppress(OSError):
             self._files.unlink(temporary)
 
@@ -218,7 +218,7 @@ class LocalBlob:
         try:
             return self._files.exists(path)
         except OSError as error:
-            raise refusal(path, error) from error
+            raise convert_os_error(path, error) from error
 
     def _walk(self, prefix: str) -> Iterator[BlobEntry]:
         """Yield files in key order: a directory sorts as its name and `/`, because its keys continue that way."""
@@ -228,7 +228,7 @@ class LocalBlob:
         except OSError as error:
             if prefix and error.errno in _MISSING and self._exists(self._root):
                 return
-            raise refusal(directory, error) from error
+            raise convert_os_error(directory, error) from error
         for name, entry in sorted((f"{entry.name}/" if entry.is_dir else entry.name, entry) for entry in entries):
             if entry.is_dir:
                 yield from self._walk(prefix + name)
@@ -236,9 +236,9 @@ class LocalBlob:
                 yield BlobEntry(prefix + name, entry.bytes)
 
 
-def _temporary(path: Path, attempt: int) -> Path:
+def _temporary_path(path: Path, attempt: int) -> Path:
     return path.with_name(f"{path.name}.{attempt}{TEMPORARY}" if attempt else f"{path.name}{TEMPORARY}")
 
 
-def _unknown(path: Path, error: OSError) -> OutcomeUnknown:
+def _to_unknown_outcome(path: Path, error: OSError) -> OutcomeUnknown:
     return OutcomeUnknown(path=str(path), why=error.strerror or str(error))

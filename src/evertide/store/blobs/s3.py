@@ -1,7 +1,7 @@
 """`S3Blob`: blobs as objects, `s3://<bucket>/<prefix>/<key>`, on any S3-compatible store.
 
 1. A put is one request, which a store accepts completely or not at all. So there are no unfinished uploads, and
-   `unfinished` yields nothing.
+   `list_unfinished` yields nothing.
 2. A put first checks whether the key exists, then sends `If-None-Match: *`, so that the store creates the object and
    never replaces one. Stores that honour the header (AWS, MinIO, R2) refuse the second of two concurrent puts. Some
    ignore it silently (`rclone serve s3`): there only the check protects. Keys contain the id of their writer, so no two
@@ -29,8 +29,8 @@ from evertide.errors import (
     Unavailable,
 )
 from evertide.store.blob import BlobEntry
+from evertide.store.key_locks import KeyLocks
 from evertide.store.keys import check_blob_key, check_blob_prefix, check_range
-from evertide.store.metas.fifo_lock import FifoLock
 
 __all__ = ["S3Blob"]
 
@@ -49,8 +49,8 @@ class S3Blob:
     def __init__(self, bucket: str, prefix: str = "", **options: Any) -> None:
         self._place = f"s3://{bucket}/{check_blob_prefix(prefix.strip('/'))}"
         self._arguments = (bucket, prefix, options)
-        self._turns = FifoLock()
-        self._obstore = _load()
+        self._key_locks = KeyLocks()
+        self._obstore = _import_obstore()
         client = {**_CLIENT, **options.get("client_options", {})}
         self._store = importlib.import_module("obstore.store").S3Store(
             bucket,
@@ -93,7 +93,7 @@ class S3Blob:
 
     def put(self, key: str, data: bytes) -> None:
         check_blob_key(key)
-        with self._turns.take(key):
+        with self._key_locks.take(key):
             if self._check_free(key, data):
                 return
             try:
@@ -105,7 +105,7 @@ class S3Blob:
 
     def delete(self, key: str) -> bool:
         check_blob_key(key)
-        with self._turns.take(key):
+        with self._key_locks.take(key):
             found = self._exists(key)
             try:
                 self._obstore.delete(self._store, key)
@@ -126,7 +126,7 @@ class S3Blob:
             raise self._convert_error(prefix, error) from None
         return iter(sorted(found))
 
-    def unfinished(self, prefix: str) -> Iterator[str]:
+    def list_unfinished(self, prefix: str) -> Iterator[str]:
         """Yield nothing: every put is a single request."""
         check_blob_prefix(prefix)
         return iter(())
@@ -188,7 +188,7 @@ def _unpickle(bucket: str, prefix: str, options: dict[str, Any]) -> S3Blob:
     return S3Blob(bucket, prefix, **options)
 
 
-def _load() -> Any:
+def _import_obstore() -> Any:
     try:
         return importlib.import_module("obstore")
     except ImportError:

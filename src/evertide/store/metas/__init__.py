@@ -1,1 +1,1 @@
-"""Implementations of `Meta`: `sqlite` and `postgres` (with `timed_connection`); `pool` and `fifo_lock` serve them."""
+"""Implementations of `Meta`: `sqlite` and `postgres` (with `timed_connection`); `pool` serves both."""

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Generic, Protocol, TypeVar
 
-from evertide.errors import Closed, EvertideError, InvalidInput
+from evertide.errors import Closed, EvertideError, NotAllowedNow
 
 __all__ = ["Pool"]
 
@@ -26,10 +26,10 @@ C = TypeVar("C", bound=_Closable)
 
 
 class Pool(Generic[C]):
-    def __init__(self, place: str, connect: Callable[[], C], in_order: Callable[[C], bool]) -> None:
+    def __init__(self, place: str, connect: Callable[[], C], is_reusable: Callable[[C], bool]) -> None:
         self._place = place
         self._connect = connect
-        self._in_order = in_order
+        self._is_reusable = is_reusable
         self._lock = threading.Lock()
         self._idle: list[C] = []
         self._closed = False
@@ -41,9 +41,9 @@ class Pool(Generic[C]):
         keep = False
         try:
             yield connection
-            keep = self._in_order(connection)
+            keep = self._is_reusable(connection)
         except EvertideError:
-            keep = self._in_order(connection)
+            keep = self._is_reusable(connection)
             raise
         finally:
             self._give_back(connection, keep=keep)
@@ -64,7 +64,7 @@ class Pool(Generic[C]):
 
     def _take(self) -> C | None:
         if self._pid != os.getpid():
-            raise InvalidInput(
+            raise NotAllowedNow(
                 where=self._place, why="Meta was opened before this process was forked; start processes with spawn"
             )
         with self._lock:

@@ -118,10 +118,10 @@ class PostgresMeta:
     def __init__(self, dsn: str, runtime: Runtime, settings: Settings, schema: str = "evertide") -> None:
         if not _SCHEMA.fullmatch(schema):
             raise InvalidInput(where=f"schema {schema!r}", why="expected 1 to 63 of a-z, 0-9 and _")
-        self._psycopg = _load()
+        self._psycopg = _import_psycopg()
         self._parameters = self._parse(dsn)
         self._password = str(self._parameters.get("password") or "")
-        self._place = _place(self._parameters, schema)
+        self._place = _describe_place(self._parameters, schema)
         self._schema = schema
         self._settings = settings
         self._clock_s = runtime.monotonic_s
@@ -132,7 +132,7 @@ class PostgresMeta:
         }
         self._sql = {name: sql.format(**names, **limit_ms).encode() for name, sql in _SQL.items()}
         self._wake = Wake(runtime)
-        self._pool: Pool[Connection] = Pool(self._place, self._connect, self._in_order)
+        self._pool: Pool[Connection] = Pool(self._place, self._connect, self._is_reusable)
         try:
             self._prepare()
         except BaseException:
@@ -169,12 +169,12 @@ class PostgresMeta:
         self._write(lambda connection: connection.execute(self._sql["truncate"], {"key": key, "below": below}))
 
     def wait(self, key: str, after: int, timeout_s: float) -> bool:
-        def look() -> bool:
+        def has_newer() -> bool:
             found = self._read("numbers", ([key],))[0][1]
             return found is not None and found > after
 
         check_meta_key(key)
-        return self._wake.wait(key, look, timeout_s, self._settings.poll_interval_s)
+        return self._wake.wait(key, has_newer, timeout_s, self._settings.poll_interval_s)
 
     def close(self) -> None:
         """Waiting calls end with `Closed`. A forked child closes nothing: the connections are the parent's."""
@@ -262,7 +262,7 @@ class PostgresMeta:
         connection.limit_s = self._settings.retry_limit_s + self._settings.postgres_silence_s  # the first: for a lock
         return connection
 
-    def _in_order(self, connection: Connection) -> bool:
+    def _is_reusable(self, connection: Connection) -> bool:
         return bool(connection.info.transaction_status == self._psycopg.pq.TransactionStatus.IDLE)
 
     def _convert_error(self, error: psycopg.Error, connection: Connection) -> EvertideError:
@@ -292,7 +292,7 @@ class PostgresMeta:
         return text.replace(self._password, "***") if self._password else text
 
 
-def _load() -> Any:
+def _import_psycopg() -> Any:
     try:
         return importlib.import_module("psycopg")
     except ImportError:
@@ -301,7 +301,7 @@ def _load() -> Any:
         ) from None
 
 
-def _place(parameters: dict[str, Any], schema: str) -> str:
+def _describe_place(parameters: dict[str, Any], schema: str) -> str:
     user = f"{parameters['user']}@" if parameters.get("user") else ""
     port = f":{parameters['port']}" if parameters.get("port") else ""
     return f"postgresql://{user}{parameters.get('host', '')}{port}/{parameters.get('dbname', '')}#{schema}.log"

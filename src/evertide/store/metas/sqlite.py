@@ -36,6 +36,7 @@ from typing import Any, TypeVar
 from evertide.errors import (
     EvertideError,
     InvalidInput,
+    NotAllowedNow,
     OutcomeUnknown,
     RecordDamaged,
     StorageForbidden,
@@ -46,7 +47,7 @@ from evertide.errors import (
 from evertide.runtime import Runtime
 from evertide.settings import Settings
 from evertide.store.blobs.files import SystemFiles
-from evertide.store.blobs.local import refusal
+from evertide.store.blobs.local import convert_os_error
 from evertide.store.keys import check_commit, check_limit, check_meta_key, key_end
 from evertide.store.meta import Guard, Record, Stale, Write
 from evertide.store.metas.pool import Pool
@@ -96,12 +97,12 @@ class SqliteMeta:
         self._settings = settings
         self._wake = Wake(runtime)
         self._writing = threading.Lock()
-        self._pool = Pool(str(self._path), self._connect, _is_in_order)
+        self._pool = Pool(str(self._path), self._connect, _is_reusable)
         self._is_malformed = False
         """Whether damage was established: later calls then retry only once."""
         self._name = (self._path.resolve(), os.getpid(), id(self))
         if any(path == self._name[0] and pid != self._name[1] for path, pid, _ in list(_open)):
-            raise InvalidInput(
+            raise NotAllowedNow(
                 where=str(self._path), why="Meta was open while this process was forked; start processes with spawn"
             )
         try:
@@ -142,12 +143,12 @@ class SqliteMeta:
         self._write(lambda connection: connection.execute(_TRUNCATE, (key, below)))
 
     def wait(self, key: str, after: int, timeout_s: float) -> bool:
-        def look() -> bool:
+        def has_newer() -> bool:
             rows = self._read(_NUMBER, key)
             return bool(rows) and rows[0][0] > after
 
         check_meta_key(key)
-        return self._wake.wait(key, look, timeout_s, self._settings.poll_interval_s)
+        return self._wake.wait(key, has_newer, timeout_s, self._settings.poll_interval_s)
 
     def close(self) -> None:
         """Waiting calls end with `Closed`. A forked child closes nothing: the connections are the parent's."""
@@ -161,7 +162,7 @@ class SqliteMeta:
         try:
             SystemFiles().sync_directory(self._path.parent)
         except OSError as error:
-            raise refusal(self._path.parent, error) from error
+            raise convert_os_error(self._path.parent, error) from error
 
     def _use(self, call: Callable[[sqlite3.Connection], T]) -> T:
         """Run a call with a connection. A failed call is rolled back; an untrusted connection is closed (5)."""
@@ -229,10 +230,10 @@ class SqliteMeta:
         if isinstance(answer, Stale):
             _roll_back(connection)
         else:
-            self._end(connection)
+            self._commit_transaction(connection)
         return answer
 
-    def _end(self, connection: sqlite3.Connection) -> None:
+    def _commit_transaction(self, connection: sqlite3.Connection) -> None:
         try:
             connection.execute("COMMIT")
         except sqlite3.Error as error:
@@ -289,7 +290,7 @@ class SqliteMeta:
         except FileNotFoundError:
             return 0, 0
         except OSError as error:
-            raise refusal(self._path, error) from error
+            raise convert_os_error(self._path, error) from error
         return found.st_dev, found.st_ino
 
     def _check_unmoved(self) -> None:
@@ -311,7 +312,7 @@ class SqliteMeta:
         try:
             is_there = self._path.exists()
         except OSError as error:  # an unreachable disk says nothing about permissions
-            return isinstance(refusal(self._path, error), StorageForbidden)
+            return isinstance(convert_os_error(self._path, error), StorageForbidden)
         return not os.access(self._path.parent, os.W_OK) or (is_there and not os.access(self._path, os.W_OK))
 
 
@@ -319,7 +320,7 @@ _UNTRUSTED = (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_CANTO
 """Errors after which a connection is not reused, because its cached pages may be wrong."""
 
 
-def _is_in_order(connection: sqlite3.Connection) -> bool:
+def _is_reusable(connection: sqlite3.Connection) -> bool:
     try:
         return not connection.in_transaction
     except sqlite3.ProgrammingError:  # the connection is closed

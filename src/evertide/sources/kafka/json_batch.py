@@ -25,9 +25,9 @@ from pyarrow import json
 
 from evertide.rows.columns import to_array
 from evertide.sources.contract import TableDeclaration
-from evertide.sources.values.columns import Column, from_texts
+from evertide.sources.values.columns import ConvertedColumn, from_texts
 
-__all__ = ["WholeJson"]
+__all__ = ["JsonBatch"]
 
 _OPEN = ord("{")
 _EXACT = 2.0**53
@@ -44,7 +44,7 @@ _AS_THEY_ARE: tuple[Callable[[Any], bool], ...] = (
 _AS_TEXTS: tuple[Callable[[Any], bool], ...] = (kinds.is_date, kinds.is_timestamp)
 
 
-class WholeJson:
+class JsonBatch:
     def __init__(self, declaration: TableDeclaration) -> None:
         self._declaration = declaration
         self._schema = declaration.schema
@@ -57,11 +57,11 @@ class WholeJson:
             fields.append(pa.field(field.name, pa.string() if is_text else field.type))
         self._parsing = json.ParseOptions(explicit_schema=pa.schema(fields), unexpected_field_behavior="error")
 
-    def __reduce__(self) -> tuple[type[WholeJson], tuple[TableDeclaration]]:
+    def __reduce__(self) -> tuple[type[JsonBatch], tuple[TableDeclaration]]:
         """Pickle the declaration only: an executor creates its own parse options."""
-        return WholeJson, (self._declaration,)
+        return JsonBatch, (self._declaration,)
 
-    def columns(self, values: Sequence[bytes]) -> dict[str, Column] | None:
+    def columns(self, values: Sequence[bytes]) -> dict[str, ConvertedColumn] | None:
         """The columns of all records; None if the records must be converted one by one."""
         if not self._is_possible or not values:
             return None
@@ -86,11 +86,11 @@ def _are_objects(content: bytes, values: Sequence[bytes]) -> bool:
     return bool(sizes.all()) and bool((np.frombuffer(content, np.uint8)[starts] == _OPEN).all())
 
 
-def _column(array: Any, kind: Any) -> Column | None:
+def _column(array: Any, kind: Any) -> ConvertedColumn | None:
     if any(is_kind(kind) for is_kind in _AS_TEXTS):
         return from_texts(array, kind)
     if kinds.is_float64(kind):
         numbers = pc.drop_null(array).to_numpy()
         is_other = ~(np.abs(numbers) < _EXACT) | ((numbers == 0) & np.signbit(numbers))
-        return None if is_other.any() else Column(array)
-    return Column(array)
+        return None if is_other.any() else ConvertedColumn(array)
+    return ConvertedColumn(array)

@@ -14,12 +14,12 @@ import psycopg
 from evertide.problem import ComponentState, Problem
 from evertide.runtime import Runtime
 from evertide.sources.postgres.messages import parse_lsn
-from evertide.sources.postgres.server import Server
+from evertide.sources.postgres.server import SourceServer
 
-__all__ = ["Gauge"]
+__all__ = ["SlotMonitor"]
 
-_LOOK_S = 2.0
-_NEAR = 0.25
+_INTERVAL_S = 2.0
+_WARNING_SHARE = 0.25
 """Warn if less than this part of `max_slot_wal_keep_size` is left."""
 _BEHIND_S = 5.0
 """A server that is not behind sends new input within this time."""
@@ -34,32 +34,32 @@ _REMEDY = (
 _REMEDY_FULL = "Let the pipeline catch up: until then the server keeps its WAL, which needs disk space."
 
 
-class Gauge:
+class SlotMonitor:
     """Only the receiving thread calls the methods; any thread may read the results."""
 
-    def __init__(self, server: Server, slot: str, runtime: Runtime) -> None:
+    def __init__(self, server: SourceServer, slot: str, runtime: Runtime) -> None:
         self._server = server
         self._slot = slot
         self._runtime = runtime
         self._connection: psycopg.Connection[Any] | None = None
-        self._looked_s = -1e9
+        self._measured_s = -1e9
         self._unsent: tuple[int, float] | None = None
         self.reached = 0
         """The server's position when last measured; 0 if unknown."""
         self.problems: tuple[Problem, ...] = ()
 
-    def look(self, sent: int) -> None:
-        """Measure if `_LOOK_S` have passed. `sent` is the position up to which the server has sent everything."""
-        if self._runtime.monotonic_s() - self._looked_s < _LOOK_S:
+    def measure_if_due(self, sent: int) -> None:
+        """Measure if `_INTERVAL_S` have passed. `sent` is the position up to which the server has sent everything."""
+        if self._runtime.monotonic_s() - self._measured_s < _INTERVAL_S:
             return
         try:
-            self.ask(sent)
+            self.measure(sent)
         except psycopg.Error:
             self.close()
 
-    def ask(self, sent: int) -> int:
+    def measure(self, sent: int) -> int:
         """Return the server's position; 0 if the slot does not exist. `psycopg.Error` if the server does not answer."""
-        self._looked_s = self._runtime.monotonic_s()
+        self._measured_s = self._runtime.monotonic_s()
         if self._connection is None:
             self._connection = self._server.connect()
         row = self._connection.execute(_WHERE, (self._slot,)).fetchone()
@@ -69,7 +69,7 @@ class Gauge:
         lsn, status, left, limit = row
         self.reached = parse_lsn(lsn or "0/0")
         if self._unsent is None or self._unsent[0] <= sent:
-            self._unsent = (self.reached, self._looked_s)
+            self._unsent = (self.reached, self._measured_s)
         self._warn(status, left, limit)
         return self.reached
 
@@ -93,7 +93,7 @@ class Gauge:
         slot = f"replication slot {self._slot!r}"
         if status == "unreserved":
             why = f"{slot} is about to be lost: the server removes WAL that it needs at the next checkpoint"
-        elif left is not None and (status == "extended" or left < limit * _NEAR):
+        elif left is not None and (status == "extended" or left < limit * _WARNING_SHARE):
             why = f"{slot} is lost when the server has written {max(0, int(left))} more bytes of WAL"
         elif status == "extended":
             why, remedy = f"the server keeps more WAL for {slot} than max_wal_size", _REMEDY_FULL

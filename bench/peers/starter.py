@@ -13,10 +13,10 @@ import msgspec
 
 from bench.measure import own_spark
 from bench.peers.flink_sql import FLINK, flink_tables
+from bench.peers.installation import Flink, set_up_flink, set_up_pathway
 from bench.peers.jobs import Job
 from bench.peers.pathway_input import pathway_files
 from bench.peers.process import Worker
-from bench.peers.setting_up import Flink, set_up_flink, set_up_pathway
 
 __all__ = ["Starter"]
 

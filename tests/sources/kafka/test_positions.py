@@ -6,7 +6,14 @@ import msgspec
 import pytest
 
 from evertide.errors import RecordDamaged, UnsupportedFormat
-from evertide.sources.kafka.place import START, OffsetRange, PartitionRecords, TopicPiece, position_text, read_position
+from evertide.sources.kafka.positions import (
+    START,
+    OffsetRange,
+    PartitionRecords,
+    TopicPiece,
+    decode_position,
+    encode_position,
+)
 
 POSITION = '{"version":1,"topic_id":"RQeEICEMTyqZi5uOKQGrIw","next":{"0":17,"1":4,"10":0}}'
 PIECE = '{"topic_id":"id","ranges":[[0,5,17,3,"abc"]],"lost":[[1,2,4]]}'
@@ -14,8 +21,8 @@ PIECE = '{"topic_id":"id","ranges":[[0,5,17,3,"abc"]],"lost":[[1,2,4]]}'
 
 def test_stored_positions_can_be_read() -> None:
     """From existing storages: a change of these texts needs a new version."""
-    assert position_text("RQeEICEMTyqZi5uOKQGrIw", {1: 4, 10: 0, 0: 17}) == POSITION
-    assert read_position(POSITION) == ("RQeEICEMTyqZi5uOKQGrIw", {0: 17, 1: 4, 10: 0})
+    assert encode_position("RQeEICEMTyqZi5uOKQGrIw", {1: 4, 10: 0, 0: 17}) == POSITION
+    assert decode_position(POSITION) == ("RQeEICEMTyqZi5uOKQGrIw", {0: 17, 1: 4, 10: 0})
     assert START == '{"version":1,"topic_id":"","next":{}}'
 
 
@@ -27,9 +34,9 @@ def test_stored_fragments_can_be_read() -> None:
 
 def test_a_position_that_is_damaged_or_of_another_version_is_never_guessed() -> None:
     with pytest.raises(RecordDamaged):
-        read_position('{"version":1,"next":')
+        decode_position('{"version":1,"next":')
     with pytest.raises(UnsupportedFormat):
-        read_position(POSITION.replace('"version":1', '"version":2'))
+        decode_position(POSITION.replace('"version":1', '"version":2'))
 
 
 def test_a_checksum_depends_on_offsets_keys_and_values() -> None:

@@ -1,4 +1,4 @@
-"""`FifoLock`: a lock per key. Threads take turns on the same key; different keys do not wait for each other."""
+"""`KeyLocks`: a lock per key. Threads take turns on the same key; different keys do not wait for each other."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import contextlib
 import threading
 from collections.abc import Iterator
 
-__all__ = ["FifoLock"]
+__all__ = ["KeyLocks"]
 
 
-class FifoLock:
+class KeyLocks:
     def __init__(self) -> None:
         self._busy: set[str] = set()
         self._free = threading.Condition()

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from evertide.brokers import EnvelopeKind
 from evertide.sources.contract import Rows, TableDeclaration
 from evertide.sources.kafka.formats import JsonFormat
-from evertide.sources.kafka.place import PartitionRecords
-from evertide.sources.kafka.rows import Envelope
-from evertide.sources.kafka.whole_json import WholeJson
+from evertide.sources.kafka.json_batch import JsonBatch
+from evertide.sources.kafka.positions import PartitionRecords
+from evertide.sources.kafka.rows import EnvelopeRows
 
 KINDS = {
     "id": pa.int64(),
@@ -170,8 +170,8 @@ def declare(names: Sequence[str], key: tuple[str, ...] = (), **defaults: str) ->
 
 def decode(declaration: TableDeclaration, values: list[bytes | None], *, is_whole: bool) -> Rows:
     records = PartitionRecords(0, [], list(range(10, 10 + len(values))), [None] * len(values), values)
-    whole = WholeJson(declaration) if is_whole else None
-    envelope = Envelope(declaration, EnvelopeKind.APPEND, JsonFormat(declaration.schema), None, whole=whole)
+    whole = JsonBatch(declaration) if is_whole else None
+    envelope = EnvelopeRows(declaration, EnvelopeKind.APPEND, JsonFormat(declaration.schema), None, whole=whole)
     return envelope.rows(records, "orders-0")
 
 
@@ -214,9 +214,9 @@ def test_every_value_by_itself(name: str) -> None:
 
 def test_the_usual_case_is_decoded_as_a_whole() -> None:
     """Otherwise only the time would show it."""
-    whole = WholeJson(declare(list(KINDS)))
+    whole = JsonBatch(declare(list(KINDS)))
     for at in range(7):
         fields = ", ".join(f'"{name}": {values[at % len(values)]}' for name, values in GOOD.items())
         assert whole.columns([f"{{{fields}}}".encode()] * 3) is not None, fields
-    assert WholeJson(declare(["id"], id="7")).columns([b"{}"]) is None, "a missing field is its default"
+    assert JsonBatch(declare(["id"], id="7")).columns([b"{}"]) is None, "a missing field is its default"
     assert whole.columns([]) is None

@@ -27,15 +27,15 @@ __all__ = [
     "OffsetRange",
     "PartitionRecords",
     "TopicPiece",
-    "position_text",
-    "read_position",
+    "decode_position",
+    "encode_position",
     "to_partition_records",
 ]
 
 _VERSION = 1
 
 
-class _Position(msgspec.Struct, frozen=True):
+class _KafkaPosition(msgspec.Struct, frozen=True):
     version: int
     topic_id: str
     next: dict[int, int]
@@ -57,19 +57,19 @@ class TopicPiece(msgspec.Struct, frozen=True, omit_defaults=True):
     """Partition, first expired offset, and the offset after the last one: skipped because `on_expired` is 'skip'."""
 
 
-def position_text(topic_id: str, following: Mapping[int, int]) -> str:
-    return msgspec.json.encode(_Position(_VERSION, topic_id, dict(sorted(following.items())))).decode()
+def encode_position(topic_id: str, following: Mapping[int, int]) -> str:
+    return msgspec.json.encode(_KafkaPosition(_VERSION, topic_id, dict(sorted(following.items())))).decode()
 
 
-START = position_text("", {})
+START = encode_position("", {})
 
 
 @lru_cache(maxsize=8)
-def read_position(position: str) -> tuple[str, Mapping[int, int]]:
+def decode_position(position: str) -> tuple[str, Mapping[int, int]]:
     """The topic's id, empty before the first offer, and the next offset of each partition."""
     where = "position of a Kafka source"
     try:
-        found = msgspec.json.decode(position, type=_Position)
+        found = msgspec.json.decode(position, type=_KafkaPosition)
     except msgspec.MsgspecError as error:
         raise RecordDamaged(path=where, why=str(error)) from error
     if found.version != _VERSION:

@@ -130,7 +130,7 @@ def test_a_missing_slot_stalls_the_source_and_is_not_created_again(db: Database)
         assert len(f.rows()) == 2
 
 
-@pytest.mark.parametrize("how", ["made anew", "advanced"])
+@pytest.mark.parametrize("how", ["created again", "advanced"])
 def test_a_slot_that_another_program_moved_stalls_the_source(db: Database, how: str) -> None:
     """The slot lost what was committed meanwhile. Without the comparison with the bound position this would go
     unnoticed.
@@ -138,7 +138,7 @@ def test_a_slot_that_another_program_moved_stalls_the_source(db: Database, how: 
     with start(db) as f:
         f.crash()
         db.run("INSERT INTO orders VALUES (3, 'c', 3)")
-        if how == "made anew":
+        if how == "created again":
             db.run(f"SELECT pg_drop_replication_slot('{db.slot}')")
             db.run(f"SELECT pg_create_logical_replication_slot('{db.slot}', 'pgoutput')")
         else:

@@ -119,7 +119,7 @@ class Directory:
         """The path as the script spells it."""
         return self._declared if self.path.is_file() else f"{self._declared.rstrip('/')}/{name}"
 
-    def find_settled(self, read: Mapping[str, int]) -> list[WatchedFile]:
+    def find_readable(self, read: Mapping[str, int]) -> list[WatchedFile]:
         """Scan the directory and return the files that can be read now, in order."""
         now_s = self._runtime.monotonic_s()
         files = self._list_files()

@@ -78,7 +78,7 @@ class FilesSource:
         taken: dict[str, int] = {}
         fragments: list[Fragment] = []
         rows = size = 0
-        for file in self._find_settled(read):
+        for file in self._find_readable(read):
             try:
                 cuts = self._cut(file, limit)
             except SourceFailed:
@@ -94,9 +94,9 @@ class FilesSource:
                 break
         return Offer(encode_position({**read, **taken}), tuple(fragments), rows) if taken else None
 
-    def _find_settled(self, read: Mapping[str, int]) -> Sequence[WatchedFile]:
+    def _find_readable(self, read: Mapping[str, int]) -> Sequence[WatchedFile]:
         try:
-            return self._directory.find_settled(read)
+            return self._directory.find_readable(read)
         except OSError as error:
             raise self._failure(self._directory.path, error) from error
 

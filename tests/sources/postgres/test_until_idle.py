@@ -106,7 +106,7 @@ def test_a_server_without_a_position_is_reported(db: Database, monkeypatch: pyte
     def too_many(_monitor: SlotMonitor, _sent: int) -> int:
         raise psycopg.OperationalError("too many clients")
 
-    monkeypatch.setattr(SlotMonitor, "ask", too_many)
+    monkeypatch.setattr(SlotMonitor, "measure", too_many)
     db.run(ORDERS_SQL)
     with Feeding(db) as f:
         run_until_idle(f)

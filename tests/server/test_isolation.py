@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import subprocess
 import sys
@@ -35,7 +36,11 @@ def test_x16_a_worker_reaches_nothing_but_its_storage(engine: str, lure: Lure, t
     places = [str(tmp_path / "storage"), str(tmp_path / "scratch"), str(secret), lure.url]
     done = subprocess.run(
         [sys.executable, "-P", "-m", "tests.server.isolation_attempts", engine, *places],
-        env={"PATH": "/usr/local/bin:/usr/bin:/bin", "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path / "scratch")},
+        env={
+            "PATH": "/usr/local/bin:/usr/bin:/bin",
+            "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}",
+            "TMPDIR": str(tmp_path / "scratch"),
+        },
         cwd=tmp_path / "scratch",
         capture_output=True,
         text=True,

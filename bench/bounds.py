@@ -30,7 +30,7 @@ from bench.measure import Figure
 from bench.shards import Progress
 from bench.views import bench_spark
 from evertide.flow import Circuit
-from evertide.flow.stage import Stage
+from evertide.flow.stage import RunKind, Stage
 from evertide.rows.changes import DIFF
 
 __all__ = ["CASES", "BoundSize", "bounds"]
@@ -277,12 +277,13 @@ def _measure(spark: SparkSession, name: str, size: BoundSize) -> Figure:
             if number >= size.warm_up:
                 steps.append(step)
                 wholes.append(whole)
-    runs = sum((part.run_counts for part in circuit.order if isinstance(part, Stage)), Counter[str]())
+    runs = sum((part.run_counts for part in circuit.parts if isinstance(part, Stage)), Counter[RunKind]())
+    kinds = {kind.value: count for kind, count in runs.items()}
     step_s, whole_s = (statistics.median(cost.seconds for cost in costs) for costs in (steps, wholes))
     step_cpu, whole_cpu = (statistics.median(cost.cpu_s for cost in costs) for costs in (steps, wholes))
     detail = (
         f"step {step_s:.2f} s, CPU {step_cpu:.2f} s; whole query {whole_s:.2f} s, CPU {whole_cpu:.2f} s; first content"
-        f" {first.seconds:.1f} s; {changed:,} changes of {held:,} rows of the view; runs {dict(runs)}"
+        f" {first.seconds:.1f} s; {changed:,} changes of {held:,} rows of the view; runs {kinds}"
     )
     value = f"{step_s / whole_s:.2f}x, CPU {step_cpu / max(whole_cpu, 0.01):.2f}x"
     bound = BOUND * max(1.0, changed / max(1, held))

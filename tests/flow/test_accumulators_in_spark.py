@@ -14,7 +14,7 @@ from evertide.flow.aggregates.accumulators import make_accumulator
 from evertide.flow.aggregates.limbs import GroupedRows
 from evertide.plan.algebra.nodes import EvalMode
 from evertide.plan.catalyst.scala import read_list
-from evertide.plan.catalyst.walk import kind, walk_expressions, walk_nodes
+from evertide.plan.catalyst.walk import get_kind, walk_expressions, walk_nodes
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -62,7 +62,7 @@ def aggregate_functions(spark: SparkSession, asked: list[str]) -> list[Any]:
         found.aggregateFunction()
         for node in walk_nodes(plan)
         for found in walk_expressions(node)
-        if kind(found) == "AggregateExpression"
+        if get_kind(found) == "AggregateExpression"
     ]
 
 
@@ -80,8 +80,8 @@ def test_buffers_equal_sparks(spark: SparkSession, mode: EvalMode) -> None:
     functions = aggregate_functions(spark, ASKED[mode])
     assert len(functions) == len(ASKED[mode])
     for sql, function in zip(ASKED[mode], functions, strict=True):
-        acc = make_accumulator(kind(function), [arrow_type(arg) for arg in read_list(function.children())], mode)
-        assert acc is not None, (sql, kind(function))
+        acc = make_accumulator(get_kind(function), [arrow_type(arg) for arg in read_list(function.children())], mode)
+        assert acc is not None, (sql, get_kind(function))
         wanted = [pa.field(a.name(), arrow_type(a), a.nullable()) for a in read_list(function.aggBufferAttributes())]
         assert list(acc.buffer) == wanted, sql
 

@@ -64,7 +64,7 @@ def test_v9_branches_of_a_union_may_differ_in_the_form_of_a_key(
         for kind, value in zip((one, other), values, strict=True)
     ]
     matched = MemoryLeaf(branches[0].delta.slice(0, 0))
-    Cone(cut_plan(join), [*branches, matched]).reach()
+    Cone(cut_plan(join), [*branches, matched]).collect()
     [keys] = matched.keys
     assert {str(row["k0"]).replace("g", "f") for row in keys.to_pylist()} == {
         str(values[0]),

@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 
 from evertide.flow.aggregates import exact, limbs
 from evertide.flow.aggregates.exact import (
-    Numbers,
+    ExactNumbers,
     add,
     decode,
     divide,
     encode,
-    gather,
     is_zero,
     make_zeros,
+    sum_terms,
     to_integers,
 )
 from evertide.flow.aggregates.limbs import GroupedRows, sum_longs, sum_products, sum_wide
@@ -234,8 +234,8 @@ def test_slices_are_read_with_their_offset() -> None:
 def test_empty_input_has_empty_sums() -> None:
     nothing = as_rows([], [], 0)
     assert len(sum_products([np.empty(0)], nothing)) == len(sum_longs(np.empty(0, np.int64), nothing)) == 0
-    assert encode(gather((), 2)) == make_zeros(2) == as_rows([], [], 2).tally
-    assert Numbers(np.zeros((1, 2), np.int64), 0).to_doubles().tolist() == [0.0, 0.0]
+    assert encode(sum_terms((), 2)) == make_zeros(2) == as_rows([], [], 2).tally
+    assert ExactNumbers(np.zeros((1, 2), np.int64), 0).to_doubles().tolist() == [0.0, 0.0]
 
 
 @EXAMPLES

@@ -32,7 +32,7 @@ QUERIES = {
     "outer_joined": "SELECT r.c, s.f, r.b FROM r FULL JOIN s ON r.b = s.id",
     "variants": "SELECT r.c, CAST(if(s.e > 1, s.e, NULL) AS VARIANT) AS v FROM r LEFT JOIN s ON r.b = s.id",
     "hopping": "SELECT b, window.start AS since, count(*) AS n FROM r GROUP BY b, window(t, '10 days', '2 days')",
-    "expand_in_pieces": "SELECT a, b, count(*) AS n, count(c) AS nc FROM r GROUP BY CUBE (a, b)",
+    "cube": "SELECT a, b, count(*) AS n, count(c) AS nc FROM r GROUP BY CUBE (a, b)",
     "exploded": "SELECT w, count(*) AS n FROM r LATERAL VIEW explode(array(a, a, b)) AS w GROUP BY w",
     "exploded_floats": "SELECT w, count(*) AS n FROM r LATERAL VIEW explode(array(x, -x, x)) AS w GROUP BY w",
     "exploded_variants": "SELECT b, count(v) AS n FROM (SELECT b, CAST(w AS VARIANT) AS v FROM r "
@@ -44,7 +44,7 @@ SCRIPT = TABLES + "".join(f"CREATE MATERIALIZED VIEW {name} AS {query};\n" for n
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_the_large_way_has_the_result_of_the_small_one(
+def test_large_runs_have_the_result_of_small_runs(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     small, large = Circuit(spark, SCRIPT), Circuit(spark, SCRIPT)
@@ -55,11 +55,11 @@ def test_the_large_way_has_the_result_of_the_small_one(
     found: list[dict[str, pa.Table]] = []
     step = large.step
 
-    def stepped(deltas: Any) -> dict[str, pa.Table]:
+    def record_step(deltas: Any) -> dict[str, pa.Table]:
         found.append(step(deltas))
         return found[-1]
 
-    monkeypatch.setattr(large, "step", stepped)
+    monkeypatch.setattr(large, "step", record_step)
     drive(large, Reference(spark, large.tables), QUERIES, iter(transactions), spark_every=2)
     for one, other in zip(found, expected, strict=True):
         assert [view for view in QUERIES if not _are_same(one[view], other[view])] == []

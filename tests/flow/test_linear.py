@@ -9,10 +9,10 @@ from itertools import product
 import pyarrow as pa
 import pytest
 
-from evertide.flow.leaf_rows import Moves, split_moves
+from evertide.flow.leaf_rows import SplitRows, split_rows
 from evertide.flow.linear import LinearRule
 from evertide.flow.trace import StageCut
-from evertide.plan.algebra.nodes import Aggregate, Constant, Join, JoinType, Map, PlanNode, Scan, Union
+from evertide.plan.algebra.nodes import Aggregate, ConstantRows, Join, JoinType, Map, PlanNode, Scan, Union
 from evertide.plan.fragment.forms import Form
 from evertide.rows.changes import DIFF, expand
 from tests.kit.runtime import RandomStream
@@ -46,7 +46,7 @@ LINEAR = {
     "a union below": cut_of(join(union(A, B), C), A, B, C),
     "joins below a union": cut_of(join(union(join(A, B), C), D), A, B, C, D),
     "unions below unions": cut_of(union(union(A, B), join(C, D)), A, B, C, D),
-    "a constant": cut_of(join(join(A, Constant(jvm=None, output=())), B), A, B),
+    "a constant": cut_of(join(join(A, ConstantRows(jvm=None, output=())), B), A, B),
 }
 OTHERS = {
     "one leaf": cut_of(Map(jvm=None, output=(), children=(A,)), A),
@@ -55,7 +55,7 @@ OTHERS = {
     "two outer joins": cut_of(join(join(A, B, JoinType.LEFT_OUTER), C, JoinType.LEFT_OUTER), A, B, C),
     "an outer join below a union": cut_of(union(join(A, B, JoinType.LEFT_OUTER), C), A, B, C),
     "an aggregate": cut_of(Aggregate(jvm=None, output=(), children=(join(A, B),), keys=(1,)), A, B),
-    "a constant in a union": cut_of(join(union(A, Constant(jvm=None, output=())), B), A, B),
+    "a constant in a union": cut_of(join(union(A, ConstantRows(jvm=None, output=())), B), A, B),
 }
 
 
@@ -63,7 +63,7 @@ def rows_of(cut: StageCut, node: PlanNode, leaves: Sequence[pa.Table]) -> list[t
     """The node's result over these rows, by nested loops: each row as the rows that it is made of."""
     if cut.is_leaf(node):
         return [((row["k"], row["v"]),) for row in leaves[cut.find_leaf(node)].to_pylist()]
-    if isinstance(node, Constant):
+    if isinstance(node, ConstantRows):
         return [((1, -1),), ((2, -1),)]
     below = [rows_of(cut, child, leaves) for child in node.children]
     if isinstance(node, Union):
@@ -71,7 +71,7 @@ def rows_of(cut: StageCut, node: PlanNode, leaves: Sequence[pa.Table]) -> list[t
     return [a + b for a, b in product(*below) if a[0][0] == b[0][0]]
 
 
-def random_moves(chance: RandomStream) -> Moves:
+def random_moves(chance: RandomStream) -> SplitRows:
     """Rows of few keys, each several times; some are added, some removed, and removed ones may not be looked up."""
     held = [(k, v, 1 + chance.below(2)) for k in ROWS for v in ROWS if chance.below(2)]
     changes = [(k, v, 1 + chance.below(2)) for k in ROWS for v in ROWS if not chance.below(4)]
@@ -80,7 +80,7 @@ def random_moves(chance: RandomStream) -> Moves:
     for k, v, n in changes:
         settled[k, v] += n
     delta = changes_of([(k, v, n) for (k, v), n in settled.items() if n])
-    return split_moves(delta, [changes_of(held)] if held else [], "leaf")
+    return split_rows(delta, [changes_of(held)] if held else [], "leaf")
 
 
 def changes_of(rows: Sequence[tuple[int, int, int]]) -> pa.Table:
@@ -95,7 +95,7 @@ def test_v3_the_linear_rule_gives_the_same_delta_from_fewer_rows(shape: str, see
     leaves = [random_moves(chance) for _ in cut.leaves]
     old, new = (Counter(rows_of(cut, cut.root, rows)) for rows in ([m.old for m in leaves], [m.new for m in leaves]))
     linear = LinearRule(cut, list)
-    assert linear.holds
+    assert linear.is_valid
     goes: Counter[object] = Counter()
     comes: Counter[object] = Counter()
     for sign, rows in linear.make_terms(leaves):
@@ -109,22 +109,22 @@ def test_v3_the_linear_rule_gives_the_same_delta_from_fewer_rows(shape: str, see
 
 @pytest.mark.parametrize("shape", OTHERS)
 def test_v3_the_linear_rule_is_not_used_where_it_does_not_hold(shape: str) -> None:
-    assert not LinearRule(OTHERS[shape], list).holds
+    assert not LinearRule(OTHERS[shape], list).is_valid
 
 
 def test_v3_the_linear_rule_is_not_used_if_the_optimizer_changed_the_outer_join() -> None:
     cut = cut_of(join(A, B, JoinType.FULL_OUTER), A, B)
     assert LinearRule(cut, lambda: [JoinType.FULL_OUTER]).forms_alone == (Form.LEFT_ALONE, Form.RIGHT_ALONE)
-    assert not LinearRule(cut, lambda: [JoinType.LEFT_OUTER]).holds
-    assert not LinearRule(cut, list).holds
+    assert not LinearRule(cut, lambda: [JoinType.LEFT_OUTER]).is_valid
+    assert not LinearRule(cut, list).is_valid
 
 
 def test_v3_rows_that_stay_are_the_old_rows_without_the_removed_ones() -> None:
     """A row that was not looked up existed as often as it is removed."""
     held, delta = changes_of([(1, 1, 3), (2, 2, 1)]), changes_of([(1, 1, -2), (2, 2, -1), (3, 3, -1), (4, 4, 2)])
-    moves = split_moves(delta, [held], "leaf")
-    assert moves.stays.to_pylist() == expand(changes_of([(1, 1, 1)])).to_pylist()
-    assert Counter(tuple(row.values()) for row in moves.goes.to_pylist()) == {(1, 1): 2, (2, 2): 1, (3, 3): 1}
-    assert Counter(tuple(row.values()) for row in moves.comes.to_pylist()) == {(4, 4): 2}
+    moves = split_rows(delta, [held], "leaf")
+    assert moves.unchanged.to_pylist() == expand(changes_of([(1, 1, 1)])).to_pylist()
+    assert Counter(tuple(row.values()) for row in moves.removed.to_pylist()) == {(1, 1): 2, (2, 2): 1, (3, 3): 1}
+    assert Counter(tuple(row.values()) for row in moves.added.to_pylist()) == {(4, 4): 2}
     assert moves.old.num_rows == 5
     assert moves.new.num_rows == 3

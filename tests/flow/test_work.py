@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from evertide.flow import Circuit, stage
-from evertide.flow.stage import Stage
+from evertide.flow.stage import RunKind, Stage
 from evertide.plan.fragment import fragment
 from evertide.plan.fragment.forms import Form
 from evertide.plan.fragment.fragment import Fragment
@@ -112,7 +112,7 @@ def test_v3_few_rows_with_a_large_result_are_computed_by_the_executors(
 ) -> None:
     monkeypatch.setattr(fragment, "ROWS_JOINED_MAX", 500)
     circuit = Circuit(spark, f"{PAIRS} CREATE MATERIALIZED VIEW v AS {query};")
-    [only] = [part for part in circuit.order if isinstance(part, Stage)]
+    [only] = [part for part in circuit.parts if isinstance(part, Stage)]
     tried: list[str] = []
     call = LocalRunner._call_jvm
 
@@ -135,7 +135,7 @@ def test_v3_few_rows_with_a_large_result_are_computed_by_the_executors(
         assert dict(only.run_counts) == {"small": 2, "large": 2}
     else:
         assert "too many" in tried
-        assert only.run_counts["large"] > 0
+        assert only.run_counts[RunKind.LARGE] > 0
 
 
 HOT, HOT_ROWS = 5, 40
@@ -239,7 +239,7 @@ def test_v6_an_expression_is_not_evaluated_for_rows_that_are_not_there(
     only in rows without a partner, for which conditions of ON are not evaluated."""
     monkeypatch.setattr(fragment, "ROWS_SMALL_MAX", 0)
     circuit = Circuit(spark, f"{PAIRS} CREATE MATERIALIZED VIEW v AS {query};")
-    [only] = [part for part in circuit.order if isinstance(part, Stage)]
+    [only] = [part for part in circuit.parts if isinstance(part, Stage)]
     ledger = Ledger(circuit.tables)
 
     def transactions() -> Iterator[Transaction]:
@@ -251,7 +251,7 @@ def test_v6_an_expression_is_not_evaluated_for_rows_that_are_not_there(
             yield ledger.commit()
 
     drive(circuit, Reference(spark, circuit.tables), {"v": query}, transactions())
-    assert only.run_counts["large"] + only.run_counts["recompute"] == 3
+    assert only.run_counts[RunKind.LARGE] + only.run_counts[RunKind.RECOMPUTE] == 3
 
 
 def meetings(leaves: list[pa.Table]) -> int:

@@ -9,7 +9,7 @@ import pytest
 
 from evertide.errors import InvalidInput
 from evertide.plan.algebra.refusals import refuse_unmaintainable
-from evertide.plan.catalyst.walk import kind, walk_nodes
+from evertide.plan.catalyst.walk import get_kind, walk_nodes
 from evertide.plan.program.catalog import Query, SparkCatalog
 from evertide.plan.program.statements import FlowStatement, TableStatement, ViewStatement, parse_script
 
@@ -59,7 +59,7 @@ def test_views_read_tables_materialized_views_and_through_plain_views(spark: Spa
 def test_a_leaf_survives_the_optimizer_and_keeps_not_null(spark: SparkSession) -> None:
     """Spark would fold away an empty local relation with everything above it."""
     catalog, (view,) = declare(spark, "CREATE MATERIALIZED VIEW v AS SELECT name FROM customers WHERE name IS NOT NULL")
-    kinds = [kind(node) for node in walk_nodes(view.optimized)]
+    kinds = [get_kind(node) for node in walk_nodes(view.optimized)]
     assert kinds == ["Project", "LogicalRDD"], "IS NOT NULL is always true on a NOT NULL column"
     assert [catalog.find_leaf(node) for node in walk_nodes(view.optimized)] == ["", "customers"]
 
@@ -77,7 +77,7 @@ def test_the_users_settings_and_functions_apply(spark: SparkSession) -> None:
     user.udf.register("doubled", lambda number: number * 2, "bigint")
     catalog, (view,) = declare(user, "CREATE MATERIALIZED VIEW v AS SELECT doubled(id) AS d FROM orders")
     assert catalog.session.conf.get("spark.sql.session.timeZone") == "Asia/Tokyo"
-    assert "BatchEvalPython" in [kind(node) for node in walk_nodes(view.optimized)]
+    assert "BatchEvalPython" in [get_kind(node) for node in walk_nodes(view.optimized)]
 
 
 @pytest.mark.parametrize(

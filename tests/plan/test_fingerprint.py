@@ -185,9 +185,7 @@ def test_settings_change_all_fingerprints(spark: SparkSession, setting: str, val
     after = Fingerprints(program)
     assert after.pipeline != before.pipeline
     assert after.views["v"] != before.views["v"]
-    assert all(
-        after.get_node_fingerprint(node) != before.get_node_fingerprint(node) for node in walk(program.views["v"])
-    )
+    assert all(after.nodes[id(node)] != before.nodes[id(node)] for node in walk(program.views["v"]))
 
 
 def test_settings_exist_in_spark_and_defaults_do_not_count(spark: SparkSession) -> None:
@@ -204,8 +202,8 @@ def test_operators_and_pipelines_have_fingerprints(spark: SparkSession) -> None:
     program = Program(spark, script)
     found = Fingerprints(program)
     operators = list(walk(program.views["v"]))
-    assert all(len(found.get_node_fingerprint(node)) == 32 for node in operators)
-    scans = [found.get_node_fingerprint(node) for node in operators if node.kind == "Scan"]
+    assert all(len(found.nodes[id(node)]) == 32 for node in operators)
+    scans = [found.nodes[id(node)] for node in operators if node.kind == "Scan"]
     assert len(scans) == 2
     assert len(set(scans)) == 1, "the same table has the same fingerprint"
     assert Fingerprints(Program(spark, script)).pipeline == found.pipeline

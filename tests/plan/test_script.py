@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from evertide.errors import InvalidInput
-from evertide.plan.program.script import Piece, split_script
+from evertide.plan.program.script import StatementText, split_script
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ from evertide.plan.program.script import Piece, split_script
     ],
 )
 def test_a_script_is_split_at_semicolons_only(script: str, pieces: list[tuple[str, int]]) -> None:
-    assert split_script(script, "shop.sql") == [Piece(text, line) for text, line in pieces]
+    assert split_script(script, "shop.sql") == [StatementText(text, line) for text, line in pieces]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from evertide.errors import InvalidInput
 from evertide.plan.query import functions as of_spark
-from evertide.plan.query.query import query, remove_forbidden_functions
+from evertide.plan.query.query import remove_forbidden_functions, run_query
 from evertide.server.query import duck_functions as of_duckdb
 from evertide.server.query.duck import Duck, DuckDeclined
 from evertide.settings import Settings
@@ -106,7 +106,7 @@ def test_duckdb_accepts_every_form_of_a_select(text: str) -> None:
 def test_spark_has_no_refused_function(spark: SparkSession, name: str) -> None:
     for text in (f"SELECT {name}()", f"SELECT builtin.{name.upper()}('x', 'y')"):
         with pytest.raises(InvalidInput) as refused:
-            query(spark, text, lambda *_: {})
+            run_query(spark, text, lambda *_: {})
         assert of_spark.REFUSED[name] in refused.value.why, text
 
 
@@ -130,7 +130,7 @@ def test_spark_has_no_refused_function(spark: SparkSession, name: str) -> None:
 def test_spark_finds_no_refused_function_by_indirect_names(spark: SparkSession, text: str) -> None:
     """Fails if only the parsed names are checked: `identifier` and WINDOW hide them."""
     with pytest.raises(InvalidInput) as refused:
-        query(spark, text, lambda *_: {})
+        run_query(spark, text, lambda *_: {})
     assert "hostname" not in refused.value.why
     assert "/no/such/file" not in refused.value.why
 
@@ -145,13 +145,13 @@ def test_spark_has_all_other_functions(spark: SparkSession) -> None:
     ):
         left = {name.strip("`").rpartition(".")[2].strip("`") for name in registry.listFunction().mkString(" ").split()}
         assert left == allowed - {"!=", "<>", "case", "||"}  # which are only syntax
-    found = query(spark, "SELECT sum(id) AS n, max(upper('x')) AS x FROM range(3)", lambda *_: {})
+    found = run_query(spark, "SELECT sum(id) AS n, max(upper('x')) AS x FROM range(3)", lambda *_: {})
     assert found.to_pylist() == [{"n": 3, "x": "X"}]
 
 
 def test_the_session_of_a_pipeline_keeps_its_functions(spark: SparkSession) -> None:
     """Views may call functions that queries may not."""
-    query(spark, "SELECT 1", lambda *_: {})
+    run_query(spark, "SELECT 1", lambda *_: {})
     assert spark.sql("SELECT xpath_string('<a>1</a>', 'a') AS x").collect()[0]["x"] == "1"
 
 
@@ -159,4 +159,4 @@ def test_the_session_of_a_pipeline_keeps_its_functions(spark: SparkSession) -> N
 def test_spark_refuses_a_function_without_parentheses(spark: SparkSession, name: str) -> None:
     """Spark resolves these names without its registry of functions."""
     with pytest.raises(InvalidInput, match="is refused: the function shows facts about the server"):
-        query(spark, f"SELECT {name}", lambda *_: {})
+        run_query(spark, f"SELECT {name}", lambda *_: {})

@@ -4,8 +4,8 @@ circuit         the operators of a set of views, one transaction at a time
 trace           cuts plans into stages, and traces keys to leaves
 stage           a part of a plan that runs as one fragment
 cone            the rows that a delta can touch
-collection      collections inside a circuit
-linear          the delta of a stage of joins, without the pairs of rows that stay
+collection      a table, or the rows of an operator, inside a circuit
+linear          the delta of a stage of joins, without the pairs of unchanged rows
 leaf_rows       rows of a leaf before and after a transaction
 blame           finds the rows that make a step fail
 aggregates      additive aggregates, min and max, top-k

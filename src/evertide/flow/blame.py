@@ -6,14 +6,14 @@ executor raise the same kind of error. So the step is repeated, without applying
 1. Spark must be able to run a minimal job. If it cannot, it is away, and no row is to blame.
 2. The step is computed again. If it succeeds, its result is used.
 3. If it fails again, rows are left out as long as the same views fail. If at most `_CULPRITS_MAX` rows remain and Spark
-   still runs a minimal job, the views fail (`ViewFailed`), and the step continues without them. There may be several
-   rows, since a join fails because of two and a group because of more.
+   still runs a minimal job, the views fail (`ViewFailed`), and the step continues without them. Several rows may
+   remain, since a join can fail because of two rows together, and a group because of more.
 4. These rows are to blame if the views do not fail with all other rows of the same tables. If they do, or if there are
-   no other rows, the query may as well be the cause: it may need more memory than there is for any row. Then the error
-   names the rows, but not as the cause.
-5. If the views fail only together with many rows, no row is to blame, and the first error is raised, as for large steps
-   that lack memory or executors. But if a Python function of the user raised the error, the view fails: a row may be
-   the cause, or something that the function accesses and that may work at the next attempt.
+   no other rows, the query may be the cause: it may need too much memory for any row. Then the error names the rows,
+   but not as the cause.
+5. If the views fail only with many rows together, no row is to blame, and the first error is raised: large steps can
+   lack memory or executors. But if a Python function of the user raised the error, the view fails. The cause may be a
+   row, or something that the function accesses and that may work at the next attempt.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ from evertide.rows.python_rows import to_python_rows
 __all__ = ["SuspectedFailure", "find_culprit", "retry_step"]
 
 _PARTS_MAX = 16
+"""At most this number of parts is tried in one round of `_reduce`."""
 _PARTS_MANY = 4
-"""For many rows, with which each attempt takes long."""
+"""The same for more than `ROWS_SMALL_MAX` rows, since each attempt takes long."""
 _CULPRITS_MAX = 64
 """At most this number of rows is to blame together."""
 _CONTROLS_MAX = 8
@@ -85,14 +86,14 @@ def retry_step(
 
 def _describe_cause(is_failing: Callable[[Deltas], bool], deltas: Deltas, rows: Longs) -> str:
     """Compare the rows with others of the step: with all of them, then with some, each alone."""
-    said = _describe_rows(deltas, rows)
+    culprits = _describe_rows(deltas, rows)
     others = _find_alike(deltas, rows)
     if not len(others):
-        return f"the view fails with {said}; the transaction has no other row to compare with"
+        return f"the view fails with {culprits}; the transaction has no other row to compare with"
     alone = others[:: -(-len(others) // _CONTROLS_MAX)]
     if all(is_failing(_select(deltas, part)) for part in (others, *np.split(alone, len(alone)))):
-        return f"the view fails with {said}, but also with other rows, so the query may be the cause"
-    return f"because of {said}"
+        return f"the view fails with {culprits}, but also with other rows, so the query may be the cause"
+    return f"because of {culprits}"
 
 
 def _find_alike(deltas: Deltas, rows: Longs) -> Longs:
@@ -155,6 +156,6 @@ def _select(deltas: Deltas, rows: Longs) -> dict[str, pa.Table]:
 
 def _describe_rows(deltas: Deltas, rows: Longs) -> str:
     chosen = _select(deltas, rows[:_DESCRIBED_MAX])
-    said = [f"table {name!r}, row {row}" for name, delta in chosen.items() for row in to_python_rows(delta)]
+    culprits = [f"table {name!r}, row {row}" for name, delta in chosen.items() for row in to_python_rows(delta)]
     more = [f"{len(rows) - _DESCRIBED_MAX} more"] if len(rows) > _DESCRIBED_MAX else []
-    return " and ".join([*said, *more])
+    return " and ".join([*culprits, *more])

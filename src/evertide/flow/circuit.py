@@ -1,8 +1,8 @@
 """The circuit: table deltas in, view deltas out, one transaction at a time.
 
-1. A script declares tables and views. Each view's plan is cut into stages; stages, groups and tables are collections,
-   in an order in which each comes after those that it reads.
-2. A step sets the deltas of the tables, runs the collections in order, and returns the deltas of the views.
+1. A script declares tables and views. Each view's plan is cut into parts: stages, aggregates (`Totals`) and top-k
+   (`Top`), in an order in which each comes after those that it reads. Tables and the outputs of parts are collections.
+2. A step sets the deltas of the tables, runs the parts in order, and returns the deltas of the views.
 3. After that, all arrangements apply the deltas: during a step, look-ups see the rows before it. All work that can fail
    is prepared first, so a step that fails has changed nothing. If applying fails nevertheless, the state is
    inconsistent: the circuit refuses further steps, and must be restored from its last save.
@@ -34,7 +34,7 @@ from evertide.errors import Damaged, EvertideError, InvalidInput, SparkAway, Vie
 from evertide.flow.aggregates.top import Top
 from evertide.flow.aggregates.totals import Totals
 from evertide.flow.blame import SuspectedFailure, retry_step
-from evertide.flow.collection import Collection, Leaf
+from evertide.flow.collection import CircuitCollection, Leaf
 from evertide.flow.leaf_rows import cancel_out
 from evertide.flow.stage import Stage, find_lookups
 from evertide.flow.state.arrangement import Arrangement
@@ -97,10 +97,11 @@ class Circuit:
         self._saved = state
         self.arrangements: dict[str, Arrangement] = {}
         self._failed: BaseException | None = None
-        self._collections: dict[str, Collection] = {}
+        self._collections: dict[str, CircuitCollection] = {}
         """Tables and views by name."""
-        self._by_node: dict[int, Collection] = {}
-        self.order: list[Stage | Top | Totals] = []
+        self._by_node: dict[int, CircuitCollection] = {}
+        self.parts: list[Stage | Top | Totals] = []
+        """Each comes after those that it reads."""
         self._is_first = state is None or state.is_first
         for name, columns in self.program.tables.items():
             self._collections[name] = self._make_collection(name, columns)
@@ -146,22 +147,25 @@ class Circuit:
         names = [*self.tables, *(name for name in self.program.views if name in needed)]
         self._collections = {name: self._collections[name] for name in names}
         kept = {id(each) for each in self._find_reached(self._collections.values())}
-        self.order = [each for each in self.order if id(get_output(each)) in kept]
+        self.parts = [each for each in self.parts if id(get_output(each)) in kept]
         owned = {id(one) for each in self._list_collections() for one in each.list_arrangements()}
         self.arrangements = {name: one for name, one in self.arrangements.items() if id(one) in owned}
 
     def save(self) -> CircuitState:
-        """Write all state, and return where it is. Must not run during a step."""
-        return CircuitState({name: kept.save() for name, kept in self.arrangements.items()}, self._is_first)
+        """Write all state as parts, and return their manifests. Must not run during a step."""
+        return CircuitState(
+            {name: arrangement.save() for name, arrangement in self.arrangements.items()}, self._is_first
+        )
 
     def maintain(self, is_stopping: IsStopping = never_stopping) -> bool:
-        """Merge some runs; any thread may call this. False if there was nothing to do."""
-        done = [kept.maintain(is_stopping) for kept in self.arrangements.values()]
+        """Merge some runs; any thread may call this. False if there was nothing to merge."""
+        done = [arrangement.maintain(is_stopping) for arrangement in self.arrangements.values()]
         return any(done)
 
     def compact(self) -> None:
-        for kept in self.arrangements.values():
-            kept.compact()
+        """Merge all runs of each arrangement."""
+        for arrangement in self.arrangements.values():
+            arrangement.compact()
 
     def _retry(self, deltas: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
         self._forget()  # deltas of the previous attempt
@@ -176,7 +180,7 @@ class Circuit:
                 table = self._find_table(name)
                 table.set_delta(self._check_delta(name, delta))
             with silence_traces():
-                for each in self.order:
+                for each in self.parts:
                     self._run(each)
             return {name: self._make_view_delta(name) for name in self.views}
         except BaseException:
@@ -197,21 +201,21 @@ class Circuit:
         except EvertideError:
             raise
         except Exception as error:  # any class: a row or Spark may be the cause
-            told = classify_error(self._context, error)
-            if told is None or isinstance(told, SparkAway):
+            classified = classify_error(self._context, error)
+            if classified is None or isinstance(classified, SparkAway):
                 raise SuspectedFailure(
-                    self._find_views_on(get_output(part)), describe_error(error), told or error
+                    self._find_views_on(get_output(part)), describe_error(error), classified or error
                 ) from error
-            raise told from error
+            raise classified from error
 
-    def _find_views_on(self, collection: Collection) -> tuple[str, ...]:
+    def _find_views_on(self, collection: CircuitCollection) -> tuple[str, ...]:
         """The views that read a collection, directly or indirectly."""
         return tuple(name for name in self.views if collection in self._find_reached([self._collections[name]]))
 
-    def _find_reached(self, collections: Iterable[Collection]) -> list[Collection]:
+    def _find_reached(self, collections: Iterable[CircuitCollection]) -> list[CircuitCollection]:
         """These collections, and all collections that they read."""
-        producers = {id(get_output(each)): each for each in self.order}
-        found: dict[int, Collection] = {}
+        producers = {id(get_output(each)): each for each in self.parts}
+        found: dict[int, CircuitCollection] = {}
         waiting = list(collections)
         while waiting:
             collection = waiting.pop()
@@ -235,14 +239,14 @@ class Circuit:
             raise
         self._is_first = False
 
-    def _list_collections(self) -> list[Collection]:
-        return [*(self._collections[name] for name in self.tables), *map(get_output, self.order)]
+    def _list_collections(self) -> list[CircuitCollection]:
+        return [*(self._collections[name] for name in self.tables), *map(get_output, self.parts)]
 
     def _forget(self) -> None:
         for collection in self._list_collections():
             collection.forget()
 
-    def _find_table(self, name: str) -> Collection:
+    def _find_table(self, name: str) -> CircuitCollection:
         if name not in self.tables:
             raise InvalidInput(
                 where=f"delta of {name!r}", why=f"the pipeline has no such table; it has {', '.join(self.tables)}"
@@ -262,18 +266,18 @@ class Circuit:
         """Each row once, in an order that depends only on the content, so equal deltas are bitwise equal tables."""
         return consolidate_delta(self._collections[name].delta, name).rename_columns([*self.views[name].names, DIFF])
 
-    def _make_collection(self, name: str, columns: tuple[Attribute, ...]) -> Collection:
-        return Collection(name, make_arrow_schema(columns), self._arrange)
+    def _make_collection(self, name: str, columns: tuple[Attribute, ...]) -> CircuitCollection:
+        return CircuitCollection(name, make_arrow_schema(columns), self._arrange)
 
     def _arrange(self, name: str, schema: pa.Schema, key: tuple[str, ...]) -> Arrangement:
         """A new arrangement, or the one that was saved under this name."""
         parts: dict[str, Any] = {"blob": self._blob, "cache": self._cache, "new_name": self._new_name}
         if self._saved is None:
-            made = Arrangement(name, schema, key, **parts)
+            arrangement = Arrangement(name, schema, key, **parts)
         else:
-            made = Arrangement.restore(self._find_manifest(name, schema, key), **parts)
-        self.arrangements[name] = made
-        return made
+            arrangement = Arrangement.restore(self._find_manifest(name, schema, key), **parts)
+        self.arrangements[name] = arrangement
+        return arrangement
 
     def _find_manifest(self, name: str, schema: pa.Schema, key: tuple[str, ...]) -> ArrangementManifest:
         saved = self._saved.arrangements if self._saved is not None else {}
@@ -289,28 +293,28 @@ class Circuit:
             )
         return found
 
-    def _build(self, node: PlanNode, name: str) -> Collection:
+    def _build(self, node: PlanNode, name: str) -> CircuitCollection:
         """Build the collection of a node's rows, and before it all collections that it reads."""
         if isinstance(node, Scan):
             return self._collections[node.collection]
         if id(node) in self._by_node:
             return self._by_node[id(node)]
-        made: Collection
+        built: CircuitCollection
         if isinstance(node, Aggregate) and node.is_additive:
             inputs = self._build(node.children[0], f"{name}.i")
-            made = Totals(name, node, inputs, self._arrange)
-            self.order.append(made)
+            built = Totals(name, node, inputs, self._arrange)
+            self.parts.append(built)
         elif isinstance(node, TopK) and node.first is not None:
             inputs = self._build(node.children[0], f"{name}.i")
             fragment = Fragment(self.program.catalyst, node.first, node.children)
-            made = Top(name, node, fragment, inputs, self._arrange)
-            self.order.append(made)
+            built = Top(name, node, fragment, inputs, self._arrange)
+            self.parts.append(built)
         else:
-            made = self._build_stage(node, name)
-        self._by_node[id(node)] = made
-        return made
+            built = self._build_stage(node, name)
+        self._by_node[id(node)] = built
+        return built
 
-    def _build_stage(self, node: PlanNode, name: str) -> Collection:
+    def _build_stage(self, node: PlanNode, name: str) -> CircuitCollection:
         cut = cut_plan(node, self._shared)
         inputs = [self._build(leaf, f"{name}.{at}") for at, leaf in enumerate(cut.leaves)]
         keys = {attribute for _, attributes in find_lookups(cut) for attribute in attributes}
@@ -320,7 +324,7 @@ class Circuit:
             for collection, leaf, read in zip(inputs, cut.leaves, fragment.reads, strict=True)
         ]
         output = self._make_collection(name, node.output)
-        self.order.append(Stage(cut, fragment, leaves, output))
+        self.parts.append(Stage(cut, fragment, leaves, output))
         return output
 
 
@@ -330,12 +334,12 @@ def make_name_source(writer: str) -> Callable[[], Name]:
     return lambda: Name(writer, next(numbers), "parquet")
 
 
-def get_output(part: Stage | Top | Totals) -> Collection:
+def get_output(part: Stage | Top | Totals) -> CircuitCollection:
     """The collection of the rows that a part computes."""
     return part.output if isinstance(part, Stage) else part
 
 
-def _list_inputs(part: Stage | Top | Totals | None) -> Iterator[Collection]:
+def _list_inputs(part: Stage | Top | Totals | None) -> Iterator[CircuitCollection]:
     if isinstance(part, Stage):
         yield from (leaf.collection for leaf in part.leaves)
     elif part is not None:

@@ -1,4 +1,4 @@
-"""Collections inside a circuit (tables, groups, outputs of stages) and their arrangements.
+"""`CircuitCollection`: the rows of a table, a stage or an aggregate inside a circuit, with their arrangements.
 
 Columns are named by position. During a transaction, a collection has its delta, and look-ups return the rows before it.
 At the end of the transaction (`prepare`), the arrangements apply the delta.
@@ -21,7 +21,7 @@ from evertide.plan.catalyst.columns import name_column
 from evertide.rows.changes import DIFF, DIFF_FIELD
 from evertide.rows.conform import conform_table
 
-__all__ = ["Arrange", "Collection", "Leaf"]
+__all__ = ["Arrange", "CircuitCollection", "Leaf"]
 
 _KEYS_FEW = 1000
 _NAME_MAX = 60
@@ -30,7 +30,7 @@ Arrange = Callable[[str, pa.Schema, tuple[str, ...]], Arrangement]
 """Creates an arrangement with a name, columns and a key."""
 
 
-class Collection:
+class CircuitCollection:
     def __init__(self, name: str, schema: pa.Schema, arrange: Arrange) -> None:
         self.name = name
         self.schema = schema
@@ -71,7 +71,7 @@ class Collection:
         return kept is not None and keys > max(kept.rows, _KEYS_FEW)
 
     def scan(self, columns: tuple[str, ...]) -> pa.Table:
-        found = next(kept for (_, having), kept in self.arrangements.items() if having == columns)
+        found = next(arrangement for (_, own), arrangement in self.arrangements.items() if own == columns)
         return found.scan()
 
     def list_arrangements(self) -> Iterator[Arrangement]:
@@ -94,7 +94,7 @@ class Collection:
 class Leaf:
     """A collection with the columns that a stage reads."""
 
-    def __init__(self, collection: Collection, node: PlanNode, read: Sequence[Attribute]) -> None:
+    def __init__(self, collection: CircuitCollection, node: PlanNode, read: Sequence[Attribute]) -> None:
         self.collection = collection
         self._columns: dict[int, str] = {}
         for at, attribute in enumerate(node.output):
@@ -138,7 +138,7 @@ class Leaf:
 
 
 def _filter_by_keys(rows: pa.Table, columns: tuple[str, ...], keys: pa.Table) -> pa.Table:
-    """Rows with one of the keys. Other rows would not be wrong, but all their partners would be read as well."""
+    """The rows with one of the keys. Other rows would not change the result, but their partners would be read too."""
     schema = pa.schema([pa.field(column, keys.schema.field(column).type) for column in columns])
     both = [pa.Table.from_arrays(each.select(list(columns)).columns, schema=schema) for each in (keys, rows)]
     numbers, first = group_rows(pa.concat_tables(both))

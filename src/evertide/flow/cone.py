@@ -22,24 +22,24 @@ Two walks over the stage's tree:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from evertide.flow.trace import JoinKeys, StageCut, has_constant, has_leaf
+from evertide.flow.trace import StageCut, has_constant, has_leaf
 from evertide.plan.algebra.nodes import Aggregate, Join, JoinType, PlanNode, TopK, Union, Window
 from evertide.rows.changes import DIFF
 from evertide.rows.conform import conform_table
 
-__all__ = ["Cone", "LeafRows"]
+__all__ = ["Cone", "LeafReader"]
 
 Touched = dict[int, list[pa.Table]]
 """By leaf: tables with the columns that are read. Repeated rows have no meaning."""
 
 
-class LeafRows(Protocol):
-    """A leaf: its rows before the transaction, and its delta, with the columns that the stage reads."""
+class LeafReader(Protocol):
+    """Reads a leaf: its rows before the transaction, and its delta, with the columns that the stage reads."""
 
     delta: pa.Table
     """Consolidated."""
@@ -51,8 +51,16 @@ class LeafRows(Protocol):
     def scan(self) -> pa.Table: ...
 
 
+class _Side(NamedTuple):
+    """An input of a join, and the attributes by which its rows find partners."""
+
+    node: PlanNode
+    keys: tuple[int, ...]
+    is_null_safe: tuple[bool, ...]
+
+
 class Cone:
-    def __init__(self, cut: StageCut, leaves: Sequence[LeafRows]) -> None:
+    def __init__(self, cut: StageCut, leaves: Sequence[LeafReader]) -> None:
         self._cut = cut
         self._leaves = leaves
         self._known: dict[int, Touched] = {}
@@ -61,7 +69,8 @@ class Cone:
         self.is_scanned = [False] * len(leaves)
         self.rounds = 0
 
-    def reach(self) -> None:
+    def collect(self) -> None:
+        """Look up all rows of the cone."""
         self._find_touched(self._cut.root)
 
     def _find_touched(self, node: PlanNode) -> Touched:
@@ -88,56 +97,46 @@ class Cone:
         return found
 
     def _compute_touched_join(self, node: Join) -> Touched:
-        left, right = node.children
-        by = self._cut.joins[id(node)]
-        a, b = self._find_touched(left), self._find_touched(right)
-        if not a and not b:
+        left, right = self._list_sides(node)
+        lefts, rights = self._find_touched(left.node), self._find_touched(right.node)
+        if not lefts and not rights:
             return {}
         if node.join is JoinType.INNER:
-            partners = _merge(
-                self._find_right_partners(left, right, by, a), self._find_left_partners(left, right, by, b)
-            )
-            return _merge(_merge(a, b), partners)
+            partners = _merge(self._find_partners(lefts, left, right), self._find_partners(rights, right, left))
+            return _merge(_merge(lefts, rights), partners)
         # Constants are in no leaf. Their partners with a touched key must be complete, and represent them, so that
         # operators above know that they are touched.
-        stands: Touched = {}
-        if has_constant(self._cut, left):
-            b = _merge(b, self._find_alike(right, by.right, by, b))
-            stands = _merge(stands, b)
-        if has_constant(self._cut, right):
-            a = _merge(a, self._find_alike(left, by.left, by, a))
-            stands = _merge(stands, a)
-        return _merge(stands, self._compute_touched_outer(node, a, b))
+        representatives: Touched = {}
+        if has_constant(self._cut, left.node):
+            rights = _merge(rights, self._find_partners(rights, right, right))
+            representatives = rights
+        if has_constant(self._cut, right.node):
+            lefts = _merge(lefts, self._find_partners(lefts, left, left))
+            representatives = _merge(representatives, lefts)
+        return _merge(representatives, self._compute_touched_outer(node, lefts, rights))
 
-    def _compute_touched_outer(self, node: Join, a: Touched, b: Touched) -> Touched:
+    def _compute_touched_outer(self, node: Join, lefts: Touched, rights: Touched) -> Touched:
+        left, right = self._list_sides(node)
+        if node.join is JoinType.RIGHT_OUTER:
+            rights = _merge(rights, self._find_partners(lefts, left, right))
+            return _merge(rights, self._find_partners(rights, right, left))
+        lefts = _merge(lefts, self._find_partners(rights, right, left))
+        if node.join is JoinType.FULL_OUTER:
+            rights = _merge(rights, self._find_partners(lefts, left, right))
+            return _merge(rights, _merge(lefts, self._find_partners(rights, right, left)))
+        return _merge(lefts, self._find_partners(lefts, left, right))
+
+    def _list_sides(self, node: Join) -> tuple[_Side, _Side]:
         left, right = node.children
         by = self._cut.joins[id(node)]
-        if node.join is JoinType.RIGHT_OUTER:
-            rights = _merge(b, self._find_right_partners(left, right, by, a))
-            return _merge(rights, self._find_left_partners(left, right, by, rights))
-        lefts = _merge(a, self._find_left_partners(left, right, by, b))
-        if node.join is JoinType.FULL_OUTER:
-            rights = _merge(b, self._find_right_partners(left, right, by, lefts))
-            return _merge(rights, _merge(lefts, self._find_left_partners(left, right, by, rights)))
-        return _merge(lefts, self._find_right_partners(left, right, by, lefts))
+        return _Side(left, by.left, by.is_null_safe), _Side(right, by.right, by.is_null_safe)
 
-    def _find_alike(self, side: PlanNode, attributes: tuple[int, ...], by: JoinKeys, touched: Touched) -> Touched:
-        """All rows of a side that share a key with the touched rows."""
-        return (
-            self._find_matching(side, attributes, self._collect_keys(side, attributes, touched, by.is_null_safe))
-            if touched
-            else {}
-        )
-
-    def _find_right_partners(self, left: PlanNode, right: PlanNode, by: JoinKeys, lefts: Touched) -> Touched:
-        if not lefts:
+    def _find_partners(self, touched: Touched, of: _Side, side: _Side) -> Touched:
+        """The rows of a side of a join with a key of the touched rows of the other, or the same, side `of`."""
+        if not touched:
             return {}
-        return self._find_matching(right, by.right, self._collect_keys(left, by.left, lefts, by.is_null_safe))
-
-    def _find_left_partners(self, left: PlanNode, right: PlanNode, by: JoinKeys, rights: Touched) -> Touched:
-        if not rights:
-            return {}
-        return self._find_matching(left, by.left, self._collect_keys(right, by.right, rights, by.is_null_safe))
+        keys = self._collect_keys(of.node, of.keys, touched, of.is_null_safe)
+        return self._find_matching(side.node, side.keys, keys)
 
     def _collect_keys(
         self, node: PlanNode, attributes: tuple[int, ...], touched: Touched, null_safe: tuple[bool, ...] | None
@@ -194,15 +193,12 @@ class Cone:
         return self._find_matching(child, tuple(node.passed[at] for at in attributes), keys)
 
     def _find_matching_join(self, node: Join, attributes: tuple[int, ...], keys: pa.Table | None) -> Touched:
-        left, right = node.children
-        by = self._cut.joins[id(node)]
+        left, right = self._list_sides(node)
         if keys is None:
-            return _merge(self._find_matching(left, (), None), self._find_matching(right, (), None))
-        if attributes[0] in left.ids:
-            lefts = self._find_matching(left, attributes, keys)
-            return _merge(lefts, self._find_right_partners(left, right, by, lefts))
-        rights = self._find_matching(right, attributes, keys)
-        return _merge(rights, self._find_left_partners(left, right, by, rights))
+            return _merge(self._find_matching(left.node, (), None), self._find_matching(right.node, (), None))
+        side, other = (left, right) if attributes[0] in left.node.ids else (right, left)
+        found = self._find_matching(side.node, attributes, keys)
+        return _merge(found, self._find_partners(found, side, other))
 
     def _fetch(self, at: int, attributes: tuple[int, ...], keys: pa.Table | None) -> Touched:
         leaf = self._leaves[at]

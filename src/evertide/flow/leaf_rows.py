@@ -1,4 +1,4 @@
-"""Splits the rows of a leaf into those that stay, go and come in a transaction, from look-ups and the delta."""
+"""Splits the rows of a leaf into unchanged, removed and added ones in a transaction, from look-ups and the delta."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from evertide.rows.changes import DIFF, DIFF_FIELD, consolidate_delta, expand
 
-__all__ = ["Moves", "add_diffs", "add_sign", "cancel_out", "get_diffs", "split_moves"]
+__all__ = ["SplitRows", "add_diffs", "add_sign", "cancel_out", "get_diffs", "split_rows"]
 
 
 def get_diffs(table: pa.Table) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
@@ -38,25 +38,25 @@ def _has_retractions(delta: pa.Table) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Moves:
-    """The rows of a leaf in the cone, as multisets with repeated rows: those that stay, go and come."""
+class SplitRows:
+    """The rows of a leaf in the cone, as multisets with repeated rows."""
 
-    stays: pa.Table
-    goes: pa.Table
-    comes: pa.Table
+    unchanged: pa.Table
+    removed: pa.Table
+    added: pa.Table
     old: pa.Table
-    """The rows before: `stays` and `goes`."""
+    """The rows before: `unchanged` and `removed`."""
     new: pa.Table
-    """The rows after: `stays` and `comes`."""
+    """The rows after: `unchanged` and `added`."""
 
     @property
-    def changes(self) -> int:
-        """The number of rows that go or come."""
-        return int(self.goes.num_rows + self.comes.num_rows)
+    def changed_rows(self) -> int:
+        """The number of removed and added rows."""
+        return int(self.removed.num_rows + self.added.num_rows)
 
 
-def split_moves(delta: pa.Table, fetched: list[pa.Table], where: str) -> Moves:
-    """Split the looked-up rows and those of the delta, in which no row both comes and goes.
+def split_rows(delta: pa.Table, fetched: list[pa.Table], where: str) -> SplitRows:
+    """Split the looked-up rows and those of the delta, which does not both add and remove a row.
 
     A looked-up row has its whole count. For a row that the delta removes and that was not looked up, the count before
     is the number removed.
@@ -65,19 +65,21 @@ def split_moves(delta: pa.Table, fetched: list[pa.Table], where: str) -> Moves:
     nothing = before.slice(0, 0).drop_columns([DIFF])
     if delta.num_rows == 0:
         rows = expand(before, where)
-        return Moves(rows, nothing, nothing, rows, rows)
+        return SplitRows(rows, nothing, nothing, rows, rows)
     if not _has_retractions(delta):
-        olds, comes = expand(before, where), expand(delta, where)
-        return Moves(olds, nothing, comes, olds, pa.concat_tables([olds, comes]))
+        olds, added = expand(before, where), expand(delta, where)
+        return SplitRows(olds, nothing, added, olds, pa.concat_tables([olds, added]))
     diffs = get_diffs(delta)
-    taken = delta.filter(pa.array(diffs < 0))
-    comes = expand(delta.filter(pa.array(diffs > 0)), where)
-    goes = expand(add_diffs(taken.drop_columns([DIFF]), -get_diffs(taken)), where)
-    stays = nothing
+    removals = delta.filter(pa.array(diffs < 0))
+    added = expand(delta.filter(pa.array(diffs > 0)), where)
+    removed = expand(add_diffs(removals.drop_columns([DIFF]), -get_diffs(removals)), where)
+    unchanged = nothing
     if before.num_rows:
-        left = consolidate_delta(pa.concat_tables([before, taken]), where, is_sorted=False)
-        stays = expand(left.filter(pa.array(get_diffs(left) > 0)), where)
-    return Moves(stays, goes, comes, pa.concat_tables([stays, goes]), pa.concat_tables([stays, comes]))
+        left = consolidate_delta(pa.concat_tables([before, removals]), where, is_sorted=False)
+        unchanged = expand(left.filter(pa.array(get_diffs(left) > 0)), where)
+    return SplitRows(
+        unchanged, removed, added, pa.concat_tables([unchanged, removed]), pa.concat_tables([unchanged, added])
+    )
 
 
 def _deduplicate(fetched: list[pa.Table], where: str) -> pa.Table:

@@ -1,15 +1,15 @@
-"""The linear rule: computes the delta of a stage of joins without the pairs of rows that stay.
+"""The linear rule: computes the delta of a stage of joins without the pairs of unchanged rows.
 
 The difference rule computes the results over the new rows and over the old rows of the cone; rows in both cancel out.
 If a delta on each side of a join has the same frequent key, all pairs of rows with this key are in both results. They
 cost up to two recomputations, and their transfer to the driver costs more. A stage of inner joins and row-wise
-operators is linear in each of its leaves, so only the pairs that come and those that go need to be computed. The rows
-of leaf i are
+operators is linear in each of its leaves, so only the added and the removed pairs need to be computed. The rows of
+leaf i are
 
-    old = stays + goes        new = stays + comes
+    old = unchanged + removed        new = unchanged + added
 
-    rows that come = the sum over i of f(stays of the leaves before i, comes of i, new rows of the leaves after i)
-    rows that go   = the sum over i of f(stays of the leaves before i, goes of i, old rows of the leaves after i)
+    added   = the sum over i of f(unchanged rows of leaves before i, added rows of i, new rows of leaves after i)
+    removed = the sum over i of f(unchanged rows of leaves before i, removed rows of i, old rows of leaves after i)
 
 1. Every computed pair is in the new or in the old result. So no expression is evaluated on a pair of rows that never
    existed at the same time, which could raise an error.
@@ -28,15 +28,15 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pyarrow as pa
 
-from evertide.flow.leaf_rows import Moves
+from evertide.flow.leaf_rows import SplitRows
 from evertide.flow.trace import StageCut, has_constant, list_own_nodes
-from evertide.plan.algebra.nodes import Constant, Expand, Filter, Generate, Join, JoinType, Map, PlanNode, Union
+from evertide.plan.algebra.nodes import ConstantRows, Expand, Filter, Generate, Join, JoinType, Map, PlanNode, Union
 from evertide.plan.fragment.forms import Form
 from evertide.plan.fragment.fragment import Term
 
 __all__ = ["LinearRule"]
 
-_ROW_WISE = (Map, Filter, Expand, Generate, Constant)
+_ROW_WISE = (Map, Filter, Expand, Generate, ConstantRows)
 _ALONE = {
     JoinType.LEFT_OUTER: (Form.LEFT_ALONE,),
     JoinType.RIGHT_OUTER: (Form.RIGHT_ALONE,),
@@ -50,36 +50,36 @@ class LinearRule:
     def __init__(self, cut: StageCut, find_outer_joins: Callable[[], list[JoinType]]) -> None:
         """`find_outer_joins` returns the types of the outer joins that the optimizer left."""
         outer = [node.join for node in list_own_nodes(cut, cut.root) if isinstance(node, Join) and node.join in _ALONE]
-        self.holds = _is_linear(cut) and len(outer) <= 1 and (not outer or find_outer_joins() == outer)
-        """Whether the rule is valid for the stage."""
+        self.is_valid = _is_linear(cut) and len(outer) <= 1 and (not outer or find_outer_joins() == outer)
+        """Whether the rule may be used for the stage."""
         self.form = Form.MATCHED if outer else Form.WHOLE
         """The form of the stage that runs by the linear rule."""
-        self.forms_alone = _ALONE[outer[0]] if self.holds and outer else ()
+        self.forms_alone = _ALONE[outer[0]] if self.is_valid and outer else ()
         """The forms that run by the difference rule."""
         self._apart = (
-            {at: frozenset(_find_apart(cut, cut.root, at)) for at in range(len(cut.leaves))} if self.holds else {}
+            {at: frozenset(_find_apart(cut, cut.root, at)) for at in range(len(cut.leaves))} if self.is_valid else {}
         )
         """Per leaf: the leaves in other branches of a Union."""
 
-    def make_terms(self, leaves: Sequence[Moves]) -> list[Term]:
-        """The terms of rows that go, with the sign -1, then those of rows that come."""
+    def make_terms(self, leaves: Sequence[SplitRows]) -> list[Term]:
+        """The terms of removed rows, with the sign -1, then those of added rows."""
         found: list[Term] = []
         for sign in (-1, 1):
-            for at, moves in enumerate(leaves):
-                if (moves.goes if sign < 0 else moves.comes).num_rows:
+            for at, split in enumerate(leaves):
+                if (split.removed if sign < 0 else split.added).num_rows:
                     found.append(
                         (sign, [self._choose_rows(sign, at, other, leaves[other]) for other in range(len(leaves))])
                     )
         return found
 
-    def _choose_rows(self, sign: int, at: int, other: int, moves: Moves) -> pa.Table:
+    def _choose_rows(self, sign: int, at: int, other: int, split: SplitRows) -> pa.Table:
         if other in self._apart[at]:
-            return moves.stays.slice(0, 0)
+            return split.unchanged.slice(0, 0)
         if other < at:
-            return moves.stays
+            return split.unchanged
         if other > at:
-            return moves.old if sign < 0 else moves.new
-        return moves.goes if sign < 0 else moves.comes
+            return split.old if sign < 0 else split.new
+        return split.removed if sign < 0 else split.added
 
 
 def _is_linear(cut: StageCut) -> bool:

@@ -1,23 +1,24 @@
 """A stage: a part of a plan that runs as one fragment over the cone of a delta.
 
-It runs by the difference rule. A large run of a stage of joins whose cone has rows that stay runs by the linear rule
+It runs by the difference rule. A large run of a stage of joins whose cone has unchanged rows runs by the linear rule
 (`evertide.flow.linear`), which computes fewer pairs of rows, in more terms."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from enum import StrEnum
 
 import pyarrow as pa
 
-from evertide.flow.collection import Collection, Leaf
+from evertide.flow.collection import CircuitCollection, Leaf
 from evertide.flow.cone import Cone
-from evertide.flow.leaf_rows import Moves, cancel_out, split_moves
+from evertide.flow.leaf_rows import SplitRows, cancel_out, split_rows
 from evertide.flow.linear import LinearRule
 from evertide.flow.trace import StageCut, has_constant, has_leaf, list_own_nodes, trace
 from evertide.plan.algebra.nodes import (
     Aggregate,
-    Constant,
+    ConstantRows,
     Expand,
     Generate,
     Join,
@@ -31,23 +32,33 @@ from evertide.plan.fragment.forms import Form
 from evertide.plan.fragment.fragment import Fragment, Term
 from evertide.rows.changes import DIFF
 
-__all__ = ["ROWS_SURPLUS_MAX", "Stage", "find_lookups", "find_own_lookups"]
+__all__ = ["ROWS_SURPLUS_MAX", "RunKind", "Stage", "find_lookups", "find_own_lookups"]
 
 ROWS_SURPLUS_MAX = 4_096
-"""With more rows that stay in the cone of the changed leaves, a small run of inner joins uses the linear rule as well.
+"""With more unchanged rows in the cone of the changed leaves, a small run of inner joins uses the linear rule as well.
 That rule has up to two terms per leaf; the difference rule has two in total."""
 TERMS_FEW = 4
 """Up to this number of terms, those of two leaves, the linear rule is never slower for a large run."""
 
 
+class RunKind(StrEnum):
+    """How a stage computed a delta."""
+
+    SMALL = "small"
+    """In the driver."""
+    LARGE = "large"
+    """On the executors."""
+    RECOMPUTE = "recompute"
+    """On the executors, from all rows of a leaf."""
+
+
 class Stage:
-    def __init__(self, cut: StageCut, fragment: Fragment, leaves: Sequence[Leaf], output: Collection) -> None:
+    def __init__(self, cut: StageCut, fragment: Fragment, leaves: Sequence[Leaf], output: CircuitCollection) -> None:
         self.cut = cut
         self.fragment = fragment
         self.leaves = tuple(leaves)
         self.output = output
-        self.run_counts: Counter[str] = Counter()
-        """Number of runs by kind: small, large, recompute (with a diff)."""
+        self.run_counts: Counter[RunKind] = Counter()
         self._linear = LinearRule(cut, fragment.find_outer_joins)
         self._is_multiplying = any(isinstance(node, Expand | Generate) for node in list_own_nodes(cut, cut.root))
         for at, attributes in sorted(find_lookups(cut)):
@@ -62,19 +73,20 @@ class Stage:
     def _compute_delta(self, *, is_first: bool) -> pa.Table:
         if not is_first and not any(leaf.delta.num_rows for leaf in self.leaves):
             return self.output.empty
-        if self.fragment.is_moves_only and len(self.leaves) == 1:
-            return self._move_columns()
+        if self.fragment.is_rename_only and len(self.leaves) == 1:
+            return self._select_columns()
         cone = Cone(self.cut, self.leaves)
-        cone.reach()
-        moves = [
-            split_moves(leaf.delta, fetched, self.output.name)
+        cone.collect()
+        split = [
+            split_rows(leaf.delta, fetched, self.output.name)
             for leaf, fetched in zip(self.leaves, cone.fetched, strict=True)
         ]
-        terms = self._drop_empty(_make_terms(moves)[is_first:])
+        whole: list[Term] = [(-1, [each.old for each in split]), (1, [each.new for each in split])]
+        terms = self._drop_empty(whole[is_first:])  # the first run has no old rows
         if not terms:
             return self.output.empty
-        surplus = sum(each.stays.num_rows for each in moves if each.changes)
-        large = self._make_large_terms(moves, terms) if self._linear.holds and surplus else None
+        surplus = sum(each.unchanged.num_rows for each in split if each.changed_rows)
+        large = self._make_large_terms(split, terms) if self._linear.is_valid and surplus else None
         if large is not None and large.keys() == {Form.WHOLE} and surplus > ROWS_SURPLUS_MAX:
             terms = large[Form.WHOLE]
             if not terms:
@@ -82,40 +94,40 @@ class Stage:
         is_counted = self.output.is_counted and self._is_multiplying
         found = self.fragment.run(terms, is_counted=is_counted, large=large)
         is_large = self.fragment.is_large(terms)  # the run may have changed this
-        took_all = is_large and any(leaf.was_scanned for leaf in self.leaves)
-        self.run_counts["recompute" if took_all else "large" if is_large else "small"] += 1
+        large_kind = RunKind.RECOMPUTE if any(leaf.was_scanned for leaf in self.leaves) else RunKind.LARGE
+        self.run_counts[large_kind if is_large else RunKind.SMALL] += 1
         return found
 
-    def _make_large_terms(self, moves: Sequence[Moves], terms: list[Term]) -> dict[Form, list[Term]] | None:
+    def _make_large_terms(self, split: Sequence[SplitRows], terms: list[Term]) -> dict[Form, list[Term]] | None:
         """The terms of the linear rule, or None if the difference rule, with `terms`, is better: each term is a plan,
-        and the more rows change, the fewer pairs stay."""
+        and the more rows change, the fewer pairs are unchanged."""
         linear = [
             (sign, rows)
-            for sign, rows in self._linear.make_terms(moves)
+            for sign, rows in self._linear.make_terms(split)
             if not self._is_empty(self.cut.root, rows, is_inner=True)
         ]
-        changed = [each for each in moves if each.changes]
-        if len(linear) > TERMS_FEW and sum(each.stays.num_rows - each.changes for each in changed) <= 0:
+        changed = [each for each in split if each.changed_rows]
+        if len(linear) > TERMS_FEW and sum(each.unchanged.num_rows - each.changed_rows for each in changed) <= 0:
             return None
         return {self._linear.form: linear, **dict.fromkeys(self._linear.forms_alone, terms)}
 
     def _drop_empty(self, terms: list[Term]) -> list[Term]:
         return [(sign, rows) for sign, rows in terms if not self._is_empty(self.cut.root, rows)]
 
-    def _move_columns(self) -> pa.Table:
-        """Move columns without Spark."""
+    def _select_columns(self) -> pa.Table:
+        """Select and reorder the columns of the delta without Spark."""
         [leaf] = self.leaves
         root = self.cut.root
         columns = [leaf.get_column(trace(self.cut, root, attribute.id)) for attribute in root.output]
-        self.run_counts["small"] += 1
-        moved = [leaf.delta.column(column) for column in (*columns, DIFF)]
-        return pa.Table.from_arrays(moved, schema=self.output.empty.schema)
+        self.run_counts[RunKind.SMALL] += 1
+        selected = [leaf.delta.column(column) for column in (*columns, DIFF)]
+        return pa.Table.from_arrays(selected, schema=self.output.empty.schema)
 
     def _is_empty(self, node: PlanNode, rows: Sequence[pa.Table], *, is_inner: bool = False) -> bool:
         """Whether the node certainly has no rows, given those of the leaves. `is_inner` treats all joins as inner."""
         if self.cut.is_leaf(node):
             return bool(rows[self.cut.find_leaf(node)].num_rows == 0)
-        if isinstance(node, Constant) or (isinstance(node, Aggregate) and not node.keys):
+        if isinstance(node, ConstantRows) or (isinstance(node, Aggregate) and not node.keys):
             return False
         found = [self._is_empty(child, rows, is_inner=is_inner) for child in node.children]
         if isinstance(node, Join):
@@ -123,10 +135,6 @@ class Stage:
             side = {JoinType.RIGHT_OUTER: found[1], JoinType.FULL_OUTER: all(found)}.get(node.join, found[0])
             return any(found) if either else side
         return all(found)
-
-
-def _make_terms(moves: Sequence[Moves]) -> list[Term]:
-    return [(-1, [each.old for each in moves]), (1, [each.new for each in moves])]
 
 
 def find_lookups(cut: StageCut) -> set[tuple[int, tuple[int, ...]]]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from evertide.plan.algebra.nodes import (
     Aggregate,
-    Constant,
+    ConstantRows,
     Filter,
     Join,
     JoinType,
@@ -81,7 +81,7 @@ class StageCut:
             return self._find_source_in_join(node, attribute, for_match=for_match)
         if isinstance(node, TopK) and for_match:
             return None
-        if isinstance(node, Constant) or attribute not in node.passed:
+        if isinstance(node, ConstantRows) or attribute not in node.passed:
             return None
         below = node.passed[attribute]
         if isinstance(node, Window) and for_match and below not in node.partition:
@@ -252,7 +252,7 @@ def has_constant(cut: StageCut, node: PlanNode) -> bool:
     """Whether the node has rows that are in no leaf."""
     if cut.is_leaf(node):
         return False
-    return isinstance(node, Constant) or any(has_constant(cut, child) for child in node.children)
+    return isinstance(node, ConstantRows) or any(has_constant(cut, child) for child in node.children)
 
 
 def has_leaf(cut: StageCut, node: PlanNode) -> bool:

@@ -61,7 +61,7 @@ from evertide.pipeline.transaction.phases import CurrentPhase, Phase
 from evertide.plan.catalyst.network import REMEDY
 from evertide.plan.catalyst.session import SparkSession, open_session
 from evertide.plan.program.view_function import ViewFunction
-from evertide.plan.query.query import make_frame, query
+from evertide.plan.query.query import make_frame, run_query
 from evertide.problem import ComponentState, Problem
 from evertide.runtime import Runtime, StoppableRuntime, SystemRuntime
 from evertide.scratch import using_system
@@ -304,7 +304,7 @@ class Pipeline:
         """Run a query over tables and views, all read at one time."""
         session = self._spark_engine().program.catalog.session  # has the settings of a project, too
         at = self.collections.read_tables_at
-        return query(
+        return run_query(
             session, text, lambda on, names: {one: make_frame(on, rows) for one, rows in at(names, as_of).items()}
         )
 

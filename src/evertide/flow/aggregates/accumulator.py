@@ -24,7 +24,7 @@ from evertide.rows.columns import FIXED, Bools, Longs, read_validity, read_wide_
 
 __all__ = [
     "Accumulator",
-    "Where",
+    "DescribeGroup",
     "decode_counts",
     "find_nonzero",
     "make_exact_field",
@@ -35,7 +35,7 @@ __all__ = [
     "to_words",
 ]
 
-Where = Callable[[int], str]
+DescribeGroup = Callable[[int], str]
 """The description of a group, by its number, for error messages."""
 
 
@@ -60,7 +60,7 @@ class Accumulator(ABC):
         """The state of each group over these rows only. `mask`: the rows that the function's FILTER includes."""
 
     @abstractmethod
-    def finish(self, state: Sequence[Any], where: Where) -> list[Any]:
+    def finish(self, state: Sequence[Any], where: DescribeGroup) -> list[Any]:
         """The buffer of each group. Raises `InvalidInput` for a value out of range, if that is an error in Spark."""
 
     def merge(self, left: Sequence[Any], right: Sequence[Any]) -> list[Any]:
@@ -124,7 +124,7 @@ def to_doubles(array: Any) -> Doubles:
     return to_longs(array).astype(np.float64)
 
 
-def decode_counts(found: Any, where: Where) -> Longs:
+def decode_counts(found: Any, where: DescribeGroup) -> Longs:
     """The number of values of each group, from an encoded state column."""
     found = to_state_column(found)
     if exact.is_zero(found):
@@ -136,7 +136,7 @@ def decode_counts(found: Any, where: Where) -> Longs:
     return numbers
 
 
-def _refuse_count(found: Any, where: Where, group: int) -> None:
+def _refuse_count(found: Any, where: DescribeGroup, group: int) -> None:
     integer, exponent = exact.to_integers(found[group : group + 1])[0]
     count = integer << exponent
     if count < 0:

@@ -36,10 +36,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from evertide.flow.aggregates.accumulator import Accumulator, Where, find_nonzero
+from evertide.flow.aggregates.accumulator import Accumulator, DescribeGroup, find_nonzero
 from evertide.flow.aggregates.limbs import GroupedRows
 from evertide.flow.aggregates.moments import CoMoments, Moments
-from evertide.flow.aggregates.sums import Count, ExactSum, Layout, Overflow, RealSum, RowCount, Xor
+from evertide.flow.aggregates.sums import ExactSum, Layout, Overflow, RealSum, RowCount, ValueCount, Xor
 from evertide.plan.algebra.nodes import EvalMode
 from evertide.rows.columns import Bools
 
@@ -71,7 +71,7 @@ def make_accumulator(function: str, types: Sequence[Any], mode: EvalMode = EvalM
     None if there is none: then the groups that a delta touches are recomputed.
     """
     if function == "Count":
-        return Count(function)
+        return ValueCount(function)
     if function in _ORDERS and _are_doubles(types, 1):
         return Moments(function, _ORDERS[function])
     if function in _PAIRS and _are_doubles(types, 2):
@@ -147,7 +147,7 @@ class Accumulators:
         """The state of groups without rows."""
         return self._make_state([found for each in self._all for found in each.make_zero(count)])
 
-    def finish(self, state: Any, where: Where) -> Any:
+    def finish(self, state: Any, where: DescribeGroup) -> Any:
         """The buffers of all functions, for groups with rows, or for the one group of an aggregate without keys."""
         pairs = zip(self._all, self._split_state(state), strict=True)
         found = [finished for each, own in pairs for finished in each.finish(own, where)]

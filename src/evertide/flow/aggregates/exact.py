@@ -13,7 +13,7 @@ They are stored in `binary` columns of the state, a type that Spark, Arrow and P
 Each number has one encoding, so equal sums have equal bytes, whatever their terms and order; a delta and its inverse
 leave no bytes.
 
-In memory, `Numbers` is a matrix of digits, one row per digit of 32 bits and one column per group.
+In memory, `ExactNumbers` is a matrix of digits, one row per digit of 32 bits and one column per group.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from evertide.rows.columns import Bools, Longs, Words
 
 __all__ = [
     "Doubles",
-    "Numbers",
+    "ExactNumbers",
     "add",
     "decode",
     "divide",
     "encode",
-    "gather",
     "is_too_large",
     "is_zero",
     "make_zeros",
+    "sum_terms",
     "to_integers",
 ]
 
@@ -55,7 +55,7 @@ _FEW = 64
 
 
 @dataclass(frozen=True, eq=False)
-class Numbers:
+class ExactNumbers:
     """The number of group i is the sum over j of digits[j, i] * 2^(32 (base + j)).
 
     Digits are in [0, 2^32), except the last, which has the sign and is in [-2^31, 2^31).
@@ -123,10 +123,10 @@ def is_too_large(digits: int, count: int) -> bool:
     return count > 1 and digits * count > _DIGITS_MAX
 
 
-def gather(terms: Sequence[tuple[Longs, int]], count: int) -> Numbers:
+def sum_terms(terms: Sequence[tuple[Longs, int]], count: int) -> ExactNumbers:
     """The sum of (integers per group, below 2^54) * 2^(bits); up to 2^28 terms."""
     if not terms:
-        return Numbers(np.zeros((1, count), np.int64), 0)
+        return ExactNumbers(np.zeros((1, count), np.int64), 0)
     base = min(bits for _, bits in terms) // 32
     digits = np.zeros((max(bits for _, bits in terms) // 32 - base + 3, count), np.int64)
     for integers_, bits in terms:
@@ -140,7 +140,7 @@ def gather(terms: Sequence[tuple[Longs, int]], count: int) -> Numbers:
             digits[at + 1] += (low >> 32) + (high & _MASK)
             digits[at + 2] += high >> 32
     _carry(digits)
-    return Numbers(digits, base)
+    return ExactNumbers(digits, base)
 
 
 def _carry(digits: Longs) -> None:
@@ -164,7 +164,7 @@ def add(left: Any, right: Any) -> Any:
         return pa.concat_arrays([add(left[:half], right[:half]), add(left[half:], right[half:])])
     digits = _decode_digits(left, base, end) + _decode_digits(right, base, end)
     _carry(digits)
-    return encode(Numbers(digits, base))
+    return encode(ExactNumbers(digits, base))
 
 
 def _add_few(left: Any, right: Any) -> Any:
@@ -181,7 +181,7 @@ def _add_few(left: Any, right: Any) -> Any:
     return pa.array(found, pa.binary())
 
 
-def encode(numbers: Numbers) -> Any:
+def encode(numbers: ExactNumbers) -> Any:
     digits = _trim(numbers.digits)
     found = np.ascontiguousarray(digits.T.astype("<u4")).view(np.uint8)
     count, width = found.shape
@@ -219,11 +219,11 @@ def _to_signed(digit: Longs) -> Longs:
     return digit.astype(np.uint32).view(np.int32).astype(np.int64)
 
 
-def decode(array: Any) -> Numbers:
+def decode(array: Any) -> ExactNumbers:
     if is_zero(array):
-        return gather((), len(array))
+        return sum_terms((), len(array))
     base, end = _find_range(array)
-    return Numbers(_decode_digits(array, base, end + 1), base)
+    return ExactNumbers(_decode_digits(array, base, end + 1), base)
 
 
 def _read_buffers(array: Any) -> tuple[npt.NDArray[np.int32], Bytes]:

@@ -43,20 +43,20 @@ class Extremes:
         self._schema = pa.schema([*values.schema, DIFF_FIELD])
         self._change: pa.Table | None = None
 
-    def update(self, groups: pa.Table, changed: pa.Table, befores: Sequence[Any]) -> list[Any]:
+    def update(self, groups: pa.Table, changed: pa.Table, previous: Sequence[Any]) -> list[Any]:
         """The extremes of each group after the delta `changed` (from `make_values_delta`).
 
-        `befores` has the extremes of each group before, NULL if there was none.
+        `previous` has the extremes of each group before, NULL if there was none.
         """
         numbers: Longs = changed.column(_GROUP).to_numpy()
         columns = [changed.column(name) for name in (*self.values.schema.names, DIFF)]
         delta = pa.Table.from_arrays(columns, schema=self._schema)
         self._change = delta
         value, diffs = to_array(delta.column(VALUE)), get_diffs(delta)
-        codes = _encode_order([*befores, value])
+        codes = _encode_order([*previous, value])
         found = []
-        for is_max, before, code in zip(self._are_max, befores, codes, strict=False):
-            best = _Best(before, code, value, codes[-1], is_max=is_max)
+        for is_max, before, code in zip(self._are_max, previous, codes, strict=False):
+            best = _ExtremeChooser(before, code, value, codes[-1], is_max=is_max)
             stale = best.find_lost(numbers, diffs < 0)
             extreme = best.choose(np.where(diffs > 0, numbers, -1))
             found.append(
@@ -65,7 +65,7 @@ class Extremes:
         return found
 
     def prepare(self) -> list[Callable[[], None]]:
-        """See `Collection.prepare`."""
+        """See `CircuitCollection.prepare`."""
         calls = [] if self._change is None else [self.values.prepare(self._change)]
         return [*calls, self.forget]
 
@@ -88,28 +88,28 @@ class Extremes:
         else:
             places = np.zeros(left.num_rows, np.int64)
         nothing, value = pa.nulls(len(wanted), best.type), to_array(left.column(VALUE))
-        had, codes = _encode_order([nothing, value])
-        found = _Best(nothing, had, value, codes, is_max=is_max).choose(places)
+        previous_codes, codes = _encode_order([nothing, value])
+        found = _ExtremeChooser(nothing, previous_codes, value, codes, is_max=is_max).choose(places)
         at = np.arange(len(best))
         at[wanted] = len(best) + np.arange(len(wanted))
         return pa.concat_arrays([best, found]).take(pa.array(at))
 
 
-class _Best:
+class _ExtremeChooser:
     """Chooses per group between the extreme so far and new values, by their codes."""
 
-    def __init__(self, before: Any, had: Longs, value: Any, codes: Longs, *, is_max: bool) -> None:
+    def __init__(self, before: Any, previous_codes: Longs, value: Any, codes: Longs, *, is_max: bool) -> None:
         self._before = before
         self._value = value
         self._is_there = np.asarray(before.is_valid())
-        self._had = np.where(self._is_there, had if is_max else ~had, _WORST)
-        self._encode_order = codes if is_max else ~codes
+        self._previous_codes = np.where(self._is_there, previous_codes if is_max else ~previous_codes, _WORST)
+        self._codes = codes if is_max else ~codes
 
     def choose(self, numbers: Longs) -> Any:
         """The extreme per group, NULL without a value. Rows with the number -1 do not count."""
         taking = np.flatnonzero(numbers >= 0)
-        numbers, codes = numbers[taking], self._encode_order[taking]
-        top = self._had.copy()
+        numbers, codes = numbers[taking], self._codes[taking]
+        top = self._previous_codes.copy()
         np.maximum.at(top, numbers, codes)
         is_there = self._is_there.copy()
         is_there[numbers] = True
@@ -120,10 +120,10 @@ class _Best:
 
     def find_lost(self, numbers: Longs, is_taken: Bools) -> Bools:
         """Which groups lose a value equal to their extreme."""
-        found = np.zeros(len(self._had), np.bool_)
+        found = np.zeros(len(self._previous_codes), np.bool_)
         rows = np.flatnonzero(is_taken)
         of = numbers[rows]
-        lost = (self._encode_order[rows] == self._had[of]) & self._is_there[of]
+        lost = (self._codes[rows] == self._previous_codes[of]) & self._is_there[of]
         found[of[lost]] = True
         return found
 

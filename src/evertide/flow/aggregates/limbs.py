@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from evertide.flow.aggregates.exact import Doubles, encode, gather, is_too_large
+from evertide.flow.aggregates.exact import Doubles, encode, is_too_large, sum_terms
 from evertide.rows.columns import Longs, Words
 
 __all__ = ["GroupedRows", "sum_longs", "sum_products", "sum_wide"]
@@ -56,12 +56,12 @@ class GroupedRows:
         return self.diffs.astype(np.float64)
 
     @cached_property
-    def room(self) -> int:
+    def exact_bits(self) -> int:
         """How many bits a value may have so that the sum of value * diff over all rows is exact as a double."""
-        return self.unweighted_room - (_count_bits(self.diffs) if len(self.diffs) else 0)
+        return self.unweighted_bits - (_count_bits(self.diffs) if len(self.diffs) else 0)
 
     @property
-    def unweighted_room(self) -> int:
+    def unweighted_bits(self) -> int:
         """The same without diffs."""
         return _EXACT - len(self.diffs).bit_length()
 
@@ -73,8 +73,8 @@ class GroupedRows:
             if block.has_only_ones:
                 terms.append((np.bincount(block.groups, minlength=self.count), 0))
             else:
-                terms += _sum_limbs(_cut_longs(block.diffs, block.unweighted_room), block, weighted=True)
-        return encode(gather(terms, self.count))
+                terms += _sum_limbs(_cut_longs(block.diffs, block.unweighted_bits), block, is_weighted=True)
+        return encode(sum_terms(terms, self.count))
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,9 +90,9 @@ def sum_longs(values: Longs, rows: GroupedRows) -> Any:
     """Per group the sum of value * diff, encoded."""
     terms: _Terms = []
     for part, block in _split_blocks(rows):
-        limbs = _cut_longs(values[part], block.room)
+        limbs = _cut_longs(values[part], block.exact_bits)
         terms += _sum_limbs(limbs, block)
-    return encode(gather(terms, rows.count))
+    return encode(sum_terms(terms, rows.count))
 
 
 def sum_wide(words: Words, rows: GroupedRows) -> Any:
@@ -102,9 +102,9 @@ def sum_wide(words: Words, rows: GroupedRows) -> Any:
         return sum_longs(low.view(np.int64), rows)
     terms: _Terms = []
     for part, block in _split_blocks(rows):
-        limbs = _cut_wide(low[part], high[part], _choose_width(block.room))
+        limbs = _cut_wide(low[part], high[part], _choose_width(block.exact_bits))
         terms += _sum_limbs(limbs, block)
-    return encode(gather(terms, rows.count))
+    return encode(sum_terms(terms, rows.count))
 
 
 def sum_products(factors: Sequence[Doubles], rows: GroupedRows) -> Any:
@@ -115,10 +115,10 @@ def sum_products(factors: Sequence[Doubles], rows: GroupedRows) -> Any:
     for part, block in _split_blocks(rows):
         for window in _split_windows([factor[part] for factor in factors]):
             inside = block if isinstance(window, slice) else block.take(window)
-            room = inside.room if len(factors) == 1 else 0
-            cut = [_cut_doubles(factor[part][window], room) for factor in factors]
+            exact_bits = inside.exact_bits if len(factors) == 1 else 0
+            cut = [_cut_doubles(factor[part][window], exact_bits) for factor in factors]
             terms += _sum_limbs(reduce(_multiply, cut), inside)
-    return encode(gather(terms, rows.count))
+    return encode(sum_terms(terms, rows.count))
 
 
 def _estimate_digits(factors: Sequence[Doubles]) -> int:
@@ -182,15 +182,15 @@ def _count_bits(values: Longs) -> int:
     return (max(int(values.max()), -int(values.min()), 1) - 1).bit_length()
 
 
-def _choose_width(room: int) -> int:
-    return next((width for width in _WIDTHS if width <= room), _PRODUCT_WIDTH)
+def _choose_width(exact_bits: int) -> int:
+    return next((width for width in _WIDTHS if width <= exact_bits), _PRODUCT_WIDTH)
 
 
-def _cut_longs(values: Longs, room: int) -> _Limbs:
+def _cut_longs(values: Longs, exact_bits: int) -> _Limbs:
     bits = _count_bits(values)
-    if bits <= room:
-        return _Limbs([values.astype(np.float64)], room, 0)
-    width, at, found = _choose_width(room), 0, []
+    if bits <= exact_bits:
+        return _Limbs([values.astype(np.float64)], exact_bits, 0)
+    width, at, found = _choose_width(exact_bits), 0, []
     while bits - at > width:
         found.append(((values >> at) & ((1 << width) - 1)).astype(np.float64))
         at += width
@@ -211,7 +211,7 @@ def _cut_wide(low: Words, high: Longs, width: int) -> _Limbs:
     return _Limbs(found, width, 0)
 
 
-def _cut_doubles(values: Doubles, room: int) -> _Limbs:
+def _cut_doubles(values: Doubles, exact_bits: int) -> _Limbs:
     """As integers times a power of two, all exact: dividing by a power of two, cutting, and taking off what was cut."""
     smallest, largest = _find_range(values)
     if largest == 0.0:
@@ -221,9 +221,9 @@ def _cut_doubles(values: Doubles, room: int) -> _Limbs:
         shift = 0
     bits = math.frexp(largest)[1] - shift
     rest = np.ldexp(values, -shift) if shift else values
-    if bits <= room:
-        return _Limbs([rest], room, shift)
-    width, found = _choose_width(room), []
+    if bits <= exact_bits:
+        return _Limbs([rest], exact_bits, shift)
+    width, found = _choose_width(exact_bits), []
     for at in range((bits - 1) // width, 0, -1):
         scale = 2.0 ** (width * at)
         limb = np.trunc(rest * (1.0 / scale))
@@ -246,11 +246,11 @@ def _multiply(left: _Limbs, right: _Limbs) -> _Limbs:
     return _Limbs([*found, carry], _PRODUCT_WIDTH, left.shift + right.shift)
 
 
-def _sum_limbs(limbs: _Limbs, rows: GroupedRows, *, weighted: bool = False) -> _Terms:
-    """Sum each limb per group, times the diff unless `weighted`."""
+def _sum_limbs(limbs: _Limbs, rows: GroupedRows, *, is_weighted: bool = False) -> _Terms:
+    """Sum each limb per group, times the diff unless `is_weighted`."""
     weights = None
-    if not weighted and not rows.has_only_ones:
-        if limbs.width <= rows.room:
+    if not is_weighted and not rows.has_only_ones:
+        if limbs.width <= rows.exact_bits:
             weights = rows.weights
         else:
             limbs = _multiply(limbs, _cut_longs(rows.diffs, 0))

@@ -26,7 +26,7 @@ import pyarrow as pa
 from evertide.flow.aggregates import exact
 from evertide.flow.aggregates.accumulator import (
     Accumulator,
-    Where,
+    DescribeGroup,
     decode_counts,
     make_exact_field,
     select_contributing,
@@ -65,7 +65,7 @@ class Moments(Accumulator):
         values, not_finite = _replace_non_finite(to_doubles(array)[kept], rows)
         return [rows.tally, not_finite, *(sum_products([values] * power, rows) for power in self._powers)]
 
-    def finish(self, state: Sequence[Any], where: Where) -> list[Any]:
+    def finish(self, state: Sequence[Any], where: DescribeGroup) -> list[Any]:
         held = decode_counts(state[0], where)
         broken = decode_counts(state[1], where) > 0
         sums = [exact.to_integers(to_state_column(found)) for found in state[2:]]
@@ -121,7 +121,7 @@ class CoMoments(Accumulator):
         products = [[x], [y], [x, y], *([[x, x]] if self._xx else []), *([[y, y]] if self._yy else [])]
         return [rows.tally, x_broken, y_broken, *(sum_products(factors, rows) for factors in products)]
 
-    def finish(self, state: Sequence[Any], where: Where) -> list[Any]:
+    def finish(self, state: Sequence[Any], where: DescribeGroup) -> list[Any]:
         held = decode_counts(state[0], where)
         x_broken, y_broken = (decode_counts(found, where) > 0 for found in state[1:3])
         sums = [exact.to_integers(to_state_column(found)) for found in state[3:]]

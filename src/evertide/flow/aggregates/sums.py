@@ -19,7 +19,7 @@ from evertide.errors import InvalidInput
 from evertide.flow.aggregates import exact
 from evertide.flow.aggregates.accumulator import (
     Accumulator,
-    Where,
+    DescribeGroup,
     decode_counts,
     make_exact_field,
     select_contributing,
@@ -31,7 +31,7 @@ from evertide.flow.aggregates.accumulator import (
 from evertide.flow.aggregates.limbs import GroupedRows, sum_longs, sum_products, sum_wide
 from evertide.rows.columns import Bools, Words, remove_encoding, to_array
 
-__all__ = ["Count", "ExactSum", "Layout", "Overflow", "RealSum", "RowCount", "Xor"]
+__all__ = ["ExactSum", "Layout", "Overflow", "RealSum", "RowCount", "ValueCount", "Xor"]
 
 
 class Layout(Enum):
@@ -67,13 +67,13 @@ class RowCount(Accumulator):
     def accumulate(self, args: Sequence[Any], rows: GroupedRows, mask: Bools | None = None) -> list[Any]:  # noqa: ARG002 - none
         return [rows.tally]
 
-    def finish(self, state: Sequence[Any], where: Where) -> list[Any]:
+    def finish(self, state: Sequence[Any], where: DescribeGroup) -> list[Any]:
         decode_counts(state[0], where)
         return []
 
 
 @dataclass(frozen=True)
-class Count(Accumulator):
+class ValueCount(Accumulator):
     """Rows in which no argument is NULL."""
 
     @property
@@ -87,7 +87,7 @@ class Count(Accumulator):
     def accumulate(self, args: Sequence[Any], rows: GroupedRows, mask: Bools | None = None) -> list[Any]:
         return [select_contributing(args, rows, mask)[1].tally]
 
-    def finish(self, state: Sequence[Any], where: Where) -> list[Any]:
+    def finish(self, state: Sequence[Any], where: DescribeGroup) -> list[Any]:
         return [pa.array(decode_counts(state[0], where))]
 
 
@@ -113,7 +113,7 @@ class ExactSum(Accumulator):
             return [rows.tally, sum_wide(to_words(array)[kept], rows)]
         return [rows.tally, sum_longs(to_longs(array)[kept], rows)]
 
-    def finish(self, state: Sequence[Any], where: Where) -> list[Any]:
+    def finish(self, state: Sequence[Any], where: DescribeGroup) -> list[Any]:
         held = decode_counts(state[0], where)
         is_decimal = pa.types.is_decimal(self.result)
         found, fits = exact.decode(to_state_column(state[1])).get_low_words(2 if is_decimal else 1)
@@ -127,7 +127,7 @@ class ExactSum(Accumulator):
         total = _make_array(self.result, found, valid)
         return [total] if self.layout is Layout.SUM else [total, _make_second_field(self.layout, held)]
 
-    def _refuse(self, sums: Any, where: Where, group: int) -> None:
+    def _refuse(self, sums: Any, where: DescribeGroup, group: int) -> None:
         integer, exponent = exact.to_integers(to_state_column(sums)[group : group + 1])[0]
         scale = f" (unscaled, of scale {self.result.scale})" if pa.types.is_decimal(self.result) else ""
         why = f"{self.function} is {integer << exponent}{scale}, which does not fit the type {self.result}"
@@ -161,7 +161,7 @@ class RealSum(Accumulator):
         total = sum_products([values[finite]], rows.take(finite))
         return [rows.tally, total, *(rows.take(which).tally for which in apart)]
 
-    def finish(self, state: Sequence[Any], where: Where) -> list[Any]:
+    def finish(self, state: Sequence[Any], where: DescribeGroup) -> list[Any]:
         held = decode_counts(state[0], where)
         nan, positive, negative = (decode_counts(found, where) > 0 for found in state[2:])
         found = exact.decode(to_state_column(state[1])).to_doubles()
@@ -201,7 +201,7 @@ class Xor(Accumulator):
     def make_zero(self, count: int) -> list[Any]:
         return [exact.make_zeros(count), self._make_array(np.zeros(count, np.int64))]
 
-    def finish(self, state: Sequence[Any], where: Where) -> list[Any]:
+    def finish(self, state: Sequence[Any], where: DescribeGroup) -> list[Any]:
         held = decode_counts(state[0], where)
         return [pa.array(to_longs(remove_encoding(to_array(state[1]))), mask=held == 0).cast(self.kind)]
 

@@ -1,9 +1,9 @@
 """The first rows of a collection, in the order of the query (top-k).
 
-The state is the first rows and a reserve behind them, in order. New rows are inserted in order; removed rows are taken
-out. Rows behind the reserve are unknown, so the reserve shrinks with each removal, and rows behind its end are not
-inserted, unless all rows of the input are kept. When the reserve is used up, the whole input is read to fill it again.
-So a delta costs its own size, and after many deletions a scan.
+The state is the first rows and a reserve behind them, in order. A delta inserts and removes rows in this order. Rows
+behind the reserve are unknown, so the reserve shrinks with each removal, and rows behind its end are not inserted,
+unless all rows of the input are kept. When the reserve is used up, the whole input is read to fill it again. So the
+cost of a delta follows its size, except for one scan after many removals.
 
 Spark decides the order: one small run sorts the kept rows and the new ones.
 """
@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pyarrow as pa
 
-from evertide.flow.collection import Arrange, Collection
+from evertide.flow.collection import Arrange, CircuitCollection
 from evertide.flow.leaf_rows import add_sign, get_diffs
 from evertide.flow.state.arrangement import Arrangement
 from evertide.plan.algebra.nodes import TopK
@@ -28,8 +28,8 @@ __all__ = ["Top"]
 _PLACE = "place"
 
 
-class Top(Collection):
-    def __init__(self, name: str, node: TopK, fragment: Fragment, inputs: Collection, arrange: Arrange) -> None:
+class Top(CircuitCollection):
+    def __init__(self, name: str, node: TopK, fragment: Fragment, inputs: CircuitCollection, arrange: Arrange) -> None:
         """`fragment` outputs the first rows of its input, as many as are kept, in order."""
         super().__init__(name, make_arrow_schema(node.output), arrange)
         if node.first is None or node.first.limit is None or node.limit is None:
@@ -91,13 +91,13 @@ class Top(Collection):
 
     def _update(self, before: pa.Table, delta: pa.Table) -> pa.Table | None:
         """The rows to keep after the delta; None if nothing changes."""
-        is_new = get_diffs(delta) > 0
-        came, gone = delta.filter(pa.array(is_new)), delta.filter(pa.array(~is_new))
-        left = consolidate_delta(pa.concat_tables([add_sign(before, 1), gone]), self.name, is_sorted=False)
+        is_added = get_diffs(delta) > 0
+        added, removed = delta.filter(pa.array(is_added)), delta.filter(pa.array(~is_added))
+        left = consolidate_delta(pa.concat_tables([add_sign(before, 1), removed]), self.name, is_sorted=False)
         stays = expand(left.filter(pa.array(get_diffs(left) > 0)), self.name)
-        if stays.num_rows == before.num_rows and not came.num_rows:
+        if stays.num_rows == before.num_rows and not added.num_rows:
             return None
-        after = self._take_first(pa.concat_tables([stays, expand(came, self.name)]))
+        after = self._take_first(pa.concat_tables([stays, expand(added, self.name)]))
         if before.num_rows == self._count_input():  # all rows are kept, also the new ones
             return after
         after = after.slice(0, stays.num_rows)

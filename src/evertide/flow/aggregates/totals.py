@@ -21,7 +21,7 @@ from evertide.flow.aggregates.accumulators import Accumulator, Accumulators, mak
 from evertide.flow.aggregates.extremes import VALUE, Extremes, make_values_delta
 from evertide.flow.aggregates.groups import group_rows
 from evertide.flow.aggregates.limbs import GroupedRows
-from evertide.flow.collection import Arrange, Collection
+from evertide.flow.collection import Arrange, CircuitCollection
 from evertide.flow.leaf_rows import add_sign, cancel_out, get_diffs
 from evertide.flow.state.arrangement import Arrangement
 from evertide.plan.algebra.nodes import Aggregate, Function
@@ -33,12 +33,11 @@ from evertide.rows.python_rows import to_python_rows
 
 __all__ = ["Totals"]
 
-_EXTREMES = ("Min", "Max")
 _NOT_COUNTED = re.compile(r'"(float|double|map|variant)"')
 
 
-class Totals(Collection):
-    def __init__(self, name: str, node: Aggregate, inputs: Collection, arrange: Arrange) -> None:
+class Totals(CircuitCollection):
+    def __init__(self, name: str, node: Aggregate, inputs: CircuitCollection, arrange: Arrange) -> None:
         super().__init__(name, make_arrow_schema(node.output), arrange)
         self.node = node
         self.inputs = inputs
@@ -47,9 +46,9 @@ class Totals(Collection):
         self._types = {attribute.id: attribute.type for attribute in child.output}
         self.keys = tuple(name_column(at) for at in range(len(node.keys)))
         self._key_schema = pa.schema([self.schema.field(key) for key in self.keys])
-        self._summed_functions = tuple(each for each in node.functions if each.name not in _EXTREMES)
+        self._summed_functions = tuple(each for each in node.functions if not each.is_extreme)
         self._sums = Accumulators(tuple(self._make_accumulator(function) for function in self._summed_functions))
-        self._extreme_functions = tuple(each for each in node.functions if each.name in _EXTREMES)
+        self._extreme_functions = tuple(each for each in node.functions if each.is_extreme)
         self._alike = _group_alike(self._extreme_functions)
         self.extremes = tuple(self._make_extremes(places, arrange) for places in self._alike)
         best = [pa.field(f"x{at}", self._find_argument_type(each)) for at, each in enumerate(self._extreme_functions)]
@@ -147,8 +146,8 @@ class Totals(Collection):
         best: dict[int, Any] = {}
         for places, extremes in zip(self._alike, self.extremes, strict=True):
             values = self._make_values(delta, self._extreme_functions[places[0]], rows)
-            befores = [to_array(before.column(f"x{at}")) for at in places]
-            best.update(zip(places, extremes.update(keys, values, befores), strict=True))
+            previous = [to_array(before.column(f"x{at}")) for at in places]
+            best.update(zip(places, extremes.update(keys, values, previous), strict=True))
         found = [best[at] for at in range(len(self._extreme_functions))]
         return pa.Table.from_arrays([*sums.columns, *found], schema=self._state_schema)
 
@@ -198,11 +197,9 @@ class Totals(Collection):
         sums = self._sums.finish(
             state.select(self._sums.state.names), lambda at: f"{self.name}, group {to_python_rows(keys.slice(at, 1))}"
         )
-        made, best = iter(sums.columns), iter(state.columns[len(self._sums.state) :])
+        summed, best = iter(sums.columns), iter(state.columns[len(self._sums.state) :])
         buffers = [
-            next(best if function.name in _EXTREMES else made)
-            for function in self.node.functions
-            for _ in function.buffer
+            next(best if function.is_extreme else summed) for function in self.node.functions for _ in function.buffer
         ]
         return pa.Table.from_arrays([*keys.columns, *buffers], schema=self.schema)
 

@@ -28,10 +28,9 @@ def render_mermaid(explanation: Explanation) -> str:
     lines += [f'  {_make_id("t", name)}[("{_escape(name)}")]' for name in _list_tables(explanation)]
     for view in explanation.views:
         lines.append(f'  subgraph {_make_id("s", view.name)}["{_escape(view.name)}"]')
-        lines += [
-            f'    {_make_node_id(view, operator)}["{_label(operator, "<br/>")}"]:::{_make_class_name(operator.cost)}'
-            for operator in _list_inner_operators(view)
-        ]
+        for operator in _list_inner_operators(view):
+            node, label = _make_node_id(view, operator), _make_label(operator, "<br/>")
+            lines.append(f'    {node}["{label}"]:::{_make_class_name(operator.cost)}')
         lines += ["  end", f'  {_make_id("v", view.name)}(["{_escape(view.name)}"])']
     lines += [f"  {below} --> {above}" for below, above in _list_edges(explanation)]
     lines += [f"  classDef {_make_class_name(cost)} fill:{colour},stroke:#888888" for cost, colour in _COLOURS.items()]
@@ -47,7 +46,7 @@ def render_dot(explanation: Explanation) -> str:
     for view in explanation.views:
         lines += [f"  subgraph cluster_{_make_id('s', view.name)} {{", f'    label="{_escape(view.name)}";']
         for operator in _list_inner_operators(view):
-            label, colour = _label(operator, "\\n"), _COLOURS[operator.cost]
+            label, colour = _make_label(operator, "\\n"), _COLOURS[operator.cost]
             lines.append(f'    {_make_node_id(view, operator)} [label="{label}", fillcolor="{colour}"];')
         lines += ["  }", f'  {_make_id("v", view.name)} [shape=oval, label="{_escape(view.name)}"];']
     lines += [f"  {below} -> {above};" for below, above in _list_edges(explanation)]
@@ -56,12 +55,12 @@ def render_dot(explanation: Explanation) -> str:
 
 def _list_tables(explanation: Explanation) -> list[str]:
     views = {view.name for view in explanation.views}
-    scans = [operator.stage for view in explanation.views for operator in view.operators if operator.kind == "Scan"]
+    scans = [operator.stage for view in explanation.views for operator in view.operators if operator.is_scan]
     return [name for name in dict.fromkeys(scans) if name not in views]
 
 
 def _list_inner_operators(view: ViewExplanation) -> list[Operator]:
-    return [operator for operator in view.operators if operator.kind != "Scan"]
+    return [operator for operator in view.operators if not operator.is_scan]
 
 
 def _list_edges(explanation: Explanation) -> Iterator[tuple[str, str]]:
@@ -71,7 +70,7 @@ def _list_edges(explanation: Explanation) -> Iterator[tuple[str, str]]:
 
         def place(number: int, view: ViewExplanation = view, known: dict[int, Operator] = by_number) -> str:
             operator = known[number]
-            if operator.kind != "Scan":
+            if not operator.is_scan:
                 return _make_node_id(view, operator)
             return _make_id("v" if operator.stage in views else "t", operator.stage)
 
@@ -96,7 +95,7 @@ def _make_class_name(cost: Cost) -> str:
     return cost.replace(" ", "_")
 
 
-def _label(operator: Operator, newline: str) -> str:
+def _make_label(operator: Operator, newline: str) -> str:
     words = operator.what if len(operator.what) <= _WORDS_MAX else f"{operator.what[: _WORDS_MAX - 1]}…"
     return f"{_escape(words)}{newline}{_escape(operator.how)}"
 

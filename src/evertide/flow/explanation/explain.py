@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from evertide.flow.aggregates.top import Top
 from evertide.flow.aggregates.totals import Totals
 from evertide.flow.circuit import Circuit, get_output
-from evertide.flow.collection import Collection, Leaf
+from evertide.flow.collection import CircuitCollection, Leaf
 from evertide.flow.explanation.explanation import (
     Cost,
     ExplainedArrangement,
@@ -27,32 +27,32 @@ from evertide.flow.explanation.explanation import (
     RunCounts,
     ViewExplanation,
 )
-from evertide.flow.stage import Stage, find_own_lookups
+from evertide.flow.stage import RunKind, Stage, find_own_lookups
 from evertide.flow.state.arrangement import Arrangement
 from evertide.flow.trace import is_one_row, list_own_nodes
 from evertide.plan.algebra.description import describe_node, list_column_names
-from evertide.plan.algebra.nodes import Aggregate, Constant, Join, JoinType, PlanNode, Scan, TopK, Window
+from evertide.plan.algebra.nodes import Aggregate, ConstantRows, Join, JoinType, PlanNode, Scan, TopK, Window
 
 __all__ = ["explain"]
 
-_EXTREMES = frozenset(("Min", "Max"))
+
 _AS_A_WHOLE: tuple[str, Cost] = ("computed again as a whole", Cost.WHOLE_INPUT)
 
 
 def explain(circuit: Circuit) -> Explanation:
-    found = _Parts(circuit)
-    views = [_View(found, name, plan).explain() for name, plan in circuit.program.views.items()]
+    found = _CircuitParts(circuit)
+    views = [_ViewExplainer(found, name, plan).explain() for name, plan in circuit.program.views.items()]
     return Explanation(tuple(views), tuple(found.arranged.values()))
 
 
-class _Parts:
+class _CircuitParts:
     """The part of the circuit that runs each operator, and the arrangements found so far, by name."""
 
     def __init__(self, circuit: Circuit) -> None:
         self.circuit = circuit
         self.arranged: dict[str, ExplainedArrangement] = {}
         self.by_node: dict[int, Stage | Top | Totals] = {}
-        for part in circuit.order:
+        for part in circuit.parts:
             for node in _list_nodes(part):
                 self.by_node.setdefault(id(node), part)
 
@@ -66,8 +66,8 @@ def _list_nodes(part: Stage | Top | Totals) -> Iterator[PlanNode]:
     return list_own_nodes(part.cut, part.cut.root) if isinstance(part, Stage) else iter((part.node,))
 
 
-class _View:
-    def __init__(self, parts: _Parts, name: str, plan: PlanNode) -> None:
+class _ViewExplainer:
+    def __init__(self, parts: _CircuitParts, name: str, plan: PlanNode) -> None:
         self._parts = parts
         self._name = name
         self._plan = plan
@@ -83,8 +83,8 @@ class _View:
     def _count_runs(self) -> RunCounts:
         parts = [self._parts.by_node[node] for node in self._numbers if node in self._parts.by_node]
         stages = {id(part): part for part in parts if isinstance(part, Stage)}
-        total = sum((stage.run_counts for stage in stages.values()), Counter[str]())
-        return RunCounts(total["small"], total["large"], total["recompute"])
+        total = sum((stage.run_counts for stage in stages.values()), Counter[RunKind]())
+        return RunCounts(**{kind: total[kind] for kind in RunKind})
 
     def _number(self, node: PlanNode) -> None:
         if id(node) not in self._numbers:
@@ -119,7 +119,7 @@ class _View:
             case TopK():
                 found = _describe_top(node)
             case _:
-                found = ("never changes", Cost.NONE) if isinstance(node, Constant) else ("linear", Cost.DELTA)
+                found = ("never changes", Cost.NONE) if isinstance(node, ConstantRows) else ("linear", Cost.DELTA)
         return found
 
     def _describe_join(self, node: Join) -> tuple[str, Cost]:
@@ -162,7 +162,7 @@ class _View:
         elif isinstance(collection, Totals):
             yield self._parts.add(collection.state, collection.name, names)
 
-    def _list_scanned(self, collection: Collection) -> Iterator[str]:
+    def _list_scanned(self, collection: CircuitCollection) -> Iterator[str]:
         for (key, _), found in collection.arrangements.items():
             if not key:
                 yield self._parts.add(found, collection.name, ())
@@ -171,18 +171,15 @@ class _View:
 def _describe_aggregate(node: Aggregate) -> tuple[str, Cost]:
     keys = f"({', '.join(list_column_names(node.children[0], node.keys))})"
     if node.is_additive:
-        return f"{_describe_kept(node)} {'per group ' + keys if node.keys else 'of all rows'}", Cost.TOUCHED_GROUPS
+        return f"{_describe_sums(node)} {'per group ' + keys if node.keys else 'of all rows'}", Cost.TOUCHED_GROUPS
     if not node.keys:
         return _AS_A_WHOLE
     return f"computed again per group {keys}", Cost.TOUCHED_GROUPS
 
 
-def _describe_kept(node: Aggregate) -> str:
-    names = {function.name for function in node.functions}
-    if not names:
-        return "counts"
-    kinds = ["sums"] if names - _EXTREMES else []
-    return " and ".join([*kinds, "extremes"] if names & _EXTREMES else kinds)
+def _describe_sums(node: Aggregate) -> str:
+    kinds = {function.is_extreme: "extremes" if function.is_extreme else "sums" for function in node.functions}
+    return " and ".join(kinds[key] for key in sorted(kinds)) or "counts"
 
 
 def _describe_window(node: Window) -> tuple[str, Cost]:

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+import msgspec
+
 __all__ = ["Cost", "ExplainedArrangement", "Explanation", "Operator", "RunCounts", "ViewExplanation"]
 
 _WIDTH_MAX = 100
@@ -57,9 +59,9 @@ class Operator:
     inputs: tuple[int, ...]
 
     @property
-    def is_whole(self) -> bool:
-        """Whether any change of the input recomputes the operator from all rows."""
-        return self.cost is Cost.WHOLE_INPUT
+    def is_scan(self) -> bool:
+        """Whether the operator reads a table or a view."""
+        return self.kind == "Scan"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,15 +82,15 @@ class ViewExplanation:
 
     def list_lines(self) -> Iterator[tuple[str, Operator | None]]:
         """The tree as indented texts, each with its operator; None if the operator was listed before."""
-        told: set[int] = set()
+        listed: set[int] = set()
         by_number = {operator.number: operator for operator in self.operators}
 
         def walk(number: int, depth: int) -> Iterator[tuple[str, Operator | None]]:
             operator, indent = by_number[number], "  " * depth
-            if number in told and operator.inputs:
+            if number in listed and operator.inputs:
                 yield f"{indent}{operator.what}", None
                 return
-            told.add(number)
+            listed.add(number)
             yield f"{indent}{operator.what}", operator
             for child in operator.inputs:
                 yield from walk(child, depth + 1)
@@ -112,11 +114,6 @@ class Explanation:
         kept = {name for each in views for operator in each.operators for name in operator.state}
         return Explanation(views, tuple(each for each in self.arrangements if each.name in kept))
 
-    @property
-    def recomputed_operators(self) -> tuple[tuple[str, Operator], ...]:
-        """Operators that any change recomputes from all rows, with their view."""
-        return tuple((view.name, operator) for view in self.views for operator in view.operators if operator.is_whole)
-
     def text(self, *, has_state: bool = True) -> str:
         """A tree per view: operator, how it is maintained, cost. `has_state` adds the state."""
         blocks = [_render_view(view, self._states() if has_state else {}) for view in self.views]
@@ -130,19 +127,12 @@ class Explanation:
             "views": [
                 {
                     "name": view.name,
-                    "operators": [_to_dict(operator) for operator in view.operators],
-                    "ways": {
-                        "small": view.run_counts.small,
-                        "large": view.run_counts.large,
-                        "recompute": view.run_counts.recompute,
-                    },
+                    "operators": _to_builtins(view.operators),
+                    "ways": _to_builtins(view.run_counts),
                 }
                 for view in self.views
             ],
-            "arrangements": [
-                {"name": each.name, "of": each.of, "key": list(each.key), "rows": each.rows, "bytes": each.bytes}
-                for each in self.arrangements
-            ],
+            "arrangements": _to_builtins(self.arrangements),
         }
 
     def json(self) -> str:
@@ -159,21 +149,13 @@ class Explanation:
         return "\n".join(["state", *_align(rows)]) if rows else ""
 
 
+def _to_builtins(value: Any) -> Any:
+    """Dataclasses as dicts, tuples as lists, enums as strings."""
+    return msgspec.json.decode(msgspec.json.encode(value))
+
+
 def _describe_key(each: ExplainedArrangement) -> str:
     return f"{each.of} by ({', '.join(each.key)})" if each.key else f"all of {each.of}"
-
-
-def _to_dict(operator: Operator) -> dict[str, Any]:
-    return {
-        "number": operator.number,
-        "kind": operator.kind,
-        "what": operator.what,
-        "how": operator.how,
-        "cost": operator.cost.value,
-        "stage": operator.stage,
-        "state": list(operator.state),
-        "inputs": list(operator.inputs),
-    }
 
 
 def _render_view(view: ViewExplanation, states: dict[str, ExplainedArrangement]) -> str:

@@ -1,6 +1,6 @@
 """Splits an Aggregate by how its functions are maintained, and joins the parts by the group's keys.
 
-Each part has exactly one row per group:
+Each part has exactly one row per group of the Aggregate:
 
 1. *Additive* functions, which a delta can update (count, sum, avg, stddev, min, max, ...). A Map below computes keys
    and arguments, the Aggregate outputs keys and Catalyst's buffers, and a Map above runs Catalyst's final step.
@@ -17,11 +17,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from evertide.errors import InvalidInput
+from evertide.plan.algebra.conditions import build_key_condition
 from evertide.plan.algebra.nodes import Aggregate, Attribute, EvalMode, Function, Join, JoinType, Map, PlanNode
 from evertide.plan.algebra.order import canonicalize_aggregate, sort_collected
 from evertide.plan.catalyst.catalyst import Catalyst
 from evertide.plan.catalyst.scala import read_list, read_option
-from evertide.plan.catalyst.walk import kind, walk_parts
+from evertide.plan.catalyst.walk import get_kind, walk_parts
 
 __all__ = [
     "make_aggregate",
@@ -30,6 +31,7 @@ __all__ = [
     "project_above_aggregate",
     "refuse_collated",
     "replace_by_columns",
+    "substitute",
     "to_attribute",
 ]
 
@@ -45,8 +47,8 @@ _MOMENTS = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
-    """Aggregate expressions of Catalyst that are maintained together."""
+class _FunctionGroup:
+    """A part: aggregate expressions of Catalyst that are maintained together."""
 
     functions: list[Any]
     distinct: tuple[Any, ...] = ()
@@ -62,13 +64,13 @@ def make_map(catalyst: Catalyst, columns: list[Any], child: PlanNode) -> Map:
     """Project a node to attributes and aliases of Catalyst."""
     passed = {}
     for column in columns:
-        source = column.child() if kind(column) == "Alias" else column
-        if kind(source) == "AttributeReference":
+        source = column.child() if get_kind(column) == "Alias" else column
+        if get_kind(source) == "AttributeReference":
             passed[column.exprId().id()] = source.exprId().id()
     jvm = catalyst.project(columns, child.jvm)
     output = tuple(to_attribute(attribute) for attribute in read_list(jvm.output()))
-    is_moves_only = len(passed) == len(columns)
-    return Map(jvm=jvm, output=output, children=(child,), passed=passed, is_moves_only=is_moves_only)
+    is_rename_only = len(passed) == len(columns)
+    return Map(jvm=jvm, output=output, children=(child,), passed=passed, is_rename_only=is_rename_only)
 
 
 def make_aggregate(catalyst: Catalyst, jvm: Any, child: PlanNode, where: str) -> PlanNode:
@@ -80,10 +82,10 @@ def make_aggregate(catalyst: Catalyst, jvm: Any, child: PlanNode, where: str) ->
     found = _remove_duplicates(_list_functions(results))
     if not keys and not found:  # its one row must exist
         found = [catalyst.count_rows()]
-    parts = _split_parts(found)
+    parts = _group_functions(found)
     if len(parts) == 1 and not parts[0].is_additive and not parts[0].distinct:
         return _make_recomputed(catalyst, keys, results, child, found)
-    return _join_parts(catalyst, keys, results, child, parts)
+    return _join_groups(catalyst, keys, results, child, parts)
 
 
 def refuse_collated(catalyst: Catalyst, keys: list[Any], where: str) -> None:
@@ -97,7 +99,7 @@ def refuse_collated(catalyst: Catalyst, keys: list[Any], where: str) -> None:
 
 
 def _list_functions(results: list[Any]) -> list[Any]:
-    return [part for result in results for part in walk_parts(result) if kind(part) == "AggregateExpression"]
+    return [part for result in results for part in walk_parts(result) if get_kind(part) == "AggregateExpression"]
 
 
 def _list_distinct_arguments(results: list[Any]) -> list[Any]:
@@ -105,7 +107,7 @@ def _list_distinct_arguments(results: list[Any]) -> list[Any]:
     return [
         argument
         for part in _list_functions(results)
-        if part.isDistinct() and kind(part.aggregateFunction()) not in ("Min", "Max")
+        if part.isDistinct() and get_kind(part.aggregateFunction()) not in ("Min", "Max")
         for argument in read_list(part.aggregateFunction().children())
     ]
 
@@ -121,9 +123,9 @@ def move_keys_below(catalyst: Catalyst, jvm: Any, is_computed: Callable[[Any], b
 
 def replace_by_columns(catalyst: Catalyst, jvm: Any, swaps: list[tuple[Any, Any]], below: Any) -> Any:
     """Put an Aggregate on another input, with expressions replaced by columns of it."""
-    keys = [_substitute(catalyst, key, swaps) for key in read_list(jvm.groupingExpressions())]
+    keys = [substitute(catalyst, key, swaps) for key in read_list(jvm.groupingExpressions())]
     columns = read_list(jvm.aggregateExpressions())
-    columns = [_keep_name(catalyst, column, _substitute(catalyst, column, swaps)) for column in columns]
+    columns = [_keep_name(catalyst, column, substitute(catalyst, column, swaps)) for column in columns]
     return catalyst.aggregate(keys, columns, below)
 
 
@@ -134,7 +136,7 @@ def project_above_aggregate(catalyst: Catalyst, jvm: Any) -> Any:
     found = _remove_duplicates(_list_functions(results))
     columns = [catalyst.alias(expression, "value") for expression in (*keys, *found)]
     swaps = [(before, column.toAttribute()) for before, column in zip((*keys, *found), columns, strict=True)]
-    above = [_keep_name(catalyst, result, _substitute(catalyst, result, swaps)) for result in results]
+    above = [_keep_name(catalyst, result, substitute(catalyst, result, swaps)) for result in results]
     return catalyst.project(above, catalyst.aggregate(keys, columns, jvm.child()))
 
 
@@ -142,7 +144,7 @@ def _move_keys_to_columns(catalyst: Catalyst, jvm: Any, child: PlanNode) -> tupl
     """Keys as attributes, the results over them, and a child with these attributes."""
     keys, added = [], []
     for expression in read_list(jvm.groupingExpressions()):
-        if kind(expression) == "AttributeReference":
+        if get_kind(expression) == "AttributeReference":
             keys.append(expression)
         else:
             added.append((expression, catalyst.alias(expression, "key")))
@@ -151,30 +153,32 @@ def _move_keys_to_columns(catalyst: Catalyst, jvm: Any, child: PlanNode) -> tupl
     if added:
         child = make_map(catalyst, [*read_list(child.jvm.output()), *(alias for _, alias in added)], child)
         swaps = [(expression, alias.toAttribute()) for expression, alias in added]
-        results = [_keep_name(catalyst, result, _substitute(catalyst, result, swaps)) for result in results]
+        results = [_keep_name(catalyst, result, substitute(catalyst, result, swaps)) for result in results]
     return _remove_duplicates(keys), results, child
 
 
 def _keep_name(catalyst: Catalyst, before: Any, after: Any) -> Any:
     """Keep the name and id of a result that was rewritten."""
-    if kind(after) == "Alias" or (kind(after) == "AttributeReference" and after.exprId().equals(before.exprId())):
+    if get_kind(after) == "Alias" or (
+        get_kind(after) == "AttributeReference" and after.exprId().equals(before.exprId())
+    ):
         return after
     return catalyst.alias(after, before.name(), before.exprId())
 
 
 def _canonicalize(catalyst: Catalyst, expression: Any, where: str) -> Any:
-    if kind(expression) == "AggregateExpression":
+    if get_kind(expression) == "AggregateExpression":
         return canonicalize_aggregate(catalyst, expression, where)
     children = read_list(expression.children())
     return catalyst.replace_children(expression, [_canonicalize(catalyst, child, where) for child in children])
 
 
-def _substitute(catalyst: Catalyst, expression: Any, swaps: list[tuple[Any, Any]]) -> Any:
+def substitute(catalyst: Catalyst, expression: Any, swaps: list[tuple[Any, Any]]) -> Any:
     for before, after in swaps:
         if expression.semanticEquals(before):
             return after
     children = read_list(expression.children())
-    return catalyst.replace_children(expression, [_substitute(catalyst, child, swaps) for child in children])
+    return catalyst.replace_children(expression, [substitute(catalyst, child, swaps) for child in children])
 
 
 def _remove_duplicates(found: Any) -> list[Any]:
@@ -185,11 +189,11 @@ def _remove_duplicates(found: Any) -> list[Any]:
     return kept
 
 
-def _split_parts(found: list[Any]) -> list[_Part]:
-    additive, other = _Part([], is_additive=True), _Part([])
-    distinct: list[_Part] = []
+def _group_functions(found: list[Any]) -> list[_FunctionGroup]:
+    additive, other = _FunctionGroup([], is_additive=True), _FunctionGroup([])
+    distinct: list[_FunctionGroup] = []
     for expression in found:
-        if expression.isDistinct() and kind(expression.aggregateFunction()) not in ("Min", "Max", "ListAgg"):
+        if expression.isDistinct() and get_kind(expression.aggregateFunction()) not in ("Min", "Max", "ListAgg"):
             _add_distinct(distinct, expression)
         elif _has_inverse(expression):
             additive.functions.append(expression)
@@ -199,7 +203,7 @@ def _split_parts(found: list[Any]) -> list[_Part]:
     return parts or [additive]
 
 
-def _add_distinct(parts: list[_Part], expression: Any) -> None:
+def _add_distinct(parts: list[_FunctionGroup], expression: Any) -> None:
     arguments = [child for child in read_list(expression.aggregateFunction().children()) if not child.foldable()]
     for part in parts:
         if _has_inverse(part.functions[0]) != _has_inverse(expression):
@@ -209,12 +213,12 @@ def _add_distinct(parts: list[_Part], expression: Any) -> None:
         ):
             part.functions.append(expression)
             return
-    parts.append(_Part([expression], tuple(arguments)))
+    parts.append(_FunctionGroup([expression], tuple(arguments)))
 
 
 def _has_inverse(expression: Any) -> bool:
     function = expression.aggregateFunction()
-    name = kind(function)
+    name = get_kind(function)
     types = [child.dataType().json() for child in read_list(function.children())]
     if name == "Count" or (name in ("Min", "Max") and _is_arrow_ordered(types[0])):
         return True
@@ -236,8 +240,8 @@ def _make_recomputed(
     ids = [key.exprId().id() for key in keys]
     passed = {}
     for result in results:
-        source = result.child() if kind(result) == "Alias" else result
-        if kind(source) == "AttributeReference" and source.exprId().id() in ids:
+        source = result.child() if get_kind(result) == "Alias" else result
+        if get_kind(source) == "AttributeReference" and source.exprId().id() in ids:
             passed[result.exprId().id()] = source.exprId().id()
     return Aggregate(
         jvm=jvm,
@@ -249,45 +253,43 @@ def _make_recomputed(
     )
 
 
-def _join_parts(
-    catalyst: Catalyst, keys: list[Any], results: list[Any], child: PlanNode, parts: list[_Part]
+def _join_groups(
+    catalyst: Catalyst, keys: list[Any], results: list[Any], child: PlanNode, parts: list[_FunctionGroup]
 ) -> PlanNode:
-    made: PlanNode | None = None
+    joined: PlanNode | None = None
     swaps: list[tuple[Any, Any]] = []
     first_keys: list[Any] = []
     for part in parts:
-        node, part_keys, columns = _make_part(catalyst, keys, child, part)
+        node, part_keys, columns = _make_group(catalyst, keys, child, part)
         swaps += list(zip(part.functions, columns, strict=True))
-        if made is None:
-            made, first_keys = node, part_keys
+        if joined is None:
+            joined, first_keys = node, part_keys
             swaps += list(zip(keys, part_keys, strict=True))
         else:
-            made = _join_by_keys(catalyst, made, node, first_keys, part_keys)
-    assert made is not None  # noqa: S101 - there is at least one part
-    columns = [_keep_name(catalyst, result, _substitute(catalyst, result, swaps)) for result in results]
-    return make_map(catalyst, columns, made)
+            joined = _join_by_keys(catalyst, joined, node, first_keys, part_keys)
+    assert joined is not None  # noqa: S101 - there is at least one part
+    columns = [_keep_name(catalyst, result, substitute(catalyst, result, swaps)) for result in results]
+    return make_map(catalyst, columns, joined)
 
 
 def _join_by_keys(
     catalyst: Catalyst, left: PlanNode, right: PlanNode, left_keys: list[Any], right_keys: list[Any]
 ) -> Join:
-    condition = None
-    for a, b in zip(left_keys, right_keys, strict=True):
-        equal = catalyst.expression("EqualNullSafe", a, b)
-        condition = equal if condition is None else catalyst.expression("And", condition, equal)
+    pairs = list(zip(left_keys, right_keys, strict=True))
+    is_null_safe = (True,) * len(pairs)
     return Join(
-        jvm=catalyst.join(left.jvm, right.jvm, JoinType.INNER, condition),
+        jvm=catalyst.join(left.jvm, right.jvm, JoinType.INNER, build_key_condition(catalyst, pairs, is_null_safe)),
         output=(*left.output, *right.output),
         children=(left, right),
         join=JoinType.INNER,
-        keys=tuple((a.exprId().id(), b.exprId().id()) for a, b in zip(left_keys, right_keys, strict=True)),
-        is_null_safe=(True,) * len(left_keys),
+        keys=tuple((a.exprId().id(), b.exprId().id()) for a, b in pairs),
+        is_null_safe=is_null_safe,
         has_more=False,
     )
 
 
-def _make_part(
-    catalyst: Catalyst, keys: list[Any], child: PlanNode, part: _Part
+def _make_group(
+    catalyst: Catalyst, keys: list[Any], child: PlanNode, part: _FunctionGroup
 ) -> tuple[PlanNode, list[Any], list[Any]]:
     """The part, its keys and one column per function, all with new ids."""
     if part.distinct:
@@ -301,7 +303,7 @@ def _make_part(
 
 
 def _make_distinct(
-    catalyst: Catalyst, keys: list[Any], child: PlanNode, part: _Part
+    catalyst: Catalyst, keys: list[Any], child: PlanNode, part: _FunctionGroup
 ) -> tuple[PlanNode, list[Any], list[Any]]:
     """With FILTER, arguments count once if any row with them meets the condition, so such rows are counted below."""
     conditions = _remove_duplicates(filter(None, (read_option(expression.filter()) for expression in part.functions)))
@@ -317,7 +319,7 @@ def _make_distinct(
     any_met = [catalyst.expression("GreaterThan", count, catalyst.make_long(0)) for count in counted]
     plain = []
     for expression in part.functions:
-        function = _substitute(catalyst, expression.aggregateFunction(), swaps)
+        function = substitute(catalyst, expression.aggregateFunction(), swaps)
         wanted = read_option(expression.filter())
         met = [
             one
@@ -325,8 +327,8 @@ def _make_distinct(
             if wanted is not None and condition.semanticEquals(wanted)
         ]
         plain.append(catalyst.aggregate_expression(function, met[0] if met else None))
-    [outer] = _split_parts(plain)  # all of them are additive, or none is
-    return _make_part(catalyst, new_keys, inner, outer)
+    [outer] = _group_functions(plain)  # all of them are additive, or none is
+    return _make_group(catalyst, new_keys, inner, outer)
 
 
 def _make_additive(
@@ -367,7 +369,7 @@ def _make_function(catalyst: Catalyst, expression: Any, inputs: list[Any]) -> tu
     condition = read_option(expression.filter())
     buffer = read_list(function.aggBufferAttributes())
     found = Function(
-        name=kind(function),
+        name=get_kind(function),
         arguments=tuple(arguments),
         condition=None if condition is None else _add_input(catalyst, condition, inputs),
         mode=_find_eval_mode(function),
@@ -379,7 +381,7 @@ def _make_function(catalyst: Catalyst, expression: Any, inputs: list[Any]) -> tu
 def _list_arguments(function: Any) -> list[Any]:
     """The children of a function; of Count only nullable ones, since it ignores the values."""
     children = read_list(function.children())
-    return [child for child in children if not (kind(function) == "Count" and not child.nullable())]
+    return [child for child in children if not (get_kind(function) == "Count" and not child.nullable())]
 
 
 def _add_input(catalyst: Catalyst, expression: Any, inputs: list[Any]) -> int:
@@ -391,7 +393,7 @@ def _add_input(catalyst: Catalyst, expression: Any, inputs: list[Any]) -> int:
 
 
 def _find_eval_mode(function: Any) -> EvalMode:
-    if kind(function) not in _SUMMED:
+    if get_kind(function) not in _SUMMED:
         return EvalMode.ANSI
-    context = function.evalContext() if kind(function) == "Sum" else function
+    context = function.evalContext() if get_kind(function) == "Sum" else function
     return EvalMode(context.evalMode().toString())

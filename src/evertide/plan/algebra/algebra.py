@@ -25,6 +25,7 @@ from evertide.plan.algebra.aggregates import (
     project_above_aggregate,
     refuse_collated,
     replace_by_columns,
+    substitute,
     to_attribute,
 )
 from evertide.plan.algebra.conditions import build_key_condition, find_equal_keys, find_not_in_key
@@ -32,7 +33,7 @@ from evertide.plan.algebra.deduplicate import rewrite_deduplicates
 from evertide.plan.algebra.distinct import undo_distinct_rewrite
 from evertide.plan.algebra.nodes import (
     Aggregate,
-    Constant,
+    ConstantRows,
     Expand,
     Filter,
     Generate,
@@ -52,7 +53,7 @@ from evertide.plan.algebra.sharing import SharedParts
 from evertide.plan.catalyst.canonical import CanonicalForms
 from evertide.plan.catalyst.catalyst import Catalyst
 from evertide.plan.catalyst.scala import read_list, read_option
-from evertide.plan.catalyst.walk import kind, walk_parts
+from evertide.plan.catalyst.walk import get_kind, walk_parts
 from evertide.plan.program.catalog import Query, SparkCatalog
 
 __all__ = ["Algebra"]
@@ -91,9 +92,9 @@ class Algebra:
         self._sharing = SharedParts(self._catalyst, CanonicalForms(self._catalog.session, self._where))
         chosen = rewrite_deduplicates(self._catalyst, query.analyzed, self._where)
         optimized = query.optimized if chosen is None else self._catalyst.optimize(chosen)
-        made = self._restore_output(self._convert(optimized), optimized)
-        self._refuse_subqueries(made)
-        return made
+        plan = self._restore_output(self._convert(optimized), optimized)
+        self._refuse_subqueries(plan)
+        return plan
 
     def _refuse_subqueries(self, plan: PlanNode) -> None:
         """Refuse subqueries that are left in expressions: they would read the catalog's empty tables."""
@@ -107,7 +108,7 @@ class Algebra:
             raise InvalidInput(where=self._where, why=why)
 
     def _convert(self, jvm: Any) -> PlanNode:
-        name = kind(jvm)
+        name = get_kind(jvm)
         if name == "Aggregate":
             jvm = undo_distinct_rewrite(self._catalyst, jvm)
         if name in _DROPPED:
@@ -154,15 +155,15 @@ class Algebra:
         return Scan(jvm=jvm, output=output, collection=name, unique=unique)
 
     def _convert_constant(self, jvm: Any) -> PlanNode:
-        return Constant(jvm=jvm, output=self._list_output(jvm))
+        return ConstantRows(jvm=jvm, output=self._list_output(jvm))
 
-    def _convert_row_wise(self, jvm: Any, made: type[Filter] | type[Generate] | type[Map]) -> PlanNode:
+    def _convert_row_wise(self, jvm: Any, node_type: type[Filter] | type[Generate] | type[Map]) -> PlanNode:
         """Convert an operator that processes one row at a time, and passes some columns through."""
         child = self._convert(jvm.child())
         jvm = self._replace_children(jvm, child)
         output = self._list_output(jvm)
         passed = {attribute.id: attribute.id for attribute in output if attribute.id in child.ids}
-        return made(jvm=jvm, output=output, children=(child,), passed=passed)
+        return node_type(jvm=jvm, output=output, children=(child,), passed=passed)
 
     def _convert_expand(self, jvm: Any) -> PlanNode:
         child = self._convert(jvm.child())
@@ -171,7 +172,7 @@ class Algebra:
         forms = [read_list(form) for form in read_list(jvm.projections())]
         passed = {}
         for at, attribute in enumerate(output):
-            sources = {form[at].exprId().id() if kind(form[at]) == "AttributeReference" else -1 for form in forms}
+            sources = {form[at].exprId().id() if get_kind(form[at]) == "AttributeReference" else -1 for form in forms}
             if len(sources) == 1 and -1 not in sources:
                 passed[attribute.id] = sources.pop()
         return Expand(jvm=jvm, output=output, children=(child,), passed=passed)
@@ -219,10 +220,10 @@ class Algebra:
         join = _find_join_type(jvm)
         if join in _EXISTENCE and keys.pairs and not keys.has_more and _has_join(right):
             wide_right = self._make_distinct(wide_right, [key for _, key in keys.pairs])
-            condition = build_key_condition(self._catalyst, keys)  # the columns below the keys are gone
+            condition = build_key_condition(self._catalyst, keys.pairs, keys.is_null_safe)  # other columns are gone
             jvm = self._catalyst.map_expressions(jvm, lambda _: condition)
         jvm = self._replace_children(jvm, wide_left, wide_right)
-        made = Join(
+        joined = Join(
             jvm=jvm,
             output=self._list_output(jvm),
             children=(wide_left, wide_right),
@@ -232,10 +233,10 @@ class Algebra:
             has_more=keys.has_more,
         )
         if not keys.left and not keys.right:
-            return made
+            return joined
         unwanted = {column.exprId().id() for column in (*keys.left, *keys.right)}
         kept = [column for column in read_list(jvm.output()) if column.exprId().id() not in unwanted]
-        return make_map(self._catalyst, kept, made)
+        return make_map(self._catalyst, kept, joined)
 
     def _make_distinct(self, right: PlanNode, keys: list[Any]) -> PlanNode:
         """Reduce the right side of an existence join to its distinct keys.
@@ -256,7 +257,7 @@ class Algebra:
         session = find_session_key(jvm)
         if session is None:
             return make_aggregate(self._catalyst, jvm, self._convert(jvm.child()), self._where)
-        jvm = move_keys_below(self._catalyst, jvm, lambda key: kind(key) != "AttributeReference")
+        jvm = move_keys_below(self._catalyst, jvm, lambda key: get_kind(key) != "AttributeReference")
         keys = [key for key in read_list(jvm.groupingExpressions()) if not key.semanticEquals(session)]
         child, column = assign_sessions(self._catalyst, session, keys, self._convert(jvm.child()), self._make_window)
         jvm = replace_by_columns(self._catalyst, jvm, [(session, column)], child.jvm)
@@ -277,19 +278,19 @@ class Algebra:
         clustering, the Sort and the Window are normalized here.
         """
         keys = read_list(jvm.partitionSpec())
-        if any(kind(key) != "AttributeReference" for key in keys):
+        if any(get_kind(key) != "AttributeReference" for key in keys):
             return self._make_window(*self._move_partition_to_columns(jvm, order, keys, child), has_ties=has_ties)
         refuse_collated(self._catalyst, keys, self._where)
         partition = [self._catalyst.normalize(key) for key in keys]
         by = [*(self._catalyst.make_ascending(key) for key in partition), *order]
         total = make_total_order(self._catalyst, by, child.jvm, self._where) if has_ties else by
         ordered = self._catalyst.sort(total, self._catalyst.cluster(partition, child.jvm), is_global=False)
-        made = self._catalyst.window(
+        operator = self._catalyst.window(
             read_list(jvm.windowExpressions()), self._catalyst.seq(partition), read_list(jvm.orderSpec()), ordered
         )
         return Window(
-            jvm=made,
-            output=self._list_output(made),
+            jvm=operator,
+            output=self._list_output(operator),
             children=(child,),
             passed={attribute.id: attribute.id for attribute in child.output},
             partition=tuple(key.exprId().id() for key in keys),
@@ -299,22 +300,15 @@ class Algebra:
         self, jvm: Any, order: list[Any], keys: list[Any], child: PlanNode
     ) -> tuple[Any, list[Any], PlanNode]:
         """Replace the expressions of a PARTITION BY by columns that are added to the input."""
-        swaps = [(key, self._catalyst.alias(key, "key")) for key in keys if kind(key) != "AttributeReference"]
-        wide = self._add_columns(child, tuple(alias for _, alias in swaps))
+        added = [(key, self._catalyst.alias(key, "key")) for key in keys if get_kind(key) != "AttributeReference"]
+        wide = self._add_columns(child, tuple(alias for _, alias in added))
+        swaps = [(key, alias.toAttribute()) for key, alias in added]
 
-        def substitute(expression: Any) -> Any:
-            for before, after in swaps:
-                if expression.semanticEquals(before):
-                    return after.toAttribute()
-            return self._catalyst.replace_children(
-                expression, [substitute(part) for part in read_list(expression.children())]
-            )
+        def replace_keys(expression: Any) -> Any:
+            return substitute(self._catalyst, expression, swaps)
 
-        return (
-            self._catalyst.map_expressions(self._replace_children(jvm, wide), substitute),
-            [*map(substitute, order)],
-            wide,
-        )
+        operator = self._catalyst.map_expressions(self._replace_children(jvm, wide), replace_keys)
+        return operator, [*map(replace_keys, order)], wide
 
     def _restore_output(self, node: PlanNode, jvm: Any) -> PlanNode:
         """Project a node to the columns of Spark's operator, if it has others."""
@@ -326,16 +320,16 @@ class Algebra:
     def _take_order_below(self, jvm: Any, child: PlanNode) -> tuple[list[Any], PlanNode]:
         """Take the order of a Sort below a window without order: Spark plans ORDER BY ... LIMIT in a subquery so."""
         below, columns = jvm.child(), None
-        if kind(below) == "Project":
+        if get_kind(below) == "Project":
             below, columns = below.child(), read_list(below.projectList())
-        if kind(below) != "Sort" or not any(kind(part) == "RowNumber" for part in self._list_window_parts(jvm)):
+        if get_kind(below) != "Sort" or not any(get_kind(part) == "RowNumber" for part in self._list_window_parts(jvm)):
             return [], child
         order, inner = self._join_subqueries(read_list(below.order()), self._convert(below.child()))
         if columns is None:
             return order, inner
         columns, inner = self._join_subqueries(columns, inner)
         known = {column.exprId().id() for column in columns}
-        needed = [part for by in order for part in walk_parts(by) if kind(part) == "AttributeReference"]
+        needed = [part for by in order for part in walk_parts(by) if get_kind(part) == "AttributeReference"]
         missing = {part.exprId().id(): part for part in needed if part.exprId().id() not in known}
         return order, make_map(self._catalyst, [*columns, *missing.values()], inner)
 
@@ -347,12 +341,12 @@ class Algebra:
         between: list[Any] = []
         cuts: list[Any] = []
         below = jvm
-        while kind(below) in (*_LIMITS, "Project"):
-            (between if kind(below) == "Project" else cuts).append(below)
+        while get_kind(below) in (*_LIMITS, "Project"):
+            (between if get_kind(below) == "Project" else cuts).append(below)
             below = below.child()
         limit, offset = _combine_limits(reversed(cuts))
         order: list[Any] = []
-        if kind(below) == "Sort":  # otherwise the query orders by constants, and all rows tie
+        if get_kind(below) == "Sort":  # otherwise the query orders by constants, and all rows tie
             order, below = read_list(below.order()), below.child()
         order, child = self._join_subqueries(order, self._convert(below))
         order = make_total_order(self._catalyst, order, child.jvm, self._where)
@@ -363,26 +357,26 @@ class Algebra:
         return node
 
     def _make_top(self, order: list[Any], child: PlanNode, limit: int | None, offset: int) -> TopK:
-        made: dict[str, Any] = {
+        shared: dict[str, Any] = {
             "output": child.output,
             "children": (child,),
             "passed": {attribute.id: attribute.id for attribute in child.output},
         }
         if limit is None:  # Spark would concatenate sorted partitions in any order
             one = self._catalyst.sort(order, self._catalyst.cluster([], child.jvm), is_global=False)
-            return TopK(jvm=self._catalyst.offset(offset, one), limit=None, offset=offset, **made)
+            return TopK(jvm=self._catalyst.offset(offset, one), limit=None, offset=offset, **shared)
         ordered = self._catalyst.sort(order, child.jvm, is_global=True)
         kept = min(_TOP_FACTOR * (limit + offset) + _TOP_MORE, _ROWS_MAX)
-        first = TopK(jvm=self._catalyst.limit(kept, ordered), limit=kept, offset=0, **made)
+        first = TopK(jvm=self._catalyst.limit(kept, ordered), limit=kept, offset=0, **shared)
         skipped = self._catalyst.offset(offset, ordered) if offset else ordered
-        return TopK(jvm=self._catalyst.limit(limit, skipped), limit=limit, offset=offset, first=first, **made)
+        return TopK(jvm=self._catalyst.limit(limit, skipped), limit=limit, offset=offset, first=first, **shared)
 
     def _rewrite_exists(self, jvm: Any) -> Any:
         """Rewrite an uncorrelated EXISTS, which Spark plans as the scalar subquery SELECT 1 ... LIMIT 1, to max(1).
 
         max(1) is maintained incrementally, and is NULL for no rows, as the subquery is.
         """
-        if kind(jvm) != "GlobalLimit" or kind(jvm.child()) != "LocalLimit":
+        if get_kind(jvm) != "GlobalLimit" or get_kind(jvm.child()) != "LocalLimit":
             return jvm
         below, [output] = jvm.child().child(), read_list(jvm.output())
         if int(jvm.limitExpr().eval(None)) != 1 or not _is_one(below, output):
@@ -398,28 +392,28 @@ class Algebra:
         In an Aggregate, subqueries in keys become columns of the input. Subqueries outside of aggregate functions are
         joined to the output, since as input columns they would be keys.
         """
-        if kind(jvm) == "Aggregate" and any(map(_has_subquery_outside, read_list(jvm.groupingExpressions()))):
+        if get_kind(jvm) == "Aggregate" and any(map(_has_subquery_outside, read_list(jvm.groupingExpressions()))):
             return self._restore_output(self._convert(move_keys_below(self._catalyst, jvm, _has_subquery_outside)), jvm)
-        if kind(jvm) == "Aggregate" and any(map(_has_subquery_outside, read_list(jvm.aggregateExpressions()))):
+        if get_kind(jvm) == "Aggregate" and any(map(_has_subquery_outside, read_list(jvm.aggregateExpressions()))):
             return self._restore_output(self._convert(project_above_aggregate(self._catalyst, jvm)), jvm)
         found: dict[int, Any] = {}
-        substitute = self._catalyst.map_expressions(jvm, lambda expression: self._replace_subqueries(expression, found))
+        operator = self._catalyst.map_expressions(jvm, lambda expression: self._replace_subqueries(expression, found))
         children = read_list(jvm.children())
         first = children[0]
         for plan in found.values():
             first = self._join_value(first, plan)
         return self._restore_output(
-            self._convert(self._catalyst.replace_children(substitute, [first, *children[1:]])), jvm
+            self._convert(self._catalyst.replace_children(operator, [first, *children[1:]])), jvm
         )
 
     def _join_subqueries(self, expressions: list[Any], node: PlanNode) -> tuple[list[Any], PlanNode]:
         """Replace the scalar subqueries in expressions by columns, and join these to the node."""
         found: dict[int, Any] = {}
-        substitute = [self._replace_subqueries(expression, found) for expression in expressions]
+        replaced = [self._replace_subqueries(expression, found) for expression in expressions]
         for plan in found.values():
             joined = self._join_value(node.jvm, plan)
             node = self._share(self._make_join(joined, node, self._convert(plan)))
-        return substitute, node
+        return replaced, node
 
     def _join_value(self, left: Any, plan: Any) -> Any:
         """Join the value of a scalar subquery: NULL if it has no row, an error if it has several."""
@@ -427,12 +421,12 @@ class Algebra:
         return self._catalyst.join(left, plan, JoinType.LEFT_OUTER if rows in (0, 1) else JoinType.LEFT_SINGLE, None)
 
     def _replace_subqueries(self, expression: Any, found: dict[int, Any]) -> Any:
-        if kind(expression) == "ScalarSubquery":
+        if get_kind(expression) == "ScalarSubquery":
             plan = self._rewrite_exists(expression.plan())
             [output] = read_list(plan.output())
             found[output.exprId().id()] = plan
             return output.withNullability(True)  # noqa: FBT003 - a subquery without rows is NULL
-        if expression.getClass().getName().endswith("Subquery") or kind(expression) in ("Exists", "ListQuery"):
+        if expression.getClass().getName().endswith("Subquery") or get_kind(expression) in ("Exists", "ListQuery"):
             raise InvalidInput(
                 where=self._where, why=f"the subquery {expression.sql()} cannot be maintained; write it as a join"
             )
@@ -451,15 +445,15 @@ def _has_join(node: PlanNode) -> bool:
 
 def _is_one(jvm: Any, attribute: Any) -> bool:
     """Whether a column of an operator is 1 in each row."""
-    name, outputs = kind(jvm), [output.exprId().id() for output in read_list(jvm.output())]
+    name, outputs = get_kind(jvm), [output.exprId().id() for output in read_list(jvm.output())]
     at = outputs.index(attribute.exprId().id())
     if name == "Union":
         return all(_is_one(child, read_list(child.output())[at]) for child in read_list(jvm.children()))
     if name not in ("Project", "Aggregate"):
         return False
     column = read_list(jvm.projectList() if name == "Project" else jvm.aggregateExpressions())[at]
-    value = column.child() if kind(column) == "Alias" else column
-    is_int = kind(value) == "Literal" and value.dataType().sql() == "INT"  # in Python, True and 1.0 equal 1
+    value = column.child() if get_kind(column) == "Alias" else column
+    is_int = get_kind(value) == "Literal" and value.dataType().sql() == "INT"  # in Python, True and 1.0 equal 1
     return is_int and value.value() == 1
 
 
@@ -467,9 +461,9 @@ def _combine_limits(cuts: Iterable[Any]) -> tuple[int | None, int]:
     """Combine LIMITs and OFFSETs, lowest first, each applied to the rows that the one before leaves, to one of each."""
     first, end = 0, None
     for cut in cuts:
-        if kind(cut) == "Offset":
+        if get_kind(cut) == "Offset":
             first += int(cut.offsetExpr().eval(None))
-        elif kind(cut) == "GlobalLimit":
+        elif get_kind(cut) == "GlobalLimit":
             to = first + int(cut.limitExpr().eval(None))
             end = to if end is None else min(end, to)
     return (None, first) if end is None else (max(end - first, 0), min(first, end))
@@ -477,10 +471,10 @@ def _combine_limits(cuts: Iterable[Any]) -> tuple[int | None, int]:
 
 def _has_subquery_outside(expression: Any) -> bool:
     """Whether the expression has a scalar subquery outside of aggregate functions."""
-    if kind(expression) == "AggregateExpression":
+    if get_kind(expression) == "AggregateExpression":
         return False
-    return kind(expression) == "ScalarSubquery" or any(map(_has_subquery_outside, read_list(expression.children())))
+    return get_kind(expression) == "ScalarSubquery" or any(map(_has_subquery_outside, read_list(expression.children())))
 
 
 def _find_join_type(jvm: Any) -> JoinType:
-    return _JOINS[kind(jvm.joinType())]
+    return _JOINS[get_kind(jvm.joinType())]

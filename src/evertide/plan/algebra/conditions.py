@@ -6,13 +6,13 @@ the join's output drops again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from evertide.plan.catalyst.catalyst import Catalyst
 from evertide.plan.catalyst.scala import read_list
-from evertide.plan.catalyst.walk import kind
+from evertide.plan.catalyst.walk import get_kind
 
 __all__ = ["Keys", "build_key_condition", "find_equal_keys", "find_not_in_key"]
 
@@ -38,14 +38,14 @@ def find_equal_keys(catalyst: Catalyst, condition: Any | None, left: Any, right:
             has_more = True
             continue
         pairs.append(tuple(_add_column(catalyst, side, columns) for side, columns in zip(sides, added, strict=True)))
-        null_safe.append(kind(part) == "EqualNullSafe")
+        null_safe.append(get_kind(part) == "EqualNullSafe")
     return Keys(tuple(pairs), tuple(null_safe), has_more, tuple(added[0]), tuple(added[1]))
 
 
-def build_key_condition(catalyst: Catalyst, keys: Keys) -> Any:
-    """The condition that all keys are equal."""
+def build_key_condition(catalyst: Catalyst, pairs: Sequence[tuple[Any, Any]], null_safe: Sequence[bool]) -> Any | None:
+    """The condition that the two attributes of each pair are equal; None without pairs."""
     found = None
-    for (left, right), is_null_safe in zip(keys.pairs, keys.is_null_safe, strict=True):
+    for (left, right), is_null_safe in zip(pairs, null_safe, strict=True):
         equal = catalyst.expression("EqualNullSafe" if is_null_safe else "EqualTo", left, right)
         found = equal if found is None else catalyst.expression("And", found, equal)
     return found
@@ -53,11 +53,11 @@ def build_key_condition(catalyst: Catalyst, keys: Keys) -> Any:
 
 def find_not_in_key(condition: Any | None, left: Any, right: Any) -> tuple[Any, Any] | None:
     """a and b of `a = b OR (a = b) IS NULL`, which is how Spark plans NOT IN; None for other conditions."""
-    if condition is None or kind(condition) != "Or":
+    if condition is None or get_kind(condition) != "Or":
         return None
     parts = read_list(condition.children())
-    equal = next((part for part in parts if kind(part) == "EqualTo"), None)
-    unknown = next((part for part in parts if kind(part) == "IsNull"), None)
+    equal = next((part for part in parts if get_kind(part) == "EqualTo"), None)
+    unknown = next((part for part in parts if get_kind(part) == "IsNull"), None)
     if equal is None or unknown is None or not unknown.child().semanticEquals(equal):
         return None
     return _match_sides(equal, left, right)
@@ -66,7 +66,7 @@ def find_not_in_key(condition: Any | None, left: Any, right: Any) -> tuple[Any, 
 def _split_conjuncts(condition: Any | None) -> Iterator[Any]:
     if condition is None:
         return
-    if kind(condition) == "And":
+    if get_kind(condition) == "And":
         for child in read_list(condition.children()):
             yield from _split_conjuncts(child)
     else:
@@ -75,7 +75,7 @@ def _split_conjuncts(condition: Any | None) -> Iterator[Any]:
 
 def _match_sides(part: Any, left: Any, right: Any) -> tuple[Any, Any] | None:
     """The two sides of an equality between the join's inputs, left first; None if it is not one."""
-    if kind(part) not in ("EqualTo", "EqualNullSafe"):
+    if get_kind(part) not in ("EqualTo", "EqualNullSafe"):
         return None
     a, b = read_list(part.children())
     if _is_of(a, left) and _is_of(b, right):
@@ -91,7 +91,7 @@ def _is_of(expression: Any, side: Any) -> bool:
 
 
 def _add_column(catalyst: Catalyst, side: Any, columns: list[Any]) -> Any:
-    if kind(side) == "AttributeReference":
+    if get_kind(side) == "AttributeReference":
         return side
     columns.append(catalyst.alias(side, "key"))
     return columns[-1].toAttribute()

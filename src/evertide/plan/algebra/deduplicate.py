@@ -13,7 +13,7 @@ from typing import Any
 from evertide.errors import InvalidInput
 from evertide.plan.catalyst.catalyst import Catalyst
 from evertide.plan.catalyst.scala import read_list
-from evertide.plan.catalyst.walk import kind, walk_nodes
+from evertide.plan.catalyst.walk import get_kind, walk_nodes
 
 __all__ = ["rewrite_deduplicates"]
 
@@ -22,15 +22,15 @@ _EXPRESSIONS = "org.apache.spark.sql.catalyst.expressions"
 
 def rewrite_deduplicates(catalyst: Catalyst, analyzed: Any, where: str) -> Any | None:
     """Replace each Deduplicate of an analyzed plan by a window; None if there is none."""
-    found = sum(kind(node) == "Deduplicate" for node in walk_nodes(analyzed))
+    found = sum(get_kind(node) == "Deduplicate" for node in walk_nodes(analyzed))
     if not found:
         return None
     rewriter = _Rewriter(catalyst, where)
-    made = rewriter.rewrite(analyzed)
+    rewritten = rewriter.rewrite(analyzed)
     if rewriter.count < found:
         why = "dropDuplicates is not supported in a subquery of an expression; declare its result as a separate view"
         raise InvalidInput(where=where, why=why)
-    return made
+    return rewritten
 
 
 class _Rewriter:
@@ -44,7 +44,7 @@ class _Rewriter:
         children = [self.rewrite(child) for child in read_list(jvm.children())]
         if self.count > before:
             jvm = self._catalyst.replace_children(jvm, children)
-        if kind(jvm) != "Deduplicate":
+        if get_kind(jvm) != "Deduplicate":
             return jvm
         self.count += 1
         return self._keep_first_rows(jvm)

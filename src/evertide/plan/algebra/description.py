@@ -13,7 +13,7 @@ from typing import Any
 from evertide.plan.algebra.nodes import (
     Aggregate,
     Attribute,
-    Constant,
+    ConstantRows,
     Expand,
     Filter,
     Generate,
@@ -26,7 +26,7 @@ from evertide.plan.algebra.nodes import (
     Window,
 )
 from evertide.plan.catalyst.scala import read_list, read_option
-from evertide.plan.catalyst.walk import kind
+from evertide.plan.catalyst.walk import get_kind
 
 __all__ = ["describe_node", "list_column_names"]
 
@@ -78,14 +78,14 @@ def _list_columns(columns: Iterable[Any]) -> str:
 
 def _describe_column(column: Any) -> str:
     """Omit an alias with the name of its column."""
-    if kind(column) != "Alias":
+    if get_kind(column) != "Alias":
         return _to_sql(column)
     text, name = _to_sql(column.child()), _simplify(column.name())
     return text if text == name else f"{text} AS {name}"
 
 
 def _describe_map(node: Map) -> str:
-    if kind(node.jvm) == "Project":
+    if get_kind(node.jvm) == "Project":
         return _list_columns(read_list(node.jvm.projectList()))
     return "in Python " + ", ".join(_to_sql(function) for function in read_list(node.jvm.udfs()))
 
@@ -105,7 +105,7 @@ def _describe_aggregate(node: Aggregate) -> str:
 
 def _describe_window(node: Window) -> str:
     found = [column.child() for column in read_list(node.jvm.windowExpressions())]
-    functions = [_to_sql(each.windowFunction()) for each in found if kind(each) == "WindowExpression"]
+    functions = [_to_sql(each.windowFunction()) for each in found if get_kind(each) == "WindowExpression"]
     order = [_to_sql(by) for by in read_list(node.jvm.orderSpec())]
     text = ", ".join(functions)
     if node.partition:
@@ -115,15 +115,15 @@ def _describe_window(node: Window) -> str:
 
 def _describe_top(node: TopK) -> str:
     below = node.jvm
-    while kind(below) != "Sort":
+    while get_kind(below) != "Sort":
         below = below.child()
     order = ", ".join(_to_sql(by) for by in read_list(below.order()))
     offset = f" after {node.offset}" if node.offset else ""
     return f"{'all' if node.limit is None else node.limit}{offset} order by {order}"
 
 
-def _describe_constant(node: Constant) -> str:
-    name = kind(node.jvm)
+def _describe_constant(node: ConstantRows) -> str:
+    name = get_kind(node.jvm)
     if name == "Range":
         return f"range from {node.jvm.start()} to {node.jvm.end()} by {node.jvm.step()}"
     rows = node.jvm.data().size() if name == "LocalRelation" else 1
@@ -140,7 +140,7 @@ def _list_names(attributes: Iterable[Attribute]) -> str:
 
 _WORDS: dict[type[PlanNode], Callable[[Any], str]] = {
     Scan: lambda node: node.collection,
-    Constant: _describe_constant,
+    ConstantRows: _describe_constant,
     Map: _describe_map,
     Filter: lambda node: _to_sql(node.jvm.condition()),
     Expand: lambda node: f"into {node.jvm.projections().size()} forms of {_list_names(node.output)}",

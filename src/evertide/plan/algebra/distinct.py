@@ -22,7 +22,7 @@ from typing import Any
 
 from evertide.plan.catalyst.catalyst import Catalyst
 from evertide.plan.catalyst.scala import read_list, read_option
-from evertide.plan.catalyst.walk import kind, walk_parts
+from evertide.plan.catalyst.walk import get_kind, walk_parts
 
 __all__ = ["undo_distinct_rewrite"]
 
@@ -33,34 +33,34 @@ Forms = dict[int, dict[int, Any]]
 def undo_distinct_rewrite(catalyst: Catalyst, outer: Any) -> Any:
     """Restore an Aggregate of Catalyst that was rewritten; any other is returned as it is."""
     inner = outer.child()
-    expand = inner.child() if kind(inner) == "Aggregate" else None
-    if expand is None or kind(expand) != "Expand":
+    expand = inner.child() if get_kind(inner) == "Aggregate" else None
+    if expand is None or get_kind(expand) != "Expand":
         return outer
     gid = _find_gid(expand, read_list(inner.groupingExpressions()))
     if gid is None:
         return outer
-    undo = _Undo(catalyst, inner, expand, gid)
+    rewritten = _RewrittenAggregate(catalyst, inner, expand, gid)
     found = [part for column in read_list(outer.aggregateExpressions()) for part in walk_parts(column)]
-    if not all(undo.is_rewritten(part) for part in found if kind(part) == "AggregateExpression"):
+    if not all(rewritten.is_rewritten(part) for part in found if get_kind(part) == "AggregateExpression"):
         return outer
-    keys = [undo.restore_key(key) for key in read_list(outer.groupingExpressions())]
-    columns = [undo.restore_column(column) for column in read_list(outer.aggregateExpressions())]
+    keys = [rewritten.restore_key(key) for key in read_list(outer.groupingExpressions())]
+    columns = [rewritten.restore_column(column) for column in read_list(outer.aggregateExpressions())]
     return catalyst.aggregate(keys, columns, expand.child())
 
 
 def _find_gid(expand: Any, keys: list[Any]) -> Any | None:
     """The attribute that has the number of the list."""
     forms = [read_list(form) for form in read_list(expand.projections())]
-    wanted = {key.exprId().id() for key in keys if kind(key) == "AttributeReference" and key.name() == "gid"}
+    wanted = {key.exprId().id() for key in keys if get_kind(key) == "AttributeReference" and key.name() == "gid"}
     for at, attribute in enumerate(read_list(expand.output())):
-        if attribute.exprId().id() not in wanted or any(kind(form[at]) != "Literal" for form in forms):
+        if attribute.exprId().id() not in wanted or any(get_kind(form[at]) != "Literal" for form in forms):
             continue
         if len({form[at].value() for form in forms}) == len(forms):
             return attribute
     return None
 
 
-class _Undo:
+class _RewrittenAggregate:
     def __init__(self, catalyst: Catalyst, inner: Any, expand: Any, gid: Any) -> None:
         self._catalyst = catalyst
         self._gid: int = gid.exprId().id()
@@ -77,8 +77,8 @@ class _Undo:
             self._find_inner(aggregate.aggregateFunction().children().apply(0)) if self._is_first(aggregate) else None
         )
         conditions = [self._find_inner(condition) for condition in rest]
-        return (inner is None or kind(inner) == "AggregateExpression") and all(
-            condition is not None and kind(condition.aggregateFunction()) == "Max" for condition in conditions
+        return (inner is None or get_kind(inner) == "AggregateExpression") and all(
+            condition is not None and get_kind(condition.aggregateFunction()) == "Max" for condition in conditions
         )
 
     def restore_key(self, key: Any) -> Any:
@@ -87,14 +87,14 @@ class _Undo:
     def restore_column(self, column: Any) -> Any:
         """Restore a result column, with its name."""
         changed = self._restore(column)
-        if kind(changed) == "Alias" or changed.exprId().equals(column.exprId()):
+        if get_kind(changed) == "Alias" or changed.exprId().equals(column.exprId()):
             return changed
         return self._catalyst.alias(changed, column.name(), column.exprId())
 
     def _restore(self, expression: Any) -> Any:
-        if kind(expression) == "AggregateExpression":
+        if get_kind(expression) == "AggregateExpression":
             return self._restore_aggregate(expression)
-        if kind(expression) == "AttributeReference":
+        if get_kind(expression) == "AttributeReference":
             return self.restore_key(expression)
         children = [self._restore(child) for child in read_list(expression.children())]
         return self._catalyst.replace_children(expression, children)
@@ -114,31 +114,31 @@ class _Undo:
     def _is_first(self, aggregate: Any) -> bool:
         """Whether the function only passes on a result that the inner Aggregate computed without DISTINCT."""
         function = aggregate.aggregateFunction()
-        return kind(function) == "First" and self._find_inner(function.children().apply(0)) is not None
+        return get_kind(function) == "First" and self._find_inner(function.children().apply(0)) is not None
 
     def _split_condition(self, aggregate: Any) -> tuple[int, list[Any]]:
         """The number of the list that a function reads, or -1, and the rest of its condition."""
         condition = read_option(aggregate.filter())
         if condition is None:
             return -1, []
-        first, *rest = read_list(condition.children()) if kind(condition) == "And" else [condition]
-        if kind(first) != "EqualTo" or len(rest) > 1:
+        first, *rest = read_list(condition.children()) if get_kind(condition) == "And" else [condition]
+        if get_kind(first) != "EqualTo" or len(rest) > 1:
             return -1, []
         left, right = read_list(first.children())
-        if kind(left) != "AttributeReference" or left.exprId().id() != self._gid or kind(right) != "Literal":
+        if get_kind(left) != "AttributeReference" or left.exprId().id() != self._gid or get_kind(right) != "Literal":
             return -1, []
         return right.value(), rest
 
     def _find_inner(self, attribute: Any) -> Any | None:
         """The function of the inner Aggregate that computes an attribute, if one does."""
-        if kind(attribute) != "AttributeReference":
+        if get_kind(attribute) != "AttributeReference":
             return None
         column = self._inner.get(attribute.exprId().id())
-        found = column.child() if column is not None and kind(column) == "Alias" else None
-        return found if found is not None and kind(found) == "AggregateExpression" else None
+        found = column.child() if column is not None and get_kind(column) == "Alias" else None
+        return found if found is not None and get_kind(found) == "AggregateExpression" else None
 
     def _substitute(self, expression: Any, form: dict[int, Any]) -> Any:
-        if kind(expression) == "AttributeReference":
+        if get_kind(expression) == "AttributeReference":
             return form.get(expression.exprId().id(), expression)
         children = [self._substitute(child, form) for child in read_list(expression.children())]
         return self._catalyst.replace_children(expression, children)

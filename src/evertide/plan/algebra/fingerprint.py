@@ -20,7 +20,6 @@ from functools import cached_property
 from typing import Any
 
 from evertide.plan.algebra.node_fingerprints import NodeFingerprints, hash_json
-from evertide.plan.algebra.nodes import PlanNode
 from evertide.plan.catalyst.canonical import CanonicalForms
 from evertide.plan.catalyst.result_settings import read_result_settings
 from evertide.plan.program.program import Program
@@ -30,22 +29,19 @@ __all__ = ["Fingerprints"]
 
 
 class Fingerprints:
-    """The fingerprints of a program: of its `views` by name, of the whole `pipeline`, and `of` each operator."""
+    """The fingerprints of a program: of its `views` by name, of the whole `pipeline`, and of all `nodes`."""
 
     def __init__(self, program: Program) -> None:
         self._program = program
         self._settings = read_result_settings(program.catalog.session)
-        self._nodes: dict[int, str] = {}
+        self.nodes: dict[int, str] = {}
+        """By the id of an operator of a view."""
         self.views: dict[str, str] = {}
         canonical = CanonicalForms(program.catalog.session, "")
         for name, plan in program.views.items():
             canonical.where = f"view {name!r}"
-            found = NodeFingerprints(canonical, self._settings, self.views, self._nodes).hash_node(plan)
+            found = NodeFingerprints(canonical, self._settings, self.views, self.nodes).hash_node(plan)
             self.views[name] = hash_json(["view", [attribute.name for attribute in plan.output], found])
-
-    def get_node_fingerprint(self, node: PlanNode) -> str:
-        """The fingerprint of an operator of one of the program's views."""
-        return self._nodes[id(node)]
 
     @cached_property
     def pipeline(self) -> str:

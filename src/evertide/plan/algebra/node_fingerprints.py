@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from hashlib import blake2b
 from typing import Any
 
 from evertide.plan.algebra.nodes import Aggregate, Attribute, Map, PlanNode, Scan, TopK
 from evertide.plan.catalyst.canonical import CanonicalForms
 from evertide.plan.catalyst.scala import read_list
-from evertide.plan.catalyst.walk import kind
+from evertide.plan.catalyst.walk import get_kind, walk_own_nodes
 
 __all__ = ["NodeFingerprints", "hash_json"]
 
@@ -46,19 +46,19 @@ class NodeFingerprints:
         labels = _label_attributes(node)
         if isinstance(node, Aggregate) and node.is_additive:
             return _describe_additive(node, labels)
-        if isinstance(node, Map) and node.is_moves_only:
+        if isinstance(node, Map) and node.is_rename_only:
             return [labels[node.passed[attribute]] for attribute in node.ids]
-        stop = [child.jvm for child in node.children]
+        inputs = [child.jvm for child in node.children]
         return [
             _describe_state(node, labels),
-            [self._describe_operator(operator, labels) for operator in _list_operators(node.jvm, stop)],
+            [self._describe_operator(operator, labels) for operator in walk_own_nodes(node.jvm, inputs)],
         ]
 
     def _describe_operator(self, jvm: Any, labels: Mapping[int, Any]) -> Any:
-        expressions = [] if kind(jvm) in ("LocalRelation", "Range") else read_list(jvm.expressions())
+        expressions = [] if get_kind(jvm) in ("LocalRelation", "Range") else read_list(jvm.expressions())
         texts = [self._canonical.describe_expression(expression, labels) for expression in expressions]
-        facts = self._canonical.describe_rows(jvm) if kind(jvm) == "LocalRelation" else _describe_facts(jvm)
-        return [kind(jvm), facts, texts]
+        facts = self._canonical.describe_rows(jvm) if get_kind(jvm) == "LocalRelation" else _describe_facts(jvm)
+        return [get_kind(jvm), facts, texts]
 
 
 def _label_attributes(node: PlanNode) -> dict[int, Any]:
@@ -97,22 +97,14 @@ def _describe_type(attribute: Attribute) -> list[Any]:
     return [attribute.type, attribute.nullable]
 
 
-def _list_operators(jvm: Any, stop: list[Any]) -> Iterator[Any]:
-    """The Catalyst operators of one node, without those of its inputs."""
-    yield jvm
-    for child in read_list(jvm.children()):
-        if not any(child.equals(other) for other in stop):
-            yield from _list_operators(child, stop)
-
-
 def _describe_facts(jvm: Any) -> Any:
     """Facts about a Catalyst operator that are not part of its expressions."""
-    found = _FACTS.get(kind(jvm))
+    found = _FACTS.get(get_kind(jvm))
     return None if found is None else found(jvm)
 
 
 _FACTS: dict[str, Callable[[Any], Any]] = {
-    "Join": lambda jvm: kind(jvm.joinType()),
+    "Join": lambda jvm: get_kind(jvm.joinType()),
     "Sort": lambda jvm: bool(getattr(jvm, "global")()),
     "Generate": lambda jvm: [bool(jvm.outer()), read_list(jvm.unrequiredChildIndex())],
     "Expand": lambda jvm: jvm.projections().size(),

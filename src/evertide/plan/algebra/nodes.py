@@ -27,7 +27,7 @@ from typing import Any
 __all__ = [
     "Aggregate",
     "Attribute",
-    "Constant",
+    "ConstantRows",
     "EvalMode",
     "Expand",
     "Filter",
@@ -79,13 +79,16 @@ class Scan(PlanNode):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Constant(PlanNode):
-    pass
+class ConstantRows(PlanNode):
+    @property
+    def kind(self) -> str:
+        """Fingerprints contain this name, so it must not change."""
+        return "Constant"
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Map(PlanNode):
-    is_moves_only: bool = False
+    is_rename_only: bool = False
     """Whether the Map only selects and renames columns."""
     is_copy: bool = False
     """Whether the Map replaces a part of the plan that equals its child (`evertide.plan.algebra.sharing`)."""
@@ -159,6 +162,10 @@ class Function:
     mode: EvalMode
     buffer: tuple[Attribute, ...]
     """Catalyst's aggregation buffer, from which it computes the result."""
+
+    @property
+    def is_extreme(self) -> bool:
+        return self.name in ("Min", "Max")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -23,9 +23,9 @@ from typing import Any
 from evertide.errors import InvalidInput
 from evertide.plan.catalyst.catalyst import Catalyst
 from evertide.plan.catalyst.scala import read_list, read_option
-from evertide.plan.catalyst.walk import kind, walk_parts
+from evertide.plan.catalyst.walk import get_kind, walk_parts
 
-__all__ = ["canonicalize_aggregate", "is_from_distinct_rewrite", "make_total_order", "sort_collected"]
+__all__ = ["canonicalize_aggregate", "make_total_order", "sort_collected"]
 
 _ORDER_FREE = frozenset(
     (
@@ -70,27 +70,27 @@ def _make_exact_form(catalyst: Catalyst, value: Any) -> Any | None:
     return catalyst.cast(value, "StringType") if '"float"' in kind_of or '"double"' in kind_of else None
 
 
-def is_from_distinct_rewrite(aggregate: Any) -> bool:
+def _is_from_distinct_rewrite(aggregate: Any) -> bool:
     """Whether Spark's DISTINCT rewrite added this `first`; its group has one value only."""
     function = aggregate.aggregateFunction()
     condition = read_option(aggregate.filter())
-    if kind(function) != "First" or condition is None:
+    if get_kind(function) != "First" or condition is None:
         return False
-    named = [part for part in walk_parts(condition) if kind(part) == "AttributeReference"]
+    named = [part for part in walk_parts(condition) if get_kind(part) == "AttributeReference"]
     return bool(function.ignoreNulls()) and [part.name() for part in named] == ["gid"]
 
 
 def canonicalize_aggregate(catalyst: Catalyst, aggregate: Any, where: str) -> Any:
     """Replace an aggregate by an expression that does not depend on the order of rows."""
     function = aggregate.aggregateFunction()
-    name = kind(function)
+    name = get_kind(function)
     if name in ("Min", "Max"):
         return _take_extreme(catalyst, name, function.child(), read_option(aggregate.filter()))
     if name in _ORDER_FREE:
         return aggregate
     if name in _OF_VALUES:
         return _normalize(catalyst, aggregate)
-    if is_from_distinct_rewrite(aggregate) and catalyst.is_orderable(function.child().dataType()):
+    if _is_from_distinct_rewrite(aggregate) and catalyst.is_orderable(function.child().dataType()):
         return _take_extreme(catalyst, "Max", function.child(), read_option(aggregate.filter()))
     if name == "ListAgg":
         _check_listagg(function, where)
@@ -113,7 +113,7 @@ def canonicalize_aggregate(catalyst: Catalyst, aggregate: Any, where: str) -> An
 
 def sort_collected(catalyst: Catalyst, aggregate: Any) -> Any:
     """Sort a collected array, so that it can be stored without the expression around it."""
-    if kind(aggregate.aggregateFunction()) not in ("CollectList", "CollectSet"):
+    if get_kind(aggregate.aggregateFunction()) not in ("CollectList", "CollectSet"):
         return aggregate
     return _sort_array(catalyst, aggregate)
 
@@ -206,8 +206,8 @@ def _rewrite_mode(catalyst: Catalyst, aggregate: Any, function: Any) -> Any:
     if function.reverseOpt().isDefined():
         return _normalize(catalyst, aggregate)
     value = catalyst.normalize(function.child())
-    made = catalyst.expression("aggregate.Mode", value, 0, 0, catalyst.make_some(True))  # noqa: FBT003
-    return catalyst.aggregate_expression(made, read_option(aggregate.filter()))
+    mode = catalyst.expression("aggregate.Mode", value, 0, 0, catalyst.make_some(True))  # noqa: FBT003
+    return catalyst.aggregate_expression(mode, read_option(aggregate.filter()))
 
 
 _REWRITES: dict[str, Callable[[Catalyst, Any, Any], Any]] = {

@@ -13,7 +13,7 @@ from typing import Any
 from evertide.errors import InvalidInput
 from evertide.plan.catalyst.network import has_external_dtds
 from evertide.plan.catalyst.scala import read_list
-from evertide.plan.catalyst.walk import kind, walk_expressions, walk_nodes
+from evertide.plan.catalyst.walk import get_kind, walk_expressions, walk_nodes
 from evertide.plan.program.catalog import Query, SparkCatalog
 
 __all__ = ["refuse_unmaintainable"]
@@ -51,7 +51,7 @@ def refuse_unmaintainable(query: Query, catalog: SparkCatalog) -> None:
 
 
 def _check_node(node: Any, catalog: SparkCatalog) -> str | None:
-    name = kind(node)
+    name = get_kind(node)
     if name == "Sample":
         return "TABLESAMPLE selects rows at random; filter by a hash of the key instead"
     if name in ("GlobalLimit", "Offset", "Tail") and not _is_ordered(node):
@@ -68,21 +68,21 @@ def _check_node(node: Any, catalog: SparkCatalog) -> str | None:
 def _is_ordered(node: Any) -> bool:
     """Whether the rows are globally sorted: there is a Sort below, and nothing in between changes the order."""
     below = node.children().apply(0)
-    while kind(below) in ("GlobalLimit", "LocalLimit", "Offset", "Project", "SubqueryAlias"):
+    while get_kind(below) in ("GlobalLimit", "LocalLimit", "Offset", "Project", "SubqueryAlias"):
         if any(map(_becomes_join, walk_expressions(below))):
             return False
         below = below.children().apply(0)
-    return kind(below) == "Sort" and bool(getattr(below, "global")())  # SORT BY sorts each partition separately
+    return get_kind(below) == "Sort" and bool(getattr(below, "global")())  # SORT BY sorts each partition separately
 
 
 def _becomes_join(expression: Any) -> bool:
     """Whether Spark computes the expression by a join, whose rows have no order."""
-    name = kind(expression)
+    name = get_kind(expression)
     return name == "ListQuery" or (name in ("ScalarSubquery", "Exists") and bool(expression.isCorrelated()))
 
 
 def _check_expression(expression: Any) -> str | None:
-    name = kind(expression)
+    name = get_kind(expression)
     if name in _CURRENT:
         return f"{_CURRENT[name]}() has no fixed value; put the value into a table and read it from there"
     if name in _RANDOM:
@@ -90,10 +90,10 @@ def _check_expression(expression: Any) -> str | None:
     if name in ("PythonUDAF", "PythonUDTF"):
         kind_of = "aggregates rows" if name == "PythonUDAF" else "produces tables"
         return f"{expression.name()} {kind_of} in Python; use functions of one row (udf, arrow_udf)"
-    to_blame = not expression.deterministic() and all(
+    is_cause = not expression.deterministic() and all(
         child.deterministic() for child in read_list(expression.children())
     )
-    if to_blame and not _has_plan(expression):
+    if is_cause and not _has_plan(expression):
         return f"{expression.sql()} is not deterministic, so the view could not be recomputed"
     return None
 
@@ -101,7 +101,7 @@ def _check_expression(expression: Any) -> str | None:
 def _check_xml(expression: Any, catalog: SparkCatalog) -> str | None:
     """Rows are untrusted. Spark's XPath functions read the DTD that a document names, unless the JVM was started with
     an option that forbids it, as Evertide's own sessions are."""
-    if not kind(expression).startswith("XPath") or not has_external_dtds(catalog.session):
+    if not get_kind(expression).startswith("XPath") or not has_external_dtds(catalog.session):
         return None
     option = "-Djavax.xml.accessExternalDTD="
     return (
@@ -112,4 +112,4 @@ def _check_xml(expression: Any, catalog: SparkCatalog) -> str | None:
 
 def _has_plan(expression: Any) -> bool:
     """Whether the expression is a subquery, whose plan is checked operator by operator."""
-    return kind(expression) in ("ScalarSubquery", "Exists", "ListQuery", "InSubquery", "LateralSubquery")
+    return get_kind(expression) in ("ScalarSubquery", "Exists", "ListQuery", "InSubquery", "LateralSubquery")

@@ -19,7 +19,7 @@ from evertide.plan.algebra.aggregates import make_map
 from evertide.plan.algebra.nodes import PlanNode
 from evertide.plan.catalyst.catalyst import Catalyst
 from evertide.plan.catalyst.scala import read_list
-from evertide.plan.catalyst.walk import kind
+from evertide.plan.catalyst.walk import get_kind
 
 __all__ = ["assign_sessions", "find_session_key"]
 
@@ -33,14 +33,14 @@ class MakeWindow(Protocol):
 def find_session_key(aggregate: Any) -> Any | None:
     """The key of a Catalyst Aggregate that is a session window; None if it has none."""
     keys = read_list(aggregate.groupingExpressions())
-    return next((key for key in keys if kind(key) == "AttributeReference" and key.metadata().contains(_MARK)), None)
+    return next((key for key in keys if get_kind(key) == "AttributeReference" and key.metadata().contains(_MARK)), None)
 
 
 def assign_sessions(
     catalyst: Catalyst, session: Any, keys: list[Any], child: PlanNode, window: MakeWindow
 ) -> tuple[PlanNode, Any]:
     """Add the session to the rows of `child`: the node, and the column. `keys` are the other keys."""
-    make = _Columns(catalyst, keys)
+    make = _WindowColumns(catalyst, keys)
     start, end = (catalyst.alias(catalyst.get_field(session, at), name) for at, name in enumerate(("start", "end")))
     node: PlanNode = make_map(catalyst, [*read_list(child.jvm.output()), start, end], child)
     at, until = start.toAttribute(), end.toAttribute()
@@ -63,7 +63,7 @@ def assign_sessions(
     return node, whole.toAttribute()
 
 
-class _Columns:
+class _WindowColumns:
     def __init__(self, catalyst: Catalyst, keys: list[Any]) -> None:
         self._catalyst = catalyst
         self._keys = catalyst.seq(keys)

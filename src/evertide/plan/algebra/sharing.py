@@ -28,7 +28,7 @@ class SharedParts:
     def __init__(self, catalyst: Catalyst, canonical: CanonicalForms) -> None:
         self._catalyst = catalyst
         self._known: dict[int, str] = {}
-        self._prints = NodeFingerprints(canonical, {}, {}, self._known)
+        self._fingerprints = NodeFingerprints(canonical, {}, {}, self._known)
         self._first: dict[str, PlanNode] = {}
         self._alive: list[PlanNode] = []
         """All nodes that were hashed: fingerprints are kept by the id of a node, so the node must stay alive."""
@@ -42,14 +42,14 @@ class SharedParts:
         if not node.output or not any(isinstance(below, Scan) for below in walk(node)):
             return node
         self._alive.append(node)
-        found = self._prints.hash_node(node)
+        found = self._fingerprints.hash_node(node)
         first = self._first.setdefault(found, node)
         if first is node:
             return node
-        made = self._copy(first, node)
-        self._alive.append(made)
-        self._known[id(made)] = found
-        return made
+        copy = self._copy(first, node)
+        self._alive.append(copy)
+        self._known[id(copy)] = found
+        return copy
 
     def _copy(self, first: PlanNode, node: PlanNode) -> PlanNode:
         pairs: list[tuple[Any, Any]] = list(

@@ -136,19 +136,19 @@ class _Expression:
     def _describe_node(self, at: int, found: dict[str, Any]) -> Any:
         """`at` is the position in the expression, parents first; -1 inside a field, where it is unknown."""
         kind = found["class"].rpartition(".")[2]
-        made = {}
+        fields = {}
         for name, value in found.items():
             if name in _LEFT_OUT or (name == "name" and kind in _NAMED) or (name == "exprId" and kind == "Alias"):
                 continue
             if name == "exprId":
-                made[name] = self._label(value["id"])
+                fields[name] = self._label(value["id"])
             elif value is None and kind != "Literal" and at >= 0:
-                made[name] = self._canonical.describe_field(self._read_field(at, name))
+                fields[name] = self._canonical.describe_field(self._read_field(at, name))
             elif kind == "Literal" and name == "value" and value is not None and not _has_stable_text(found):
-                made[name] = self._canonical.describe_literal(self._find_part(at)) if at >= 0 else None
+                fields[name] = self._canonical.describe_literal(self._find_part(at)) if at >= 0 else None
             else:
-                made[name] = self._describe_field(value)
-        return made
+                fields[name] = self._describe_field(value)
+        return fields
 
     def _describe_field(self, value: Any) -> Any:
         if isinstance(value, list):

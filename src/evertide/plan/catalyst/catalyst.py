@@ -85,10 +85,10 @@ class Catalyst:
 
     def seq(self, values: Iterable[Any]) -> Any:
         """A Scala list."""
-        made = self._nil
+        scala_list = self._nil
         for value in reversed(list(values)):
-            made = getattr(made, "$colon$colon")(value)
-        return made
+            scala_list = getattr(scala_list, "$colon$colon")(value)
+        return scala_list
 
     # Operators.
 
@@ -107,12 +107,12 @@ class Catalyst:
         )
 
     def aggregate(self, keys: Iterable[Any], columns: Iterable[Any], child: Any) -> Any:
-        made = self.companion(f"{_LOGICAL}.Aggregate")
-        return made.apply(self.seq(keys), self.seq(columns), child, self.none)
+        operator = self.companion(f"{_LOGICAL}.Aggregate")
+        return operator.apply(self.seq(keys), self.seq(columns), child, self.none)
 
     def window(self, columns: Iterable[Any], partition: Any, order: Iterable[Any], child: Any) -> Any:
-        made = self.companion(f"{_LOGICAL}.Window")
-        return made.apply(self.seq(columns), partition, self.seq(order), child, self.none)
+        operator = self.companion(f"{_LOGICAL}.Window")
+        return operator.apply(self.seq(columns), partition, self.seq(order), child, self.none)
 
     def sort(self, order: Iterable[Any], child: Any, *, is_global: bool) -> Any:
         return self.companion(f"{_LOGICAL}.Sort").apply(self.seq(order), is_global, child, self.none)
@@ -148,20 +148,20 @@ class Catalyst:
 
     def _make_array(self, values: list[Any]) -> Any:
         """A Java array of objects."""
-        made = self._gateway.new_array(self._jvm.java.lang.Object, len(values))
+        array = self._gateway.new_array(self._jvm.java.lang.Object, len(values))
         for at, value in enumerate(values):
-            made[at] = value
-        return made
+            array[at] = value
+        return array
 
     @cached_property
     def _local_runner_class(self) -> Any:
         return compile_runner(self._gateway)
 
     def make_java_list(self, values: Iterable[Any]) -> Any:
-        made = self._array_list()
+        java_list = self._array_list()
         for value in values:
-            made.add(value)
-        return made
+            java_list.add(value)
+        return java_list
 
     def _read_arrays(self, arrays: Any) -> Iterator[pa.Buffer]:
         """Read the byte arrays of a Scala iterator through a file."""
@@ -188,8 +188,8 @@ class Catalyst:
             ):
                 stream.write_table(rows.combine_chunks(), max_chunksize=-(-rows.num_rows // partitions))
             batches = self._python_utils.readArrowStreamFromFile(str(path))
-        made = self.companion(f"{_ARROW}.ArrowConverters").toDataFrame(batches, struct, self._large, _TIME_ZONE, *_NO)
-        rdd, statistics = made.queryExecution().logical().rdd(), self.make_some(self._make_statistics(rows.nbytes))
+        frame = self.companion(f"{_ARROW}.ArrowConverters").toDataFrame(batches, struct, self._large, _TIME_ZONE, *_NO)
+        rdd, statistics = frame.queryExecution().logical().rdd(), self.make_some(self._make_statistics(rows.nbytes))
         return self._make_rdd_relation(attributes, rdd, self._large, statistics)
 
     def _make_statistics(self, size: int) -> Any:
@@ -252,8 +252,8 @@ class Catalyst:
 
     def cluster(self, by: list[Any], child: Any) -> Any:
         """Put rows that agree in `by` into one partition; all rows if `by` is empty."""
-        made = self.companion(f"{_LOGICAL}.RepartitionByExpression")
-        return made.apply(self.seq(by), child, self.none if by else self.make_some(1), self.none)
+        operator = self.companion(f"{_LOGICAL}.RepartitionByExpression")
+        return operator.apply(self.seq(by), child, self.none if by else self.make_some(1), self.none)
 
     def replace_children(self, tree: Any, children: list[Any]) -> Any:
         """Copy an operator or expression with other children; without children it is returned as it is."""
@@ -269,17 +269,17 @@ class Catalyst:
         return self.session.sessionState().sqlParser().parseExpression(f"{value}L")
 
     def alias(self, expression: Any, name: str, expr_id: Any | None = None) -> Any:
-        made = self.companion(f"{_EXPRESSIONS}.Alias")
+        companion = self.companion(f"{_EXPRESSIONS}.Alias")
         empty = self.seq([])
         expr_id = self.make_id() if expr_id is None else expr_id
-        return made.apply(expression, name, expr_id, empty, self.none, empty)
+        return companion.apply(expression, name, expr_id, empty, self.none, empty)
 
     def make_id(self) -> Any:
         return self.companion(f"{_EXPRESSIONS}.NamedExpression").newExprId()
 
     def make_ascending(self, expression: Any) -> Any:
-        made = self.companion(f"{_EXPRESSIONS}.SortOrder")
-        return made.apply(expression, self.companion(f"{_EXPRESSIONS}.Ascending"), self.seq([]))
+        companion = self.companion(f"{_EXPRESSIONS}.SortOrder")
+        return companion.apply(expression, self.companion(f"{_EXPRESSIONS}.Ascending"), self.seq([]))
 
     def normalize(self, expression: Any) -> Any:
         """Normalize floats to one NaN and one zero, as Spark does for groups."""
@@ -294,9 +294,11 @@ class Catalyst:
 
     def cast(self, expression: Any, to: str) -> Any:
         """`to` is the name of a type that is a Scala object: StringType, BinaryType."""
-        made, legacy = self.companion(f"{_EXPRESSIONS}.Cast"), self.companion(f"{_EXPRESSIONS}.EvalMode").LEGACY()
+        companion, legacy = self.companion(f"{_EXPRESSIONS}.Cast"), self.companion(f"{_EXPRESSIONS}.EvalMode").LEGACY()
         zone = self.session.sessionState().conf().sessionLocalTimeZone()
-        return made.apply(expression, self.companion(f"org.apache.spark.sql.types.{to}"), self.make_some(zone), legacy)
+        return companion.apply(
+            expression, self.companion(f"org.apache.spark.sql.types.{to}"), self.make_some(zone), legacy
+        )
 
     def struct(self, fields: Iterable[Any]) -> Any:
         """A struct with fields f0, f1, and so on."""

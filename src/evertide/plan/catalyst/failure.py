@@ -1,4 +1,4 @@
-"""Errors of Spark: a short text for people, and whether Spark or the system is the cause.
+"""Describes errors of Spark in one line, and finds out whether Spark or the system is the cause.
 
 PySpark raises its own classes for most errors that a row or an expression causes. All other errors come as plain py4j
 errors: lost executors, out of memory, but also rows that some functions cannot parse. `classify_error` says what such
@@ -45,9 +45,9 @@ def describe_error(error: Exception) -> str:
     if isinstance(error, PythonException) and _TRACEBACK in lines:  # the function's own error comes after its frames
         last = len(lines) - lines[::-1].index(_TRACEBACK)
         lines = [line for line in lines[last:] if line[:1].strip()] or lines
-    said = read_first_line("\n".join(lines)) or type(error).__name__
+    text = read_first_line("\n".join(lines)) or type(error).__name__
     about = {each.fragment() for each in error.getQueryContext()} if isinstance(error, PySparkException) else set()
-    return f"{said}, in {', '.join(sorted(about))}" if about else said
+    return f"{text}, in {', '.join(sorted(about))}" if about else text
 
 
 def read_first_line(text: object) -> str:
@@ -61,10 +61,10 @@ def classify_errors(context: SparkContext) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # raised again, classified
-        told = classify_error(context, error)
-        if told is None:
+        classified = classify_error(context, error)
+        if classified is None:
             raise
-        raise told from error
+        raise classified from error
 
 
 def classify_error(
@@ -107,8 +107,8 @@ def _is_file_refused(context: SparkContext, error: Py4JJavaError) -> bool:
     cause, depth = error.java_exception, 0
     while cause is not None and depth < _CAUSES_MAX:
         if is_instance_of(context._gateway, cause, "java.io.IOException"):
-            said = str(cause.getMessage())
-            if any(said == each or said.endswith((f"({each})", f": {each}")) for each in _REFUSALS):
+            text = str(cause.getMessage())
+            if any(text == each or text.endswith((f"({each})", f": {each}")) for each in _REFUSALS):
                 return True
         cause, depth = cause.getCause(), depth + 1
     return False
@@ -135,8 +135,8 @@ def silence_traces() -> Iterator[None]:
 @cache
 def _filter_traces() -> None:
     """Once per process, since PySpark replaces the class of all new loggers for a moment here."""
-    PySparkLogger.getLogger(_LOGGER).addFilter(_is_traced)  # PySpark expects a logger of its own class under this name
+    PySparkLogger.getLogger(_LOGGER).addFilter(_is_logged)  # PySpark expects a logger of its own class under this name
 
 
-def _is_traced(_: logging.LogRecord) -> bool:
+def _is_logged(_: logging.LogRecord) -> bool:
     return not _is_silent.get()

@@ -24,7 +24,7 @@ __all__ = ["SETTINGS", "TOP_SETTINGS", "Session", "SparkSession", "open_session"
 
 logger = logging.getLogger(__name__)
 
-_ENDING_S = 10.0
+_EXIT_WAIT_S = 10.0
 SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -59,7 +59,7 @@ class Session:
         """The exit code of the JVM; None if it has not ended after a short wait."""
         process = getattr(SparkContext._gateway, "proc", None)
         try:
-            return None if process is None else int(process.wait(_ENDING_S))
+            return None if process is None else int(process.wait(_EXIT_WAIT_S))
         except subprocess.TimeoutExpired:
             return None
 
@@ -79,24 +79,24 @@ def open_session(
 
     `settings` are for a new session. They appear on a command line, so they must not contain secrets.
     """
-    known = spark or SparkSession.getActiveSession()
-    if known is not None:
-        if master is not None and known.sparkContext.master != master:
-            why = f"this process already has an active Spark session at {known.sparkContext.master!r}; stop it first"
+    existing = spark or SparkSession.getActiveSession()
+    if existing is not None:
+        if master is not None and existing.sparkContext.master != master:
+            why = f"this process already has an active Spark session at {existing.sparkContext.master!r}; stop it first"
             raise NotAllowedNow(where=f"master {master!r}", why=why)
-        return _check(Session(known, is_own=False))
+        return _check(Session(existing, is_own=False))
     _check_java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     chosen = master or os.environ.get("SPARK_MASTER", "local[*]")
     try:
-        made = _create(chosen, {**SETTINGS, **(settings or {})})
+        spark_session = _create(chosen, {**SETTINGS, **(settings or {})})
     except (PySparkException, Py4JJavaError, RuntimeError) as error:
         why = f"Spark did not start: {describe_error(error)}"
         if _NO_SECRET in why:
             why = f"{why}. {REMEDY}"
         raise InvalidInput(where=f"master {chosen!r}", why=why) from error
-    made.sparkContext.setLogLevel("ERROR")
-    return _check(Session(made, is_own=True))
+    spark_session.sparkContext.setLogLevel("ERROR")
+    return _check(Session(spark_session, is_own=True))
 
 
 def _create(master: str, settings: Mapping[str, str]) -> SparkSession:

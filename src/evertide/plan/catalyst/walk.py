@@ -7,10 +7,10 @@ from typing import Any
 
 from evertide.plan.catalyst.scala import read_list
 
-__all__ = ["kind", "walk_expressions", "walk_nodes", "walk_parts"]
+__all__ = ["get_kind", "walk_expressions", "walk_nodes", "walk_parts"]
 
 
-def kind(tree: Any) -> str:
+def get_kind(tree: Any) -> str:
     """The simple class name of an operator or expression."""
     name: str = tree.getClass().getSimpleName()
     return name.removesuffix("$")
@@ -23,8 +23,16 @@ def walk_nodes(plan: Any) -> Iterator[Any]:
         yield from walk_nodes(child)
 
 
+def walk_own_nodes(plan: Any, inputs: list[Any]) -> Iterator[Any]:
+    """The operators of a plan, parents first, without its inputs and the operators below those."""
+    yield plan
+    for child in read_list(plan.children()):
+        if not any(child.equals(other) for other in inputs):
+            yield from walk_own_nodes(child, inputs)
+
+
 def walk_expressions(plan: Any) -> Iterator[Any]:
-    """The expressions of one operator, parents first, without the plans of subqueries (see `nodes`)."""
+    """The expressions of one operator, parents first, without the plans of subqueries (see `walk_nodes`)."""
     for expression in read_list(plan.expressions()):
         yield from walk_parts(expression)
 

@@ -21,7 +21,7 @@ from typing import Any
 from evertide.plan.algebra.nodes import JoinType
 from evertide.plan.catalyst.catalyst import Catalyst
 from evertide.plan.catalyst.scala import read_list, read_option
-from evertide.plan.catalyst.walk import kind
+from evertide.plan.catalyst.walk import get_kind
 
 __all__ = ["Form", "find_outer_joins", "rewrite_to_form"]
 
@@ -37,7 +37,7 @@ class Form(Enum):
 
 def find_outer_joins(jvm: Any) -> list[JoinType]:
     """The types of the outer joins of a Catalyst plan."""
-    own = [JoinType(kind(jvm.joinType()))] if _is_outer_join(jvm) else []
+    own = [JoinType(get_kind(jvm.joinType()))] if _is_outer_join(jvm) else []
     return own + [found for child in read_list(jvm.children()) for found in find_outer_joins(child)]
 
 
@@ -51,7 +51,7 @@ def rewrite_to_form(catalyst: Catalyst, jvm: Any, form: Form) -> Any:
 
 
 def _is_outer_join(jvm: Any) -> bool:
-    return kind(jvm) == "Join" and kind(jvm.joinType()) in _OUTER
+    return get_kind(jvm) == "Join" and get_kind(jvm.joinType()) in _OUTER
 
 
 def _replace_join(catalyst: Catalyst, join: Any, form: Form) -> Any:

@@ -31,10 +31,10 @@ from evertide.plan.algebra.nodes import Attribute, Expand, Filter, Generate, Joi
 from evertide.plan.catalyst.catalyst import Catalyst
 from evertide.plan.catalyst.columns import make_arrow_schema
 from evertide.plan.catalyst.scala import read_list
-from evertide.plan.catalyst.walk import kind
+from evertide.plan.catalyst.walk import get_kind, walk_own_nodes
 from evertide.plan.fragment.forms import Form, find_outer_joins, rewrite_to_form
 from evertide.plan.fragment.local_runner import LocalRunner, Term
-from evertide.plan.fragment.narrow_map import NarrowMap, narrow_map
+from evertide.plan.fragment.narrow_map import NarrowMap, make_narrow_map
 from evertide.rows.changes import DIFF, DIFF_FIELD
 from evertide.rows.conform import conform_table
 
@@ -76,18 +76,18 @@ class Fragment:
         self._empty = [catalyst.make_empty_relation(attributes) for attributes in self._attributes]
         self._structs = [relation.schema() for relation in self._empty]
         self._signs = {sign: catalyst.alias(catalyst.make_long(sign), DIFF) for sign in (-1, 1)}
-        marks = [catalyst.make_placeholder(outputs) for outputs in self._outputs]
-        self._marks = [mark.rdd().id() for mark in marks]
-        self._numbers = {mark: at for at, mark in enumerate(self._marks)}
-        plan = _replace_leaves(catalyst, root.jvm, root, list(leaves), marks)
+        placeholders = [catalyst.make_placeholder(outputs) for outputs in self._outputs]
+        self._placeholder_ids = [placeholder.rdd().id() for placeholder in placeholders]
+        self._numbers = {placeholder: at for at, placeholder in enumerate(self._placeholder_ids)}
+        plan = _replace_leaves(catalyst, root.jvm, root, list(leaves), placeholders)
         self._tree = _build_tree(catalyst.optimize(plan), self._numbers)
         self._forms = {Form.WHOLE: self._tree}
         self._columns = read_list(self._tree.jvm.output())
         self._signed_struct = self._add_sign(self._tree.jvm, 1).schema()
-        self._rows_heavy: int | None = None
+        self._aborted_rows: int | None = None
         """The number of input rows of the last run over few rows in which a join produced too many."""
         self.is_row_wise = _is_row_wise(root, list(leaves))
-        self.is_moves_only = _is_moves_only(root, list(leaves))
+        self.is_rename_only = _is_rename_only(root, list(leaves))
 
     def run(
         self, terms: Sequence[Term], *, is_counted: bool = False, large: Mapping[Form, Sequence[Term]] | None = None
@@ -102,7 +102,7 @@ class Fragment:
             return self._run_large(many, is_counted=is_counted)
         found = self._local_runner.run(terms, is_row_wise=self.is_row_wise)
         if found is None:
-            self._rows_heavy = _count_rows(terms)
+            self._aborted_rows = _count_rows(terms)
             return self._run_large(many, is_counted=is_counted)
         typed = [conform_table(rows, self._changes) for rows in found]
         return pa.concat_tables(typed) if typed else self._changes.empty_table()
@@ -110,7 +110,7 @@ class Fragment:
     def is_large(self, terms: Sequence[Term]) -> bool:
         """Whether the executors run it: there are many rows, or at least as many as in a run that was aborted."""
         rows = _count_rows(terms)
-        return rows > ROWS_SMALL_MAX or (self._rows_heavy is not None and rows >= self._rows_heavy)
+        return rows > ROWS_SMALL_MAX or (self._aborted_rows is not None and rows >= self._aborted_rows)
 
     def find_outer_joins(self) -> list[JoinType]:
         """The types of the outer joins that the optimizer left."""
@@ -152,8 +152,8 @@ class Fragment:
 
     @cached_property
     def _narrow(self) -> NarrowMap | None:
-        is_map = kind(self._tree.jvm) == "Project" and [tree.leaf for tree in self._tree.below] == [0]
-        return narrow_map(self._tree.jvm, self._attributes[0]) if is_map and len(self.reads) == 1 else None
+        is_map = get_kind(self._tree.jvm) == "Project" and [tree.leaf for tree in self._tree.below] == [0]
+        return make_narrow_map(self._tree.jvm, self._attributes[0]) if is_map and len(self.reads) == 1 else None
 
     @cached_property
     def _narrow_transfers(self) -> tuple[Callable[[pa.Table], Any], Callable[[Any], pa.Table]]:
@@ -178,12 +178,13 @@ class Fragment:
     @cached_property
     def _local_runner(self) -> LocalRunner:
         signed = [self._catalyst.seq([*self._columns, self._signs[sign]]) for sign in (-1, 1)]
-        several = [self._catalyst.make_java_list(each) for each in (self._marks, self._outputs, self._structs)]
+        per_leaf = (self._placeholder_ids, self._outputs, self._structs)
+        lists = [self._catalyst.make_java_list(values) for values in per_leaf]
         tree = self._tree
-        made = self._catalyst.make_local_runner(
-            tree.jvm, _measure_height(tree), *several, *signed, self._signed_struct, ROWS_JOINED_MAX
+        jvm = self._catalyst.make_local_runner(
+            tree.jvm, _measure_height(tree), *lists, *signed, self._signed_struct, ROWS_JOINED_MAX
         )
-        return LocalRunner(made, self.schemas)
+        return LocalRunner(jvm, self.schemas)
 
     def _add_sign(self, plan: Any, sign: int) -> Any:
         return self._catalyst.project([*read_list(plan.output()), self._signs[sign]], plan)
@@ -222,7 +223,7 @@ def _find_attributes(leaf: PlanNode, read: tuple[Attribute, ...]) -> list[Any]:
 
 
 def _replace_leaves(catalyst: Catalyst, jvm: Any, node: PlanNode, leaves: list[PlanNode], marks: list[Any]) -> Any:
-    """Replace leaves by their marks. Catalyst operators between a node and its children belong to the node."""
+    """Replace leaves by their placeholders, `marks`. Operators between a node and its children belong to the node."""
     for leaf, mark in zip(leaves, marks, strict=True):
         if node is leaf:
             return mark
@@ -241,7 +242,7 @@ def _replace_below(catalyst: Catalyst, jvm: Any, node: PlanNode, leaves: list[Pl
 
 
 def _build_tree(jvm: Any, numbers: dict[int, int]) -> _Tree:
-    if kind(jvm) == "LogicalRDD" and jvm.rdd().id() in numbers:
+    if get_kind(jvm) == "LogicalRDD" and jvm.rdd().id() in numbers:
         return _Tree(jvm, leaf=numbers[jvm.rdd().id()])
     below = tuple(_build_tree(child, numbers) for child in read_list(jvm.children()))
     return _Tree(jvm, below)
@@ -261,19 +262,12 @@ def _list_references(root: PlanNode, leaves: list[PlanNode]) -> set[int]:
     """Attributes that the operators above the leaves read."""
     if any(root is leaf for leaf in leaves):
         return set()
-    found = _find_references(root.jvm, [child.jvm for child in root.children])
+    own = walk_own_nodes(root.jvm, [child.jvm for child in root.children])
+    found = {attribute.exprId().id() for jvm in own for attribute in read_list(jvm.references().toSeq())}
     for child in root.children:
         found |= _list_references(child, leaves)
         if isinstance(root, Union):
             found |= set(child.ids)
-    return found
-
-
-def _find_references(jvm: Any, stop: list[Any]) -> set[int]:
-    found = {attribute.exprId().id() for attribute in read_list(jvm.references().toSeq())}
-    for child in read_list(jvm.children()):
-        if not any(child.equals(other) for other in stop):
-            found |= _find_references(child, stop)
     return found
 
 
@@ -287,5 +281,5 @@ def _is_row_wise(root: PlanNode, leaves: list[PlanNode]) -> bool:
     return _is_true_for_all(root, leaves, lambda node: isinstance(node, _ROW_WISE))
 
 
-def _is_moves_only(root: PlanNode, leaves: list[PlanNode]) -> bool:
-    return _is_true_for_all(root, leaves, lambda node: isinstance(node, Map) and node.is_moves_only)
+def _is_rename_only(root: PlanNode, leaves: list[PlanNode]) -> bool:
+    return _is_true_for_all(root, leaves, lambda node: isinstance(node, Map) and node.is_rename_only)

@@ -75,22 +75,22 @@ class LocalRunner:
     is_enabled = True
     """If false, all runs but maps and filters are jobs; tests compare both."""
 
-    def __init__(self, made: Any, schemas: Sequence[pa.Schema]) -> None:
-        self._jvm = made
+    def __init__(self, jvm: Any, schemas: Sequence[pa.Schema]) -> None:
+        self._jvm = jvm
         self._schemas = schemas
 
     def run(self, terms: Sequence[Term], *, is_row_wise: bool) -> list[pa.Table] | None:
         """Compute the rows of the terms, with their signs; None if a join produces too many for one thread."""
-        with scratch_file() as there, scratch_file() as back:
+        with scratch_file() as request, scratch_file() as response:
             with using_scratch():
-                there.write_bytes(b"".join(self._serialize_terms(terms)))
-            if self._call_jvm(there, back, is_row_wise=is_row_wise) is RunPath.TOO_MANY:
+                request.write_bytes(b"".join(self._serialize_terms(terms)))
+            if self._call_jvm(request, response, is_row_wise=is_row_wise) is RunPath.TOO_MANY:
                 return None
-            written = read_scratch(back)
+            written = read_scratch(response)
         return [pa.ipc.open_stream(batch).read_all() for batch in split_frames(written)]
 
-    def _call_jvm(self, there: Path, back: Path, *, is_row_wise: bool) -> RunPath:
-        return RunPath(self._jvm.run(str(there), str(back), is_row_wise, self.is_enabled))
+    def _call_jvm(self, request: Path, response: Path, *, is_row_wise: bool) -> RunPath:
+        return RunPath(self._jvm.run(str(request), str(response), is_row_wise, self.is_enabled))
 
     def _serialize_terms(self, terms: Sequence[Term]) -> list[Any]:
         found: list[Any] = [_NUMBER.pack(len(terms))]

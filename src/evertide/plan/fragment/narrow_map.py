@@ -12,9 +12,9 @@ from typing import Any
 import pyarrow as pa
 
 from evertide.plan.catalyst.scala import read_list
-from evertide.plan.catalyst.walk import kind
+from evertide.plan.catalyst.walk import get_kind
 
-__all__ = ["NarrowMap", "narrow_map"]
+__all__ = ["NarrowMap", "make_narrow_map"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +31,14 @@ class NarrowMap:
         return [(found if is_computed else leaf).column(at) for is_computed, at in self.places]
 
 
-def narrow_map(project: Any, attributes: Sequence[Any]) -> NarrowMap | None:
+def make_narrow_map(project: Any, attributes: Sequence[Any]) -> NarrowMap | None:
     """Split a Project over a leaf; None if all its columns are computed, or none is."""
     positions = {attribute.exprId().id(): at for at, attribute in enumerate(attributes)}
     computed: list[Any] = []
     places: list[tuple[bool, int]] = []
     for expression in read_list(project.projectList()):
-        source = expression.child() if kind(expression) == "Alias" else expression
-        if kind(source) == "AttributeReference":
+        source = expression.child() if get_kind(expression) == "Alias" else expression
+        if get_kind(source) == "AttributeReference":
             places.append((False, positions[source.exprId().id()]))
         else:
             places.append((True, len(computed)))

@@ -24,7 +24,7 @@ from evertide.errors import InvalidInput, SparkEnded
 from evertide.plan.catalyst.failure import classify_error, describe_error
 from evertide.plan.catalyst.scala import read_list
 from evertide.plan.catalyst.session import TOP_SETTINGS
-from evertide.plan.catalyst.walk import walk_nodes
+from evertide.plan.catalyst.walk import get_kind, walk_nodes
 from evertide.plan.program.statements import TableStatement, ViewStatement
 
 __all__ = ["SETTINGS", "FrameView", "Query", "SparkCatalog"]
@@ -70,9 +70,9 @@ class Query:
         try:
             return self.frame._jdf.queryExecution().optimizedPlan()
         except (PySparkException, Py4JJavaError) as error:
-            told = classify_error(self.frame.sparkSession.sparkContext, error)
-            if isinstance(told, SparkEnded):
-                raise told from error
+            classified = classify_error(self.frame.sparkSession.sparkContext, error)
+            if isinstance(classified, SparkEnded):
+                raise classified from error
             why = "Spark's optimizer fails on this query; split it, for example into one subquery per aggregate"
             why = f"{why} with DISTINCT or listagg: {describe_error(error)}"
             raise InvalidInput(where=f"{self.where}, view {self.name!r}", why=why) from error
@@ -124,7 +124,7 @@ class SparkCatalog:
 
     def find_leaf(self, leaf: Any) -> str:
         """The table or materialized view of a leaf of a plan; empty if the leaf has none."""
-        if leaf.getClass().getSimpleName() != "LogicalRDD":
+        if get_kind(leaf) != "LogicalRDD":
             return ""
         return self._leaves.get(leaf.rdd().id(), "")
 

@@ -28,7 +28,7 @@ from evertide.plan.program.catalog import SETTINGS as PLANNING
 from evertide.plan.program.catalog import Query, SparkCatalog
 from evertide.plan.program.flows import AppendedView, AppendFlow, resolve_flows
 from evertide.plan.program.project import Project
-from evertide.plan.program.project_files import Declarations, ProjectView, configure, read_files
+from evertide.plan.program.project_files import Declarations, ProjectView, apply_configuration, read_files
 from evertide.plan.program.project_inputs import ProjectSession
 from evertide.plan.program.properties import SinkProperties, check_properties, read_key, read_sinks
 from evertide.plan.program.statements import Statement, TableStatement, ViewStatement, parse_script
@@ -56,10 +56,10 @@ class Program:
         self._spelling = spelling or {}
         self.catalog = SparkCatalog(spark)
         self._inputs: ProjectSession | None = None
-        read = self._read(spark, script, path)
+        declarations = self._read(spark, script, path)
         self.catalyst = Catalyst(self.catalog.session)
         self._algebra = Algebra(self.catalyst, self.catalog)
-        spelled = [self._spell(each) for each in read.statements]
+        spelled = [self._spell(each) for each in declarations.statements]
         self.statements: list[Statement] = [each for each in spelled if not isinstance(each, AppendFlow)]
         self.functions = tuple(map(self._spell, functions))
         self.tables: dict[str, tuple[Attribute, ...]] = {}
@@ -75,7 +75,7 @@ class Program:
         views = [each for each in declared if not isinstance(each, TableStatement)]
         for statement in self.table_statements:
             self._add_table(statement)
-        written: list[ViewFunction | ProjectView] = [*map(self._spell, read.views), *self.functions]
+        written: list[ViewFunction | ProjectView] = [*map(self._spell, declarations.views), *self.functions]
         for function in written:
             self._check_name(function, written)
         self._add_views([*views, *written])
@@ -90,7 +90,7 @@ class Program:
         return replace(declared, name=self._spelling.get(declared.name.lower(), declared.name))
 
     def _read_project(self, project: Project) -> Declarations:
-        decided = configure(self.catalog.session, project, PLANNING)
+        decided = apply_configuration(self.catalog.session, project, PLANNING)
         for name in decided:
             logger.warning(
                 "%s: ignoring the setting %s, which Evertide sets itself; no result depends on it", project.where, name

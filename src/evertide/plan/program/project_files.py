@@ -42,7 +42,7 @@ from evertide.plan.program.project_inputs import ProjectSession, parse_columns
 from evertide.plan.program.statements import FlowStatement, Statement, TableStatement, check_names, parse_script
 from evertide.plan.program.view_function import ViewFunction, activate
 
-__all__ = ["Declarations", "ProjectView", "configure", "read_files"]
+__all__ = ["Declarations", "ProjectView", "apply_configuration", "read_files"]
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Declarations:
     views: list[ProjectView] = field(default_factory=list)
 
 
-def configure(session: SparkSession, project: Project, ours: Iterable[str]) -> list[str]:
+def apply_configuration(session: SparkSession, project: Project, ours: Iterable[str]) -> list[str]:
     """Apply the settings of the spec. Returns the names of those that Evertide sets itself."""
     for name, value in project.configuration.items():
         if name in ours:
@@ -94,13 +94,13 @@ def read_files(project: Project, session: ProjectSession) -> Declarations:
         activate(session),
     ):
         for file in project.python:
-            _run(file, session)
+            _run_file(file, session)
     registry.finish()
     check_names(each for each in declared.statements if not isinstance(each, AppendFlow))
     return declared
 
 
-def _run(file: ProjectFile, session: ProjectSession) -> None:
+def _run_file(file: ProjectFile, session: ProjectSession) -> None:
     session.begin("", str(file.path))
     place = importlib.util.spec_from_file_location(file.path.stem, str(file.place))
     if place is None or place.loader is None:

@@ -55,15 +55,15 @@ class ProjectSession(SparkSession):  # type: ignore[misc]  # pyspark's classes a
 
     @property
     def read(self) -> Any:
-        return _Reader(self)
+        return _ProjectReader(self)
 
     @property
     def readStream(self) -> Any:  # noqa: N802 - as Spark calls it
-        return _Reader(self)
+        return _ProjectReader(self)
 
     @property
     def conf(self) -> Any:
-        return _Settings(self, super().conf)
+        return _ReadOnlySettings(self, super().conf)
 
     def begin(self, output: str, where: str) -> None:
         """Assign the following loads to this output."""
@@ -100,7 +100,7 @@ class ProjectSession(SparkSession):  # type: ignore[misc]  # pyspark's classes a
         return found
 
 
-class _Settings:
+class _ReadOnlySettings:
     """Spark's settings, read-only: a change would affect the plans that are made later."""
 
     def __init__(self, session: ProjectSession, settings: Any) -> None:
@@ -117,26 +117,26 @@ class _Settings:
         return getattr(self._settings, name)
 
 
-class _Reader:
+class _ProjectReader:
     def __init__(self, session: ProjectSession) -> None:
         self._session = session
         self._format = "parquet"
         self._options: dict[str, str] = {}
         self._schema: StructType | str | None = None
 
-    def format(self, source: str) -> _Reader:
+    def format(self, source: str) -> _ProjectReader:
         self._format = source.lower()
         return self
 
-    def schema(self, schema: StructType | str) -> _Reader:
+    def schema(self, schema: StructType | str) -> _ProjectReader:
         self._schema = schema
         return self
 
-    def option(self, key: str, value: Any) -> _Reader:
+    def option(self, key: str, value: Any) -> _ProjectReader:
         self._options[key.lower()] = str(value).lower() if isinstance(value, bool) else str(value)
         return self
 
-    def options(self, **options: Any) -> _Reader:
+    def options(self, **options: Any) -> _ProjectReader:
         for key, value in options.items():
             self.option(key, value)
         return self

@@ -1,7 +1,7 @@
 """Splits a script into SQL statements.
 
 Spark's parser reads one statement at a time. A statement ends at a semicolon outside of strings, quoted names and
-comments. Each piece has the line on which it starts, for error messages.
+comments. Each statement has the line on which it starts, for error messages.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from evertide.errors import InvalidInput
 
-__all__ = ["Piece", "split_script"]
+__all__ = ["StatementText", "split_script"]
 
 _TOKEN = re.compile(
     r"""
@@ -30,19 +30,19 @@ _COMMENT_EDGE = re.compile(r"/\*|\*/")
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class StatementText:
     """The text of one statement, without its semicolon, and its line in the script, from 1."""
 
     text: str
     line: int
 
 
-def split_script(script: str, path: str) -> list[Piece]:
-    """The statements of a script, in order, without pieces that are only comments and space."""
-    return list(_find_pieces(script, path))
+def split_script(script: str, path: str) -> list[StatementText]:
+    """The statements of a script, in order. Those that have only comments and space are left out."""
+    return list(_find_statements(script, path))
 
 
-def _find_pieces(script: str, path: str) -> Iterator[Piece]:
+def _find_statements(script: str, path: str) -> Iterator[StatementText]:
     start = position = 0
     is_blank = True
     while (found := _TOKEN.search(script, position)) is not None:
@@ -55,18 +55,18 @@ def _find_pieces(script: str, path: str) -> Iterator[Piece]:
                 raise _make_unclosed_error(script, found.start(), path, f"the quote {found[0]}")
             case "end":
                 if not is_blank:
-                    yield _make_piece(script, start, found.start())
+                    yield _make_statement(script, start, found.start())
                 start, is_blank = position, True
             case "raw_string" | "string" | "name":
                 is_blank = False
     if not is_blank or script[position:].strip():
-        yield _make_piece(script, start, len(script))
+        yield _make_statement(script, start, len(script))
 
 
-def _make_piece(script: str, start: int, end: int) -> Piece:
+def _make_statement(script: str, start: int, end: int) -> StatementText:
     text = script[start:end]
     before = start + len(text) - len(text.lstrip())
-    return Piece(text.strip(), script.count("\n", 0, before) + 1)
+    return StatementText(text.strip(), script.count("\n", 0, before) + 1)
 
 
 def _find_comment_end(script: str, start: int, path: str) -> int:

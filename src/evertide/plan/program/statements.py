@@ -26,7 +26,8 @@ from pyspark.sql import SparkSession
 from evertide.errors import InvalidInput
 from evertide.plan.catalyst.failure import read_first_line
 from evertide.plan.catalyst.scala import read_list, read_map, read_option
-from evertide.plan.program.script import Piece, split_script
+from evertide.plan.catalyst.walk import get_kind
+from evertide.plan.program.script import StatementText, split_script
 from evertide.plan.program.streams import remove_streams
 
 __all__ = [
@@ -109,19 +110,20 @@ Statement: TypeAlias = TableStatement | ViewStatement | FlowStatement | AppendSt
 def parse_script(spark: SparkSession, script: str, path: str = "SQL") -> list[Statement]:
     """Parse a script. A name that is declared twice is an error."""
     parser = spark._jsparkSession.sessionState().sqlParser()
-    statements = [_parse(parser, piece, f"{path}, line {piece.line}") for piece in split_script(script, path)]
+    statements = [_parse(parser, each, f"{path}, line {each.line}") for each in split_script(script, path)]
     check_names(statements)
     return statements
 
 
-def _parse(parser: Any, piece: Piece, where: str) -> Statement:
+def _parse(parser: Any, statement_text: StatementText, where: str) -> Statement:
     try:
-        plan = parser.parsePlan(piece.text)
+        plan = parser.parsePlan(statement_text.text)
     except AnalysisException as error:
         raise InvalidInput(
-            where=_find_place(error, piece, where), why=read_first_line(error) or "the statement cannot be parsed"
+            where=_find_place(error, statement_text, where),
+            why=read_first_line(error) or "the statement cannot be parsed",
         ) from error
-    kind = plan.getClass().getSimpleName()
+    kind = get_kind(plan)
     read = _READERS.get(kind)
     if read is None:
         declared = "CREATE TABLE, STREAMING TABLE, MATERIALIZED VIEW, VIEW, TEMPORARY VIEW and FLOW"
@@ -132,10 +134,10 @@ def _parse(parser: Any, piece: Piece, where: str) -> Statement:
     return statement
 
 
-def _find_place(error: AnalysisException, piece: Piece, where: str) -> str:
+def _find_place(error: AnalysisException, statement_text: StatementText, where: str) -> str:
     """Convert a line of the statement to a line of the script."""
     line = read_option(error._origin.line()) if hasattr(error, "_origin") else None
-    return where if line is None else f"{where.rpartition(',')[0]}, line {piece.line + line - 1}"
+    return where if line is None else f"{where.rpartition(',')[0]}, line {statement_text.line + line - 1}"
 
 
 def check_names(statements: Iterable[Statement]) -> None:
@@ -161,35 +163,21 @@ def _read_name(plan: Any, where: str) -> str:
 
 
 def _read_table(plan: Any, where: str) -> TableStatement:
+    """Read CREATE TABLE or CREATE STREAMING TABLE; flows feed the latter, so it has no key and no connector."""
     spec = plan.tableSpec()
     name = _read_name(plan.name(), where)
     _refuse(where, {"PARTITIONED BY": plan.partitioning().size() > 0, **_list_unsupported(spec)})
     columns = tuple(_read_column(column, where) for column in read_list(plan.columns()))
+    is_streaming = get_kind(plan) == "CreateStreamingTable"
     return TableStatement(
         name=name,
         columns=columns,
-        key=_read_primary_key(spec, columns, where),
-        connector=read_option(spec.provider()) or "",
-        options=_read_options(spec),
+        key=() if is_streaming else _read_primary_key(spec, columns, where),
+        connector="" if is_streaming else read_option(spec.provider()) or "",
+        options={} if is_streaming else _read_options(spec),
         properties=read_map(spec.properties()),
         comment=read_option(spec.comment()) or "",
-        is_streaming=False,
-        where=where,
-    )
-
-
-def _read_streaming_table(plan: Any, where: str) -> TableStatement:
-    spec = plan.tableSpec()
-    _refuse(where, {"PARTITIONED BY": plan.partitioning().size() > 0, **_list_unsupported(spec)})
-    return TableStatement(
-        name=_read_name(plan.name(), where),
-        columns=tuple(_read_column(column, where) for column in read_list(plan.columns())),
-        key=(),
-        connector="",
-        options={},
-        properties=read_map(spec.properties()),
-        comment=read_option(spec.comment()) or "",
-        is_streaming=True,
+        is_streaming=is_streaming,
         where=where,
     )
 
@@ -216,7 +204,7 @@ def _read_column(column: Any, where: str) -> DeclaredColumn:
 def _read_primary_key(spec: Any, columns: tuple[DeclaredColumn, ...], where: str) -> tuple[str, ...]:
     key: tuple[str, ...] = ()
     for constraint in read_list(spec.constraints()):
-        kind = constraint.getClass().getSimpleName()
+        kind = get_kind(constraint)
         if kind != "PrimaryKeyConstraint":
             raise InvalidInput(where=where, why=f"the constraint {kind} is not supported; leave it out")
         key = tuple(read_list(constraint.columns()))
@@ -271,7 +259,7 @@ def _read_materialized_view(plan: Any, where: str) -> ViewStatement:
 def _read_view(plan: Any, where: str) -> ViewStatement:
     """Read CREATE VIEW, whose name is unresolved, or CREATE TEMPORARY VIEW, whose name is resolved."""
     _refuse(where, {"a list of columns": plan.userSpecifiedColumns().size() > 0})
-    is_temporary = plan.getClass().getSimpleName() == "CreateViewCommand"
+    is_temporary = get_kind(plan) == "CreateViewCommand"
     return ViewStatement(
         name=plan.name().table() if is_temporary else _read_name(plan.child(), where),
         query=read_option(plan.originalText()) or "",
@@ -283,7 +271,7 @@ def _read_view(plan: Any, where: str) -> ViewStatement:
 
 
 def _read_flow(plan: Any, where: str) -> FlowStatement | AppendStatement:
-    kind = plan.flowOperation().getClass().getSimpleName()
+    kind = get_kind(plan.flowOperation())
     if kind == "InsertIntoStatement":
         return _read_append(plan, where)
     if kind == "AutoCdcInto":
@@ -333,14 +321,14 @@ def _read_auto_cdc(plan: Any, where: str) -> FlowStatement:
 
 def _read_relation(plan: Any, where: str) -> str:
     leaves = read_list(plan.collectLeaves())
-    if len(leaves) != 1 or leaves[0].getClass().getSimpleName() != "UnresolvedRelation":
+    if len(leaves) != 1 or get_kind(leaves[0]) != "UnresolvedRelation":
         raise InvalidInput(where=where, why="a flow must read one table; write FROM STREAM name")
     return ".".join(read_list(leaves[0].multipartIdentifier()))
 
 
 _READERS: dict[str, Callable[[Any, str], Statement]] = {
     "CreateTable": _read_table,
-    "CreateStreamingTable": _read_streaming_table,
+    "CreateStreamingTable": _read_table,
     "CreateMaterializedViewAsSelect": _read_materialized_view,
     "CreateStreamingTableAsSelect": _read_materialized_view,
     "CreateView": _read_view,

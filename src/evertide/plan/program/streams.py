@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from evertide.plan.catalyst.scala import read_list, read_option
-from evertide.plan.catalyst.walk import kind, walk_nodes
+from evertide.plan.catalyst.walk import get_kind, walk_nodes
 
 __all__ = ["remove_streams"]
 
-_CALLED = re.compile(r"STREAM\s*\(\s*(.*?)\s*\)", re.IGNORECASE | re.DOTALL)
-_SAID = re.compile(r"STREAM\s+", re.IGNORECASE)
+_CALL = re.compile(r"STREAM\s*\(\s*(.*?)\s*\)", re.IGNORECASE | re.DOTALL)
+_KEYWORD = re.compile(r"STREAM\s+", re.IGNORECASE)
 _UNIT = "utf-16-le"
 """The JVM counts positions in UTF-16 code units of two bytes."""
 
@@ -28,18 +28,18 @@ def remove_streams(parser: Any, query: str) -> str:
         return query
     text = query.encode(_UNIT)
     for start in sorted(set(_find_places(parser.parsePlan(query))), reverse=True):
-        said = text[2 * start :].decode(_UNIT)
-        plain = _CALLED.sub(r"\1", said, count=1) if _CALLED.match(said) else _SAID.sub("", said, count=1)
+        rest = text[2 * start :].decode(_UNIT)
+        plain = _CALL.sub(r"\1", rest, count=1) if _CALL.match(rest) else _KEYWORD.sub("", rest, count=1)
         text = text[: 2 * start] + plain.encode(_UNIT)
     return text.decode(_UNIT)
 
 
 def _find_places(plan: Any) -> Iterator[int]:
     for node in walk_nodes(plan):
-        if kind(node) == "UnresolvedRelation" and node.isStreaming():
+        if get_kind(node) == "UnresolvedRelation" and node.isStreaming():
             start = read_option(node.origin().startIndex())
             if start is not None:
                 yield start
-        elif kind(node) == "UnresolvedWith":  # its queries are not its children
+        elif get_kind(node) == "UnresolvedWith":  # its queries are not its children
             for named in read_list(node.cteRelations()):
                 yield from _find_places(named._2())

@@ -32,11 +32,11 @@ from evertide.plan.catalyst.failure import classify_errors, describe_error, sile
 from evertide.plan.catalyst.result_settings import read_result_settings
 from evertide.plan.catalyst.scala import read_list
 from evertide.plan.catalyst.session import TOP_SETTINGS
-from evertide.plan.catalyst.walk import kind, walk_expressions, walk_nodes
+from evertide.plan.catalyst.walk import get_kind, walk_expressions, walk_nodes
 from evertide.plan.query.functions import ALLOWED, ALLOWED_IN_FROM, REFUSED
 from evertide.rows.conform import conform
 
-__all__ = ["Load", "configure", "make_frame", "query", "read_stored", "remove_forbidden_functions"]
+__all__ = ["Load", "apply_result_settings", "make_frame", "read_stored", "remove_forbidden_functions", "run_query"]
 
 Load = Callable[[SparkSession, Sequence[str]], Mapping[str, DataFrame]]
 """Loads collections by name; raises an error for unknown names."""
@@ -94,14 +94,14 @@ def read_stored(session: SparkSession, options: Mapping[str, str], name: str) ->
     return session.read.format("evertide").options(**options).load(name)
 
 
-def configure(session: SparkSession, results: Mapping[str, str]) -> None:
+def apply_result_settings(session: SparkSession, results: Mapping[str, str]) -> None:
     """Apply the result settings of another session (`read_result_settings`)."""
     for name, value in results.items():
         if name != "spark":  # the version is not a setting
             session.conf.set(name, value)
 
 
-def query(
+def run_query(
     spark: SparkSession, text: str, load: Load, parameters: Sequence[Any] = (), *, rows_max: int | None = None
 ) -> pa.Table:
     """Run a query; returns at most `rows_max` rows, with the column types of tables."""
@@ -112,7 +112,9 @@ def query(
         _check_parameter(list(parameters))
         with silence_traces(), classify_errors(spark.sparkContext):
             session = spark.newSession()
-            configure(session, {**read_result_settings(spark), **_SETTINGS})  # a new session has Spark's defaults
+            apply_result_settings(
+                session, {**read_result_settings(spark), **_SETTINGS}
+            )  # a new session has Spark's defaults
             remove_forbidden_functions(session)
             for name, frame in load(session, _list_relations(session, text)).items():
                 frame.createOrReplaceTempView(f"`{name}`" if not name.isidentifier() else name)
@@ -171,7 +173,7 @@ def _collect(frame: DataFrame) -> pa.Table:
 
 
 def remove_forbidden_functions(session: SparkSession) -> None:
-    """Remove all other functions from a session that is only for queries."""
+    """Remove all functions but the allowed ones from a session that is only for queries."""
     state = session._jsparkSession.sessionState()
     for registry, allowed in (
         (state.functionRegistry(), ALLOWED),
@@ -197,14 +199,14 @@ def _explain_unresolved(error: PySparkException) -> str | None:
 
 def _check_analyzed(frame: DataFrame) -> None:
     for node in walk_nodes(frame._jdf.queryExecution().analyzed()):
-        name = kind(node)
+        name = get_kind(node)
         if name not in _ANALYZED:
             raise InvalidInput(where="query", why=f"{name} is not allowed; a query may only read tables and views")
         for expression in walk_expressions(node):
-            if kind(expression) in _CALLS:
+            if get_kind(expression) in _CALLS:
                 why = f"{expression.prettyName()}() calls code by name, which is not allowed in a query"
                 raise InvalidInput(where="query", why=why)
-            if (named := _UNREGISTERED.get(kind(expression))) is not None:
+            if (named := _UNREGISTERED.get(get_kind(expression))) is not None:
                 raise InvalidInput(where="query", why=f"{named} is refused: {REFUSED[named]}")
 
 
@@ -216,7 +218,7 @@ def _list_relations(session: SparkSession, text: str) -> list[str]:
 
 def _find_relations(plan: Any, own: frozenset[str]) -> Iterator[str]:
     """A name of WITH hides a collection in the following queries, and in its own if it is recursive."""
-    name = kind(plan)
+    name = get_kind(plan)
     if name not in _PARSED:
         why = f"{name} is not allowed; a query is a SELECT over tables and views"
         raise InvalidInput(where="query", why=why)

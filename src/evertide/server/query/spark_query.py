@@ -21,7 +21,7 @@ from evertide.pipeline.reading.collections import Collections
 from evertide.pipeline.reading.query import Question
 from evertide.pipeline.reading.reader import Reader
 from evertide.plan.catalyst.session import Session, open_session
-from evertide.plan.query.query import configure, query, read_stored
+from evertide.plan.query.query import apply_result_settings, read_stored, run_query
 from evertide.server.query.bounds import choose_heap_bytes, make_memory_error
 from evertide.server.query.duck import make_size_error
 from evertide.server.query.duck_query import QueryResult, choose_time, find_row_limit, find_stale, pin_collections
@@ -55,7 +55,7 @@ class SparkQueryEngine:
     def open(cls, reader: Reader, start: Mapping[str, Any]) -> SparkQueryEngine:
         settings = reader.settings
         session = open_session(None, start["master"] or f"local[{settings.query_threads}]", _spark_settings(start))
-        configure(session.spark, start["results"])
+        apply_result_settings(session.spark, start["results"])
         options = {"storage": start["location"], "lease_s": str(int(settings.query_limit_s) + _LEASE_SPARE_S)}
         if start["meta"] is not None:
             options["meta"] = start["meta"]
@@ -77,7 +77,7 @@ class SparkQueryEngine:
             return {name: read_stored(session, {**self.options, "as_of": str(time)}, name) for name in views}
 
         try:
-            rows = query(self.session.spark, question.sql, load, question.parameters, rows_max=most + 1)
+            rows = run_query(self.session.spark, question.sql, load, question.parameters, rows_max=most + 1)
         except SparkEnded as error:
             self.is_over = True
             if self.session.wait_for_jvm_exit() not in _OUT_OF_MEMORY:

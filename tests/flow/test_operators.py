@@ -72,6 +72,8 @@ REFUSED = {
     "SELECT b, listagg(DISTINCT c, '-') WITHIN GROUP (ORDER BY c) AS z, count(DISTINCT a) AS n FROM r GROUP BY b": (
         "view 'refused': Spark's optimizer fails on this query; split it"
     ),
+    "WITH w AS (SELECT a AS c0 FROM r) SELECT q.c0, session_window.end AS z FROM (SELECT * FROM w) AS q "
+    "GROUP BY q.c0, session_window(CAST(NULL AS TIMESTAMP), '4 seconds')": "Spark's analyzer fails on this query",
     "SELECT c COLLATE UTF8_LCASE AS z, count(*) AS n FROM r GROUP BY 1": "UTF8_LCASE",
     "SELECT count(DISTINCT c COLLATE UTF8_LCASE) AS z FROM r": "UTF8_LCASE",
     "SELECT DISTINCT c COLLATE UTF8_LCASE AS z FROM r": "UTF8_LCASE",

@@ -113,12 +113,18 @@ def test_v1_random_queries_without_a_total_order_give_the_same_bits(spark: Spark
     check_random(spark, seed, count=10, transactions=8)
 
 
-def shows_one_of_equal_texts(spark: SparkSession, query: str) -> bool:
-    """Whether it is refused for a group of texts that a collation considers equal, such as in a correlated subquery."""
+REFUSALS = (
+    "which of its equal texts",  # a group of texts that a collation considers equal, such as in a correlated subquery
+    "[`session_window`]",  # Spark loses the other columns of a GROUP BY whose session window is over a NULL
+)
+
+
+def is_refused(spark: SparkSession, query: str) -> bool:
+    """Whether the query is refused for a reason that the generator does not avoid."""
     try:
         Circuit(spark, f"{TABLES} CREATE MATERIALIZED VIEW q AS {query};")
     except InvalidInput as error:
-        if "which of its equal texts" not in error.why:
+        if not any(reason in error.why for reason in REFUSALS):
             raise
         return True
     return False
@@ -128,7 +134,7 @@ def check_random(spark: SparkSession, seed: int, count: int, transactions: int) 
     tables = Circuit(spark, TABLES).tables
     made = random_queries(tables, seed, count, depth=2, is_open=True, folded=FOLDED)
     known = [query for query in made if "listagg(" not in query or "DISTINCT " not in query]  # Spark itself fails there
-    queries = {f"q{at}": query for at, query in enumerate(known) if not shows_one_of_equal_texts(spark, query)}
+    queries = {f"q{at}": query for at, query in enumerate(known) if not is_refused(spark, query)}
     try:
         check_again(spark, queries, seed, transactions)
     except Exception:

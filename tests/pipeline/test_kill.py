@@ -50,9 +50,9 @@ def cycles(storage: Path, kind: str, count: int, seed: int) -> None:
     check(storage, kind, used[-1] if used else 0)
 
 
-def test_j1_views_are_right_after_eight_kills_and_restarts(tmp_path: Path) -> None:
+def test_j1_views_are_right_after_fifteen_kills_and_restarts(tmp_path: Path) -> None:
     """`tests/soak` has more rounds, with faults and other views."""
-    cycles(tmp_path / "s", "small", 8, 1)
+    cycles(tmp_path / "s", "small", 15, 1)
 
 
 @pytest.mark.timeout(300)

@@ -138,6 +138,12 @@ class SparkCatalog:
         except AnalysisException as error:
             why = next(line.strip() for line in str(error).splitlines() if line.strip())
             raise InvalidInput(where=f"{view.where}, view {view.name!r}", why=why) from error
+        except Py4JJavaError as error:  # an internal error of Spark's analyzer
+            classified = classify_error(self.session.sparkContext, error)
+            if isinstance(classified, SparkEnded):
+                raise classified from error
+            why = f"Spark's analyzer fails on this query; write it in another form: {describe_error(error)}"
+            raise InvalidInput(where=f"{view.where}, view {view.name!r}", why=why) from error
 
     def _find_reads(self, frame: DataFrame) -> tuple[str, ...]:
         """In order of first appearance, subqueries included."""

@@ -7,10 +7,13 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from evertide.errors import InvalidInput
+from evertide.errors import InvalidInput, RecordDamaged
 from evertide.pipeline.script_change import ScriptChange, read_script_change
 from evertide.runtime import SystemRuntime
+from evertide.shard.shard import Shards
+from evertide.store.meta import Write
 from evertide.store.open import Storage
+from evertide.store.paths import PIPELINE
 from tests.kit.small_engine import SmallEngine, SmallView
 from tests.pipeline.kit import NOTES, ORDERS, SETTINGS, VIEWS, engine, open_pipeline, storage
 
@@ -111,6 +114,34 @@ def test_what_opening_refuses_is_refused() -> None:
     narrow = replace(ORDERS, schema=pa.schema([*ORDERS.schema][:2]))
     with pytest.raises(InvalidInput, match="column amount BIGINT is missing"):
         compare(filled(), SmallEngine([narrow, NOTES], []))
+
+
+def test_a_new_view_over_a_table_that_is_not_kept_is_refused_as_by_opening() -> None:
+    passing = replace(NOTES, is_kept=False)
+    kept = storage()
+    with open_pipeline(kept, SmallEngine([ORDERS, passing], [])) as p:
+        p.push("notes", [{"text": "x"}])
+        p.commit()
+    with pytest.raises(InvalidInput, match=r"the tables \['notes'\] are not kept"):
+        compare(kept, SmallEngine([ORDERS, passing], [VIEWS["counts"]]))
+    assert compare(storage(), SmallEngine([ORDERS, passing], [VIEWS["counts"]])).is_new
+
+
+def test_a_storage_without_its_definition_is_not_new() -> None:
+    kept = filled()
+    head = kept.meta.head(PIPELINE)
+    assert head is not None
+    kept.meta.commit([Write(PIPELINE, head.seqno, None)])
+    with pytest.raises(RecordDamaged, match="the pipeline's definition is missing"):
+        compare(kept, engine("revenue"))
+
+
+def test_only_the_tables_under_computed_views_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that an opening without changes does not read the record of every table."""
+    kept, opened = filled(), []
+    monkeypatch.setattr(Shards, "open", lambda _, name: opened.append(name))
+    assert compare(kept, engine("revenue", "counts")).is_empty()
+    assert opened == []
 
 
 def test_a_view_over_several_tables_counts_all_of_them() -> None:

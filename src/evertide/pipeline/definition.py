@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pyarrow as pa
 
-from evertide.errors import InvalidInput, StateDiverged, ViewFailed
+from evertide.errors import InvalidInput, RecordDamaged, StateDiverged, ViewFailed
 from evertide.pipeline.column_changes import find_refused_columns
 from evertide.pipeline.names import ERRORS, path_name
 from evertide.problem import ComponentState
@@ -45,6 +45,7 @@ __all__ = [
     "is_same_query",
     "list_spellings",
     "make_definition_write",
+    "make_missing_error",
     "mark_redefined",
     "read_definition",
     "shard_name",
@@ -183,6 +184,12 @@ def read_definition(meta: Meta) -> tuple[SequenceNumber, Definition | None]:
     if record is None:
         return SequenceNumber(0), None
     return record.seqno, unseal(record.data, Definition, meta.path(PIPELINE))
+
+
+def make_missing_error(meta: Meta) -> RecordDamaged:
+    return RecordDamaged(
+        path=meta.path(PIPELINE), why="the pipeline's definition is missing, although the storage has transactions"
+    )
 
 
 def make_definition_write(number: SequenceNumber, definition: Definition) -> Write:

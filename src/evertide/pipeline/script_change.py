@@ -11,11 +11,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
-from evertide.errors import Damaged
+from evertide.errors import Damaged, InvalidInput
 from evertide.pipeline.column_changes import describe_column
 from evertide.pipeline.definition import (
     Definition,
@@ -23,13 +23,17 @@ from evertide.pipeline.definition import (
     find_tables_under,
     is_same_query,
     list_spellings,
+    make_missing_error,
     read_definition,
 )
 from evertide.pipeline.engine import DeclaredTable, Engine
+from evertide.pipeline.recovery.hydration import check_computable
+from evertide.pipeline.replicas.liveness import watch_for_hang
 from evertide.runtime import Runtime
 from evertide.settings import Settings
 from evertide.shard.shard import Shards
 from evertide.store.open import Storage
+from evertide.store.paths import COMMITTED
 from evertide.store.retry import retry_read
 
 __all__ = ["Approve", "CollectionChange", "Effect", "ScriptChange", "describe_change", "read_script_change"]
@@ -103,23 +107,20 @@ class ScriptChange:
 def describe_change(known: Definition | None, engine: Engine, count_rows: CountRows) -> ScriptChange:
     """Compare the storage's definition with the script of an engine that has adopted the storage's spelling."""
     evolution = compare_definition(known, engine)
-    tables: Mapping[str, object] = known.tables if known is not None else {}
-    counts = {name: count_rows(name) for name in engine.tables if name in tables}
-
-    def count_under(view: str) -> int:
-        return sum(counts.get(table, 0) for table in find_tables_under(engine.views, view))
-
+    under = {name: find_tables_under(engine.views, name) for name in evolution.views_new}
+    stored = known.tables if known is not None else {}
+    counts = {name: count_rows(name) for name in set[str]().union(*under.values()) if name in stored}
     changes = [*_describe_tables(known, engine, evolution.tables_gone)]
     for name in evolution.views_new:
-        rows = count_under(name)
-        stored = known.views.get(name) if known is not None else None
-        if stored is None:
+        rows = sum(counts.get(table, 0) for table in under[name])
+        before = known.views.get(name) if known is not None else None
+        if before is None:
             what = f"new: computed from {_about(rows)}" if rows else "new"
-        elif is_same_query(stored, engine.views[name]):
+        elif is_same_query(before, engine.views[name]):
             what = f"recomputed with the same query from {_about(rows)}; reads return its present rows until then"
         else:
             what = f"changed: recomputed from {_about(rows)}; until then, only earlier times can be read"
-        changes.append(CollectionChange("view", name, Effect.CHANGED if stored else Effect.ADDED, what, rows))
+        changes.append(CollectionChange("view", name, Effect.CHANGED if before else Effect.ADDED, what, rows))
     for name in evolution.views_keyed:
         what = f"its key is now {_list(engine.views[name].key)}; nothing is recomputed"
         changes.append(CollectionChange("view", name, Effect.CHANGED, what))
@@ -133,7 +134,15 @@ def describe_change(known: Definition | None, engine: Engine, count_rows: CountR
 
 def read_script_change(storage: Storage, engine: Engine, runtime: Runtime, settings: Settings) -> ScriptChange:
     """Compare a storage with an engine's script. No row is read, and nothing is written."""
+    with watch_for_hang("comparing the script with the storage", runtime, settings):
+        return _read_change(storage, engine, runtime, settings)
+
+
+def _read_change(storage: Storage, engine: Engine, runtime: Runtime, settings: Settings) -> ScriptChange:
     _, known = retry_read(lambda: read_definition(storage.meta), runtime, settings)
+    is_started = retry_read(lambda: storage.meta.head(COMMITTED), runtime, settings) is not None
+    if known is None and is_started:
+        raise make_missing_error(storage.meta)
     engine.spell(list_spellings(known))
     shards = Shards(storage.blob, storage.meta, runtime=runtime, settings=settings, reader="script-change")
 
@@ -141,9 +150,11 @@ def read_script_change(storage: Storage, engine: Engine, runtime: Runtime, setti
         shard = known.tables[table].shard if known is not None else ""
         try:
             return sum(batch.rows for batch in shards.open(shard).log.read().state.batches) if shard else 0
-        except Damaged:  # opening the pipeline reports it
+        except (Damaged, InvalidInput):  # the record is damaged or missing: opening the pipeline reports it
             return 0
 
+    if is_started:
+        check_computable(engine, compare_definition(known, engine).views_new)
     return describe_change(known, engine, count_rows)
 
 

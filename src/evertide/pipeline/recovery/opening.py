@@ -22,7 +22,7 @@ import msgspec
 import pyarrow as pa
 
 from evertide.checkpoint.draft import Restored
-from evertide.errors import CheckpointDamaged, Conflict, RecordDamaged, ViewFailed
+from evertide.errors import CheckpointDamaged, Conflict, ViewFailed
 from evertide.journal.records import Input
 from evertide.journal.replay import check_replay, check_times
 from evertide.pipeline.backfill.backfill import HOLDS, Backfill, hold_name
@@ -34,6 +34,7 @@ from evertide.pipeline.definition import (
     ViewRecord,
     compare_definition,
     is_same_query,
+    make_missing_error,
     read_definition,
     shard_name,
     to_stored_key,
@@ -122,8 +123,7 @@ def take_lead(runner: Runner, progress: OnProgress) -> None:
 
 def _create(context: ProcessContext) -> Runner:
     if context.journal.upper or context.checkpoints.entries():
-        why = "the pipeline's definition is missing, although the storage has transactions"
-        raise RecordDamaged(path=context.meta.path(PIPELINE), why=why)
+        raise make_missing_error(context.meta)
     definition = Definition(
         Generation(0), {}, {}, tuple(context.sources), context.engine.fingerprint, context.runtime.new_id()
     )

@@ -26,7 +26,8 @@ from evertide.pipeline.pipeline import Pipeline
 from evertide.runtime import SystemRuntime
 from tests.cli.kit import document, evertide
 from tests.cluster.driver import SCRIPT, Shop, digests, push, settings
-from tests.server.access.test_x16 import Run, check_listening, listening
+from tests.server.access.test_x16 import Listening, Run, check_listening, listening
+from tests.server.kit import until
 from tests.servers.cluster import SparkCluster, SparkWorker
 from tests.servers.probe import has_endpoint
 
@@ -153,14 +154,19 @@ def test_x16_a_pipeline_on_a_cluster_listens_for_what_is_documented(
         assert run.ask("POST", "/v1/tables/customers/rows", "write", [{"id": 1, "city": "a"}])[0] == 200
         drivers = [sockets for name, sockets in check_listening(run).values() if name == "jvm"]
         assert len(drivers) == 1
-        executors = [listening(each.pid) for worker in cluster.workers for each in worker.executors()]
-        assert len(executors) == 2
+        until(lambda: len(sockets_of_executors(cluster)) == 2 and all(sockets_of_executors(cluster)))
+        executors = sockets_of_executors(cluster)
         for sockets in executors:
             assert [(each.kind.rstrip("6"), each.address) for each in sockets] == [("tcp", "127.0.0.1")]
         for each in [socket for sockets in [*drivers, *executors] for socket in sockets]:
             assert not has_endpoint(spark, each.port, "BlockManagerMaster")
     finally:
         run.stop()
+
+
+def sockets_of_executors(cluster: SparkCluster) -> list[list[Listening]]:
+    """An executor that is still starting has none."""
+    return [listening(each.pid) for worker in cluster.workers for each in worker.executors()]
 
 
 def test_x16_a_cluster_refuses_clients_without_its_secret(cluster: SparkCluster, spark: SparkSession) -> None:

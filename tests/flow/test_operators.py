@@ -48,6 +48,8 @@ REFUSED = {
     "SELECT s.id FROM s JOIN (SELECT a FROM r LIMIT 3) q ON q.a = s.id": "LIMIT",
     "SELECT a FROM r SORT BY a LIMIT 2": "LIMIT",
     "SELECT a FROM r OFFSET 2": "OFFSET",
+    "SELECT count(*) AS z FROM r LIMIT 0": "LIMIT",
+    "SELECT count(*) AS z FROM r GROUP BY a LIMIT 1": "LIMIT",
     "SELECT id FROM s WHERE id IN (SELECT a FROM r WHERE r.b = s.b LIMIT 3)": "LIMIT",
     "SELECT id, (SELECT max(a) FROM r WHERE r.b = q.b) AS z FROM (SELECT id, b FROM s ORDER BY id) q LIMIT 3": "LIMIT",
     "SELECT id, b IN (SELECT a FROM r) AS z FROM (SELECT id, b FROM s ORDER BY id) q OFFSET 3": "LIMIT",

@@ -22,3 +22,5 @@ CREATE MATERIALIZED VIEW first_of_all AS SELECT first(a) AS fa, collect_list(c) 
 CREATE VIEW first_of_all_told AS SELECT min(struct(a)).a AS fa, sort_array(collect_list(c)) AS lc FROM r;
 CREATE MATERIALIZED VIEW constants_skipped AS SELECT k, w FROM VALUES (0, 'a'), (1, ''), (2, NULL), (NULL, 'b') AS v(k, w) ORDER BY k OFFSET 1;
 CREATE MATERIALIZED VIEW constants_limited_and_skipped AS SELECT * FROM (SELECT k FROM VALUES (3), (0), (2), (1), (NULL) AS v(k) ORDER BY k LIMIT 9) OFFSET 2;
+CREATE MATERIALIZED VIEW limit_of_one_row AS SELECT count(*) AS n, sum(a) AS sa FROM r LIMIT 100;
+CREATE MATERIALIZED VIEW limit_of_subquery AS SELECT s.n, r.b FROM r JOIN (SELECT count(*) AS n FROM t LIMIT 1) AS s ON r.a < s.n;

@@ -54,7 +54,7 @@ def _check_node(node: Any, catalog: SparkCatalog) -> str | None:
     name = get_kind(node)
     if name == "Sample":
         return "TABLESAMPLE selects rows at random; filter by a hash of the key instead"
-    if name in ("GlobalLimit", "Offset", "Tail") and not _is_ordered(node):
+    if name in ("GlobalLimit", "Offset", "Tail") and not (_keeps_all(node) or _is_ordered(node)):
         return "LIMIT and OFFSET without ORDER BY select arbitrary rows; add ORDER BY"
     if name in ("UnionLoop", "UnionLoopRef"):
         return "WITH RECURSIVE cannot be maintained; unroll it to the depth that you need"
@@ -63,6 +63,14 @@ def _check_node(node: Any, catalog: SparkCatalog) -> str | None:
     if node.children().size() == 0 and name not in _CONSTANT_LEAVES and not catalog.find_leaf(node):
         return f"the query reads {node.simpleString(80)}, which is not a table or view of the pipeline"
     return None
+
+
+def _keeps_all(node: Any) -> bool:
+    """Whether a LIMIT is at least the number of rows below it, such as over an aggregate without groups."""
+    if get_kind(node) != "GlobalLimit" or get_kind(node.child()) != "LocalLimit" or not node.limitExpr().foldable():
+        return False
+    rows_max = node.child().child().maxRows()
+    return bool(rows_max.isDefined()) and rows_max.get() <= node.limitExpr().eval(None)
 
 
 def _is_ordered(node: Any) -> bool:

@@ -185,7 +185,8 @@ class Settings:
     """A sink is `lagging` if it is behind by more transactions than this, regardless of their age."""
 
     slow_transaction_s: float = 10.0
-    """A transaction that takes longer is logged, with the time of each phase."""
+    """A transaction that takes longer is logged, with the time of each phase. The first one with rows
+    is logged as information only."""
 
     hang_after_s: float = 600.0
     """A process that makes no step for this time hangs: `/v1/health/live` reports it, and a leader stops its heartbeat,

@@ -34,6 +34,7 @@ def test_status_of_a_stopped_pipeline(tmp_path: Path) -> None:
     by_name = {one["name"]: one for one in found["collections"]}
     assert by_name["orders"]["kind"] == "table"
     assert by_name["orders"]["rows"] == 3
+    assert {one["state"] for one in found["collections"]} == {"stopped"}
     assert (by_name["revenue"]["kind"], by_name["revenue"]["upper"]) == ("view", 4)
     assert found["checkpoints"][0]["time"] == 4
     assert [source["name"] for source in found["sources"]] == ["push"]

@@ -82,7 +82,8 @@ def _show(output: Output, report: Report, repairs: tuple[str, ...], moved: tuple
         rows = [(Text(one.kind, "red"), one.path, one.why, one.remedy) for one in report.problems]
         output.say(make_table("", ("kind", "path", "problem", "remedy"), rows))
     if report.orphans:
-        output.say(Text(f"{len(report.orphans)} files that no record names; `evertide gc` deletes them"))
+        count = f"{len(report.orphans)} {'file is' if len(report.orphans) == 1 else 'files are'}"
+        output.say(Text(f"{count} left over, which is no damage; `evertide gc` deletes such files", "dim"))
     if report.unknown_orphans:
         output.say(Text("files that no record names cannot be listed, because some records cannot be read"))
     seen = f"{report.shards} shards, {report.checkpoints} checkpoints, {report.transactions} transactions, "

@@ -71,7 +71,8 @@ class CollectionStatus:
     kind: str
     """`table`, `view` or `errors`."""
     state: str
-    """`running`, `hydrating`, `failed` or `undeclared`."""
+    """`running`, `hydrating`, `failed` or `undeclared`; without a process that runs the
+    pipeline, `stopped` instead of `running`."""
     upper: int
     since: int
     rows: int
@@ -242,7 +243,7 @@ def read_status(storage: Storage, shards: Shards, journal: Journal, checkpoints:
         bound=head.time if head else -1,
         stalled=find_stall(meta, journal, members, runtime, settings) if live and members is not None else None,
         positions=journal.positions(),
-        collections=make_collection_statuses(members) if members is not None else (),
+        collections=make_collection_statuses(members, is_stopped=live is None) if members is not None else (),
         checkpoints=tuple((entry.number, entry.time) for entry in checkpoints.entries()),
         sinks=sink_statuses(meta, reports, live, committed - 1, runtime, settings),
         replicas=read_replica_statuses(meta, committed, runtime, settings),
@@ -339,9 +340,12 @@ def divergences(definition: Definition) -> dict[str, Problem]:
     }
 
 
-def make_collection_statuses(members: Members, *, is_fresh: bool = True) -> tuple[CollectionStatus, ...]:
+def make_collection_statuses(
+    members: Members, *, is_fresh: bool = True, is_stopped: bool = False
+) -> tuple[CollectionStatus, ...]:
     """Unless `is_fresh`, from the shard states in memory and without shapes: no storage call is made."""
     definition: Definition = members.definition
+    running = ComponentState.STOPPED if is_stopped else ComponentState.RUNNING
     found = []
 
     def of(name: str, kind: str, shard: str, state: str, why: str = "") -> CollectionStatus:
@@ -354,13 +358,13 @@ def make_collection_statuses(members: Members, *, is_fresh: bool = True) -> tupl
                     name,
                     "table",
                     table.shard,
-                    ComponentState.RUNNING if table.is_declared else ComponentState.UNDECLARED,
+                    running if table.is_declared else ComponentState.UNDECLARED,
                 )
             )
     for name, view in definition.views.items():
-        state, why = (view.away.state, view.away.why) if view.away else (ComponentState.RUNNING, "")
+        state, why = (view.away.state, view.away.why) if view.away else (running, "")
         found.append(of(name, "view", view.shard, state, why))
-    found.append(of(ERRORS, "errors", definition.errors, ComponentState.RUNNING))
+    found.append(of(ERRORS, "errors", definition.errors, running))
     shapes = _count_shapes(members) if is_fresh else Counter()
     return tuple(replace(one, shapes=shapes[one.name]) for one in found)
 

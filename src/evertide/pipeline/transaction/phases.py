@@ -2,7 +2,8 @@
 
 1. A transaction enters its phases one after the other, in one thread; entering a phase ends the previous one.
 2. Observers are notified once, at the end. Laps without a transaction (no source had input) are discarded.
-3. Entering a phase sets the transaction number of log lines.
+3. The first transaction with rows, for which Spark compiles the plans of all views, is not reported as slow.
+4. Entering a phase sets the transaction number of log lines.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ class PhaseTracker:
         self._slow_s = settings.slow_transaction_s
         self.current = CurrentPhase(Phase.WAIT, time, self._clock())
         self._laps: list[Lap] = []
+        self._had_rows = False
 
     def enter(self, phase: Phase, time: int) -> None:
         now_s, last = self._clock(), self.current
@@ -65,12 +67,16 @@ class PhaseTracker:
 
     def finish(self, time: int, how: str, sources: Mapping[str, int], collections: Mapping[str, WrittenSize]) -> None:
         made = TransactionEvent(time, how, self._end_laps(time + 1), sources, collections)
+        had_rows, self._had_rows = self._had_rows, self._had_rows or any(sources.values())
         if made.took_s > self._slow_s:
             took: dict[str, float] = {}
             for lap in made.laps:
                 took[lap.phase] = took.get(lap.phase, 0.0) + lap.took_s
             told = ", ".join(f"{phase} {seconds:.1f} s" for phase, seconds in took.items())
-            logger.warning("transaction %d took %.1f s, more than slow_transaction_s: %s", time, made.took_s, told)
+            if had_rows:
+                logger.warning("transaction %d took %.1f s, more than slow_transaction_s: %s", time, made.took_s, told)
+            else:
+                logger.info("the first transaction, %d, took %.1f s: %s", time, made.took_s, told)
         self.observer.on_transaction(made)
 
     def fail(self, time: int, error: EvertideError) -> None:

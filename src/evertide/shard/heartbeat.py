@@ -1,6 +1,6 @@
 """`Heartbeat`: the thread that keeps the writer and all leases of a process alive.
 
-If storage cannot be reached, the thread logs it and tries again at the next interval. If the time to live passes
+If storage cannot be reached, the thread logs it once and tries again at the next interval. If the time to live passes
 meanwhile, the process has to restart, but no data is lost. A fenced writer stays fenced: `error` has the reason, and
 the writer's next commit raises it.
 """
@@ -13,6 +13,7 @@ from evertide.errors import EvertideError
 from evertide.settings import Settings
 from evertide.shard.lease import Leases
 from evertide.store.writers import Writer
+from evertide.threads.conditions import Condition
 from evertide.threads.ticker import Ticker
 
 __all__ = ["Heartbeat"]
@@ -26,6 +27,7 @@ class Heartbeat(Ticker):
         self.error: EvertideError | None = None
         self._leases = leases
         self._writer = writer
+        self._failure = Condition(logger, "could not write a heartbeat", leases.runtime)
 
     def beat(self) -> None:
         """Beat once for the writer, then for the leases. `error` keeps a failure until all beats succeed."""
@@ -35,9 +37,12 @@ class Heartbeat(Ticker):
             try:
                 beat()
             except EvertideError as error:
-                logger.warning("could not write a heartbeat: %s", error)
                 errors.append(error)
         self.error = errors[0] if errors else None
+        if self.error is None:
+            self._failure.end()
+        else:
+            self._failure.note(self.error)
 
     def tick(self) -> bool:
         self.beat()

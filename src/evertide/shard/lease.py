@@ -88,7 +88,7 @@ class Leases:
 
     def __init__(self, meta: Meta, runtime: Runtime, settings: Settings, reader: str = "") -> None:
         self._meta = meta
-        self._runtime = runtime
+        self.runtime = runtime
         self._settings = settings
         self._reader = reader
         self._host = socket.gethostname()
@@ -103,7 +103,7 @@ class Leases:
 
     def take(self, log: ShardLog, time: Time) -> Lease:
         """Take a lease on everything in the state from now on. Read the state after this call, not before."""
-        head = retry_read(lambda: self._meta.head(log.key), self._runtime, self._settings)
+        head = retry_read(lambda: self._meta.head(log.key), self.runtime, self._settings)
         record = LeaseRecord(
             lease="",
             shard=log.shard,
@@ -113,16 +113,16 @@ class Leases:
             seqno=head.seqno if head else SequenceNumber(0),
             time=time,
             beat=0,
-            beat_at_s=self._runtime.wall_s(),
+            beat_at_s=self.runtime.wall_s(),
             ttl_s=self._settings.lease_ttl_s,
         )
 
         def writes(fresh: str) -> list[Write]:
             nonlocal record
-            record = msgspec.structs.replace(record, lease=fresh, beat_at_s=self._runtime.wall_s())
+            record = msgspec.structs.replace(record, lease=fresh, beat_at_s=self.runtime.wall_s())
             return [Write(lease_key(log.shard, fresh), 0, seal(record))]
 
-        lease = commit_under_new_id(self._meta, writes, self._runtime, self._settings)
+        lease = commit_under_new_id(self._meta, writes, self.runtime, self._settings)
         with self._lock:
             self._by_key[lease_key(log.shard, lease)] = _HeldLease(1, record)
         return Lease(self, log, lease)
@@ -156,7 +156,7 @@ class Leases:
     def _beat(self, keys: list[str]) -> Stale | None:
         beaten = {key: self._next_beat(self._by_key[key]) for key in keys}
         writes = [Write(key, held.expected - 1, seal(held.record)) for key, held in beaten.items()]
-        stale = commit_until_known(self._meta, writes, (), self._runtime, self._settings)
+        stale = commit_until_known(self._meta, writes, (), self.runtime, self._settings)
         if stale is not None:
             return stale
         self._by_key.update(beaten)
@@ -165,7 +165,7 @@ class Leases:
         return None
 
     def _next_beat(self, held: _HeldLease) -> _HeldLease:
-        now_s = self._runtime.wall_s()
+        now_s = self.runtime.wall_s()
         record = msgspec.structs.replace(held.record, beat=held.record.beat + 1, beat_at_s=now_s)
         return _HeldLease(held.expected + 1, record)
 
@@ -175,7 +175,7 @@ class Leases:
         with self._lock:
             while (held := self._by_key.get(key)) is not None:
                 removal = Write(key, held.expected, None)
-                stale = commit_until_known(self._meta, [removal], (), self._runtime, self._settings)
+                stale = commit_until_known(self._meta, [removal], (), self.runtime, self._settings)
                 if stale is None:
                     del self._by_key[key]
                 else:

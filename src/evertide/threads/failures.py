@@ -1,7 +1,7 @@
 """`Failures`: which background work fails, since when, why, and when it is retried.
 
 The wait before a retry starts at the interval of the thread that does the work and doubles up to one minute. An error
-is logged when it first appears and when its text changes, not on every retry.
+is logged when it first appears and when its reason changes, not on every retry.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from evertide.errors import EvertideError
 from evertide.problem import ComponentState, Problem
 from evertide.runtime import Runtime
+from evertide.threads.conditions import is_same_reason
 
 __all__ = ["Failures"]
 
@@ -46,7 +47,7 @@ class Failures:
             since_s = known.since_s if known else self._runtime.wall_s()
             wait_s = min(known.wait_s * 2, _WAIT_MAX_S) if known else self._interval_s
             self._failures[work] = _Failure(error, since_s, wait_s, now_s + wait_s)
-        if known is None or str(known.error) != str(error):
+        if known is None or not is_same_reason(known.error, error):
             logger.warning("%s failed, will retry: %s", work, error)
 
     def remove(self, work: str) -> None:
@@ -54,7 +55,7 @@ class Failures:
         with self._lock:
             known = self._failures.pop(work, None)
         if known is not None:
-            logger.info("%s succeeded again", work)
+            logger.warning("%s succeeded again, after %.1f s", work, self._runtime.wall_s() - known.since_s)
 
     def is_failing(self, work: str) -> bool:
         return work in self._failures

@@ -40,6 +40,7 @@ from evertide.problem import ComponentState
 from evertide.shard.append import Append, append_together
 from evertide.shard.shard import Shard
 from evertide.store.writers import Writer
+from evertide.threads.conditions import Condition
 from evertide.threads.stopping import IsStopping, Stopped, check_not_stopping, never_stopping
 
 __all__ = ["HOLDS", "Backfill", "hold_name"]
@@ -123,6 +124,7 @@ class Backfill:
 
     def run(self, is_stopping: IsStopping = never_stopping) -> None:
         """Run until the views are members, or have failed."""
+        waiting = Condition(logger, f"the backfill of the views {self._left} waits for storage", self._runner.runtime)
         try:
             with self._turn:
                 self._time = self._runner.time
@@ -134,6 +136,7 @@ class Backfill:
             while not is_stopping():
                 try:
                     if self._try_join(is_stopping):
+                        waiting.end()
                         break
                 except (GenerationMoved, UpperMismatch) as error:
                     logger.info(
@@ -143,7 +146,7 @@ class Backfill:
                     )
                     self._is_behind = True
                 except (Unavailable, OutcomeUnknown) as error:
-                    logger.warning("the backfill of the views %s waits for storage: %s", self._left, error)
+                    waiting.note(error)
                     if not self._wait():
                         raise
         except Stopped:

@@ -21,6 +21,7 @@ from evertide.pipeline.status.status import SourceStatus
 from evertide.pipeline.transaction.runner import Runner
 from evertide.problem import ComponentState, Problem
 from evertide.sources.contract import HasGoal, Limit, MayWait, Monitored, Rows, Source, to_problem
+from evertide.threads.conditions import is_same_reason
 from evertide.threads.steps import note_each_step
 
 __all__ = ["InputReader"]
@@ -33,6 +34,8 @@ class InputReader:
         self._runner = runner
         self.stalled: dict[str, Problem] = {}
         """By source; the key "" has the problem that stops all sources."""
+        self._errors: dict[str, EvertideError] = {}
+        """The reason that was logged last, by source."""
         self._moving: set[str] = set(runner.sources)
         """Sources that may have more: their last offer had input, or they have made none yet."""
 
@@ -119,17 +122,21 @@ class InputReader:
             self._runner.observer.on_fault(FaultEvent("source", name, error.error_code))
         known = self.stalled.get(name)
         if known is None or known.why != error.message:
+            before, self._errors[name] = self._errors.get(name), error
             now_s = self._runner.runtime.wall_s()
             found = Problem.from_error(ComponentState.STALLED, error, now_s)
             found = to_problem(error, now_s) if isinstance(error, SourceFailed) else found
             if known is not None and known.state == found.state:
                 found = replace(found, since_s=known.since_s)
             self.stalled[name] = found
-            logger.error("%s is %s: %s", f"source {name!r}" if name else "the pipeline", found.state, error)
+            if before is None or known is None or known.state != found.state or not is_same_reason(before, error):
+                logger.error("%s is %s: %s", f"source {name!r}" if name else "the pipeline", found.state, error)
 
     def note_progress(self, name: str) -> None:
-        if self.stalled.pop(name, None) is not None:
-            logger.info("%s continues", f"source {name!r}" if name else "the pipeline")
+        if (known := self.stalled.pop(name, None)) is not None:
+            self._errors.pop(name, None)
+            lasted_s = self._runner.runtime.wall_s() - known.since_s
+            logger.warning("%s continues, after %.1f s", f"source {name!r}" if name else "the pipeline", lasted_s)
 
 
 def _is_staged(fragments: Iterable[Fragment]) -> bool:

@@ -19,6 +19,7 @@ from evertide.scratch import using_system
 from evertide.settings import Settings
 from evertide.store.meta import Meta
 from evertide.store.writers import Writer
+from evertide.threads.conditions import Condition
 from evertide.threads.steps import note_step
 
 __all__ = ["StorageWait", "register_with_retry"]
@@ -41,7 +42,8 @@ class StorageWait:
         self._settings = settings
 
     def __call__(self, call: Callable[[], _T]) -> _T:
-        answer = _retry_until_answered(call, self._stopping, self._settings, self._report_wait)
+        runtime = self._process_state.runtime
+        answer = _retry_until_answered(call, self._stopping, runtime, self._settings, self._report_wait)
         self._process_state.clear_storage_wait()
         return answer
 
@@ -53,21 +55,26 @@ class StorageWait:
 def _retry_until_answered(
     call: Callable[[], _T],
     stopping: threading.Event,
+    runtime: Runtime,
     settings: Settings,
     waits: Callable[[EvertideError], None] = lambda _: None,
 ) -> _T:
     """`waits` is called with the error before each retry."""
+    waiting = Condition(logger, "the opening of the pipeline waits for storage", runtime)
     while True:
         try:
             with using_system("opening the pipeline"):
-                return call()
+                answer = call()
         except (StorageFull, StorageForbidden):
             raise
         except (Unavailable, OutcomeUnknown) as error:
-            logger.warning("the opening of the pipeline waits for storage: %s", error)
+            waiting.note(error)
             waits(error)
             note_step()  # waiting is not a hang
             stopping.wait(settings.retry_wait_max_s)
+        else:
+            waiting.end()
+            return answer
 
 
 def register_with_retry(
@@ -76,5 +83,8 @@ def register_with_retry(
     """A registration whose answer was lost is ended by the next try, or ends for lack of heartbeats."""
     instance = runtime.new_id()
     return _retry_until_answered(
-        lambda: register_as(role, meta, runtime=runtime, settings=settings, instance=instance), stopping, settings
+        lambda: register_as(role, meta, runtime=runtime, settings=settings, instance=instance),
+        stopping,
+        runtime,
+        settings,
     )

@@ -24,6 +24,7 @@ from evertide.pipeline.transaction.runner import Runner
 from evertide.problem import Problem
 from evertide.shard.maintenance import Maintenance
 from evertide.store.retry import retry_read
+from evertide.threads.conditions import Condition
 
 __all__ = ["LeaderTasks"]
 
@@ -53,6 +54,9 @@ class LeaderTasks:
         self._sinks = sinks
         self._has_threads = threads
         self._is_tried = False
+        self._checkpoint_failure = Condition(
+            logger, "could not make a checkpoint; the next round retries", context.runtime
+        )
         self._maintenance: Maintenance | None = None
         self.checkpointer = Checkpointer(runner)
         self.backfills = BackfillScheduler(runner, turn, stopping, context.progress, failed, settle, threads=threads)
@@ -110,10 +114,11 @@ class LeaderTasks:
         with self._turn:
             try:
                 self.checkpoint(catch_up)
+                self._checkpoint_failure.end()
             except EvertideError as error:
                 if isinstance(error, Fenced) and not isinstance(error, GenerationMoved):
                     raise
-                logger.warning("could not make a checkpoint; the next round retries: %s", error)
+                self._checkpoint_failure.note(error)
 
     def retry(self, view: str) -> None:
         """Recompute a failed view, and wait for the result."""

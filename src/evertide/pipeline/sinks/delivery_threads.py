@@ -31,6 +31,7 @@ from evertide.problem import ComponentState
 from evertide.runtime import Runtime
 from evertide.sinks.contract import Prepared, SinkDeclaration
 from evertide.sinks.registry import prepare_sinks
+from evertide.threads.conditions import is_same_reason
 from evertide.threads.watched import WatchedThread
 
 __all__ = ["DeliveryThreads", "PreparedSinks"]
@@ -75,6 +76,8 @@ class _Lane:
     delivery: Delivery
     thread: WatchedThread | None = None
     problem: Problem | None = None
+    error: EvertideError | None = None
+    """The cause of `problem`."""
 
 
 class DeliveryThreads:
@@ -216,8 +219,9 @@ class DeliveryThreads:
         with self._report_failure(lane):
             has_more = lane.delivery.step()
             if lane.problem is not None:
-                logger.info("sink %r continues", lane.delivery.name)
-                lane.problem = None
+                lasted_s = self._runtime.wall_s() - lane.problem.since_s
+                logger.warning("sink %r continues, after %.1f s", lane.delivery.name, lasted_s)
+                lane.problem = lane.error = None
         return has_more and not self._stopping.is_set()
 
     @contextmanager
@@ -233,9 +237,13 @@ class DeliveryThreads:
         """Note the problem. A fenced process does not retry: the new leader delivers."""
         self._observer.on_fault(FaultEvent("sink", lane.delivery.name, error.error_code))
         if lane.problem is None or lane.problem.why != error.message:
-            logger.error("sink %r is stalled: %s", lane.delivery.name, error)
+            if lane.error is None or not is_same_reason(lane.error, error):
+                logger.error("sink %r is stalled: %s", lane.delivery.name, error)
+            lane.error = error
             state = ComponentState.FAILED if isinstance(error, Fenced) else ComponentState.STALLED
-            lane.problem = Problem.from_error(state, error, self._runtime.wall_s())
+            known = lane.problem
+            since_s = known.since_s if known is not None and known.state == state else self._runtime.wall_s()
+            lane.problem = Problem.from_error(state, error, since_s)
 
     def _end_undeclared(self, recorded: Mapping[str, StoredSinkRecord]) -> None:
         """End the sinks that are no longer declared, and release their holds."""

@@ -42,7 +42,7 @@ class ProcessState:
         self._leadership = leadership
         self._writer = writer
         self._reporter = HealthReporter(meta, writer.id, runtime, settings)
-        self._runtime = runtime
+        self.runtime = runtime
         self._opened_s = runtime.wall_s()
 
     def watch_stall(self, stall: Callable[[], tuple[str, float] | None]) -> None:
@@ -63,11 +63,11 @@ class ProcessState:
                 error = fenced
             except EvertideError:
                 logger.warning("could not read whether this process is still registered")
-        self.error, self._failed = error, problem_from_error(error, self._runtime.wall_s())
+        self.error, self._failed = error, problem_from_error(error, self.runtime.wall_s())
         return error
 
     def warn(self, code: str, why: str, remedy: str) -> None:
-        self._warnings.append(Problem(ComponentState.WARNING, code, why, remedy, self._runtime.wall_s()))
+        self._warnings.append(Problem(ComponentState.WARNING, code, why, remedy, self.runtime.wall_s()))
 
     def publish(self) -> None:
         self._publish(self.find_worst())
@@ -80,7 +80,7 @@ class ProcessState:
         self._publish(next(iter(self.problems()), begun))
 
     def report_storage_wait(self, error: EvertideError) -> None:
-        now_s = self._runtime.wall_s()
+        now_s = self.runtime.wall_s()
         known = self._stalled.get("")
         since_s = known.since_s if known is not None else now_s
         self._stalled[""] = Problem.from_error(ComponentState.STALLED, error, since_s)
@@ -91,7 +91,7 @@ class ProcessState:
             self.publish_replaying()
 
     def publish_stopped(self) -> None:
-        self._publish(Problem(ComponentState.STOPPED, "", "the pipeline was closed", "", self._runtime.wall_s()))
+        self._publish(Problem(ComponentState.STOPPED, "", "the pipeline was closed", "", self.runtime.wall_s()))
 
     def problems(self) -> list[Problem]:
         """The worst first."""
@@ -109,7 +109,7 @@ class ProcessState:
         remedy = (
             "Check the log, and whether sources, storage and Spark answer; another replica leads after hang_after_s."
         )
-        return [Problem(ComponentState.STALLED, "stalled", why, remedy, self._runtime.wall_s() - still_s)]
+        return [Problem(ComponentState.STALLED, "stalled", why, remedy, self.runtime.wall_s() - still_s)]
 
     def find_worst(self) -> Problem:
         return next(iter(self.problems()), self.pause.problem(self._opened_s))

@@ -26,6 +26,7 @@ from evertide.sources.contract import Lag
 from evertide.store.meta import Meta
 from evertide.store.paths import SOURCES
 from evertide.store.sealed import unseal
+from evertide.threads.conditions import Condition
 from evertide.threads.ticker import Ticker
 
 __all__ = ["SinkHealth", "SourceRecord", "SourceRecords", "SourceReporter", "read_source_records"]
@@ -80,6 +81,7 @@ class SourceReporter(Ticker):
         self._writer = writer
         self._runtime = runtime
         self._settings = settings
+        self._failure = Condition(logger, "could not record the state of sources and sinks", runtime)
         self._look_at_sinks: Callable[[], Mapping[str, SinkHealth]] = dict
         self._look_at_feeds: Callable[[], Iterable[Problem]] = tuple
         self._look_at_warnings: Callable[[], Iterable[Problem]] = tuple
@@ -106,8 +108,9 @@ class SourceReporter(Ticker):
     def tick(self) -> bool:
         try:
             self.write_if_changed()
+            self._failure.end()
         except EvertideError as error:
-            logger.warning("could not record the state of sources and sinks: %s", error)
+            self._failure.note(error)
         except Exception:  # if this thread died, other processes would read an outdated record (I13)
             logger.exception("could not record the state of sources and sinks, because of a bug")
         return True

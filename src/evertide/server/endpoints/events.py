@@ -38,6 +38,7 @@ from evertide.server.endpoints.journal import ReportedProblem, list_problems
 from evertide.server.http.answers import answer_head
 from evertide.server.http.endpoint import BYTES, Endpoint, NoQuery
 from evertide.store.paths import COMMITTED
+from evertide.threads.conditions import Condition
 from evertide.threads.watched import WatchedThread
 
 __all__ = ["EventEndpoints"]
@@ -61,6 +62,7 @@ class EventEndpoints:
         self._runtime = history.runtime
         self._listeners: dict[Listener, asyncio.AbstractEventLoop] = {}
         self._stopping = threading.Event()
+        self._failure = Condition(logger, "cannot read the storage for events, will retry", history.runtime)
         self._thread: WatchedThread | None = None
         self._status_read_s = 0.0
         self._last_reported: _ReportedStatus | None = None
@@ -123,11 +125,12 @@ class EventEndpoints:
                 try:
                     record = self._meta.head(COMMITTED)
                     self._send_new_events()
+                    self._failure.end()
                     self._meta.wait(COMMITTED, record.seqno if record is not None else 0, _WAIT_S)
                     wait_s = self._pipeline.settings.retry_wait_s
                     continue
                 except EvertideError as error:
-                    logger.warning("cannot read the storage for events, will retry: %s", error)
+                    self._failure.note(error)
                     self._send_problem(error)
                 except Exception as error:  # clients get a problem, and the status of the thread has the exception
                     self._send_problem(Unexpected(where="/v1/events", why=f"{type(error).__name__}; the log has more"))

@@ -22,6 +22,7 @@ from evertide.problem import Problem
 from evertide.shapes.log.record import HOLD, ShapeRecord, estimate_log_rows
 from evertide.shapes.log.registry import Shapes
 from evertide.store.paths import COMMITTED
+from evertide.threads.conditions import Condition
 from evertide.threads.ticker import Ticker
 from evertide.threads.watched import WatchedThread
 
@@ -84,12 +85,14 @@ class LimitEnforcer(Ticker):
     def __init__(self, shapes: Shapes) -> None:
         super().__init__("evertide-shape-limits", shapes.settings.beat_interval_s)
         self._shapes = shapes
+        self._failure = Condition(logger, "could not enforce the limits of shapes, will retry", shapes.runtime)
 
     def tick(self) -> bool:
         try:
             enforce_limits(self._shapes, is_serving=False)
+            self._failure.end()
         except EvertideError as error:
-            logger.warning("could not enforce the limits of shapes, will retry: %s", error)
+            self._failure.note(error)
         return True
 
 
@@ -99,6 +102,7 @@ class FeedFollower:
         self._stopping = threading.Event()
         self._thread = WatchedThread("evertide-shapes", self._run)
         self._enforced_s = shapes.runtime.monotonic_s()
+        self._failure = Condition(logger, "could not follow collections for shapes, will retry", shapes.runtime)
 
     def start(self) -> Self:
         self._shapes.begin_following()
@@ -132,11 +136,12 @@ class FeedFollower:
                 try:
                     record = shapes.meta.head(COMMITTED)
                     self.tick()
+                    self._failure.end()
                     shapes.meta.wait(COMMITTED, record.seqno if record is not None else 0, _WAIT_S)
                     wait_s = shapes.settings.retry_wait_s
                     continue
                 except EvertideError as error:
-                    logger.warning("could not follow collections for shapes, will retry: %s", error)
+                    self._failure.note(error)
             shapes.wake_stale()
             self._stopping.wait(wait_s)
             wait_s = min(2 * wait_s, shapes.settings.retry_wait_max_s)

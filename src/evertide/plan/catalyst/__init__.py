@@ -4,6 +4,8 @@ session             the Spark session of a pipeline
 network             network settings of a new session, and a check of a given one
 catalyst            builds and runs Catalyst's operators and expressions
 walk, scala         walk Catalyst's trees, convert Scala's collections
+parsed              finds all operators of a parsed plan
+java_class          compiles a class that is written in Java
 columns             columns of a plan as Arrow types
 canonical           expressions as plain values, for fingerprints
 python_function     Python functions as plain values, for fingerprints

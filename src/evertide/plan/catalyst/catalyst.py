@@ -27,9 +27,9 @@ import pyarrow as pa
 from py4j.java_gateway import is_instance_of  # type: ignore[import-untyped]
 from pyspark.sql import SparkSession
 
+from evertide.plan.catalyst.java_class import load_class
 from evertide.plan.catalyst.scala import read_list
 from evertide.plan.catalyst.scratch_files import read_scratch, split_frames
-from evertide.plan.fragment.local_runner import compile_runner
 from evertide.scratch import scratch_file, using_scratch
 
 __all__ = ["Catalyst"]
@@ -144,7 +144,7 @@ class Catalyst:
 
     def make_local_runner(self, *parts: Any) -> Any:
         """A new `LocalRunner` in the JVM (`evertide.plan.fragment.local_runner`)."""
-        return self._local_runner_class.newInstance(self._make_array([self.session, *parts]))
+        return self._local_runner_constructor.newInstance(self._make_array([self.session, *parts]))
 
     def _make_array(self, values: list[Any]) -> Any:
         """A Java array of objects."""
@@ -154,8 +154,8 @@ class Catalyst:
         return array
 
     @cached_property
-    def _local_runner_class(self) -> Any:
-        return compile_runner(self._gateway)
+    def _local_runner_constructor(self) -> Any:
+        return load_class(self.session, "evertide.plan.fragment", "LocalRunner").getConstructors()[0]
 
     def make_java_list(self, values: Iterable[Any]) -> Any:
         java_list = self._array_list()

@@ -1,8 +1,7 @@
 """Runs a fragment over few rows in one call to the JVM, from Arrow to Arrow, mostly without a Spark job.
 
 Each call from Python to the JVM is a round trip, and a job with one task costs some 25 ms beside its computation. So
-such a run is written in Java (`LocalRunner.java`). Spark's compiler for generated code compiles it at first use, so
-there is no jar to build or install.
+such a run is written in Java (`LocalRunner.java`). It is compiled at first use (`evertide.plan.catalyst.java_class`).
 
 1. The fragment is planned once. The rows of its leaves are replaced before each run, so that the physical plan, its
    generated code and its RDD are reused.
@@ -23,11 +22,8 @@ run has its own scratch files. Only the compiled class is shared.
 from __future__ import annotations
 
 import struct as binary
-import threading
-import weakref
 from collections.abc import Sequence
 from enum import StrEnum
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -36,27 +32,12 @@ import pyarrow as pa
 from evertide.plan.catalyst.scratch_files import read_scratch, split_frames
 from evertide.scratch import scratch_file, using_scratch
 
-__all__ = ["LocalRunner", "RunPath", "Term", "compile_runner"]
+__all__ = ["LocalRunner", "RunPath", "Term"]
 
-_NAME = "evertide.LocalRunner"
 _NUMBER = binary.Struct(">i")
-_compiling = threading.Lock()
-_compiled: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-"""The class, by the gateway to a JVM."""
 
 Term: TypeAlias = "tuple[int, Sequence[pa.Table]]"
 """A sign, and the rows of each leaf."""
-
-
-def compile_runner(gateway: Any) -> Any:
-    """The class in Spark's JVM, compiled once, since py4j finds methods by the name of the class."""
-    with _compiling:
-        if gateway not in _compiled:
-            compiler = gateway.jvm.org.codehaus.janino.SimpleCompiler()
-            compiler.setParentClassLoader(gateway.jvm.org.apache.spark.util.Utils.getContextOrSparkClassLoader())
-            compiler.cook(files("evertide.plan.fragment").joinpath("LocalRunner.java").read_text("utf-8"))
-            _compiled[gateway] = compiler.getClassLoader().loadClass(_NAME).getConstructors()[0]
-        return _compiled[gateway]
 
 
 class RunPath(StrEnum):

@@ -22,6 +22,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from evertide.errors import InvalidInput, SparkEnded
 from evertide.plan.catalyst.failure import classify_error, describe_error
+from evertide.plan.catalyst.parsed import walk_parsed
 from evertide.plan.catalyst.scala import read_list
 from evertide.plan.catalyst.session import TOP_SETTINGS
 from evertide.plan.catalyst.walk import get_kind, walk_nodes
@@ -134,6 +135,7 @@ class SparkCatalog:
 
     def _analyze(self, view: ViewStatement) -> DataFrame:
         try:
+            self._refuse_foreign(view)
             return self.session.sql(view.query)
         except AnalysisException as error:
             why = next(line.strip() for line in str(error).splitlines() if line.strip())
@@ -144,6 +146,18 @@ class SparkCatalog:
                 raise classified from error
             why = f"Spark's analyzer fails on this query; write it in another form: {describe_error(error)}"
             raise InvalidInput(where=f"{view.where}, view {view.name!r}", why=why) from error
+
+    def _refuse_foreign(self, view: ViewStatement) -> None:
+        """Refuse what Spark would read or run while it analyzes the query, and what its analyzer may drop unseen."""
+        for node in walk_parsed(self.session._jsparkSession.sessionState().sqlParser().parsePlan(view.query)):
+            name, why = get_kind(node), ""
+            if name == "UnresolvedRelation" and node.multipartIdentifier().size() > 1:
+                path = ".".join(read_list(node.multipartIdentifier()))
+                why = f"the query reads {path}, which is not a table or view of the pipeline"
+            elif name == "ScriptTransformation":
+                why = "TRANSFORM ... USING runs a program, which cannot be maintained; use a function of one row (udf)"
+            if why:
+                raise InvalidInput(where=f"{view.where}, view {view.name!r}", why=why)
 
     def _find_reads(self, frame: DataFrame) -> tuple[str, ...]:
         """In order of first appearance, subqueries included."""

@@ -11,8 +11,9 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from evertide.plan.catalyst.scala import read_list, read_option
-from evertide.plan.catalyst.walk import get_kind, walk_nodes
+from evertide.plan.catalyst.parsed import walk_parsed
+from evertide.plan.catalyst.scala import read_option
+from evertide.plan.catalyst.walk import get_kind
 
 __all__ = ["remove_streams"]
 
@@ -35,11 +36,8 @@ def remove_streams(parser: Any, query: str) -> str:
 
 
 def _find_places(plan: Any) -> Iterator[int]:
-    for node in walk_nodes(plan):
+    for node in walk_parsed(plan):
         if get_kind(node) == "UnresolvedRelation" and node.isStreaming():
             start = read_option(node.origin().startIndex())
             if start is not None:
                 yield start
-        elif get_kind(node) == "UnresolvedWith":  # its queries are not its children
-            for named in read_list(node.cteRelations()):
-                yield from _find_places(named._2())

@@ -4,7 +4,8 @@ The checks use Spark's plans of a query, not its text:
 
 1. The *parsed* plan is checked before names are resolved, since resolving may read files or run a statement. It may
    have only the parts of a SELECT (`_PARSED`), over names of collections and functions that produce rows from their
-   arguments. Relations that are file paths are disabled in the session.
+   arguments, in every place where a subquery can stand (`find_inner_plans`). Relations that are file paths are disabled
+   in the session.
 2. The session has only the functions that `evertide.plan.query.functions` allows. All others are removed from its
    registry before names are resolved.
 3. The *analyzed* plan may have only operators that compute (`_ANALYZED`) over the registered collections, no function
@@ -29,6 +30,7 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 from evertide.errors import InvalidInput, LimitExceeded, SparkAway, SparkEnded
 from evertide.plan.catalyst.failure import classify_errors, describe_error, silence_traces
+from evertide.plan.catalyst.parsed import find_inner_plans
 from evertide.plan.catalyst.result_settings import read_result_settings
 from evertide.plan.catalyst.scala import read_list
 from evertide.plan.catalyst.session import TOP_SETTINGS
@@ -36,7 +38,15 @@ from evertide.plan.catalyst.walk import get_kind, walk_expressions, walk_nodes
 from evertide.plan.query.functions import ALLOWED, ALLOWED_IN_FROM, REFUSED
 from evertide.rows.conform import conform
 
-__all__ = ["Load", "apply_result_settings", "make_frame", "read_stored", "remove_forbidden_functions", "run_query"]
+__all__ = [
+    "Load",
+    "apply_result_settings",
+    "list_relations",
+    "make_frame",
+    "read_stored",
+    "remove_forbidden_functions",
+    "run_query",
+]
 
 Load = Callable[[SparkSession, Sequence[str]], Mapping[str, DataFrame]]
 """Loads collections by name; raises an error for unknown names."""
@@ -116,7 +126,7 @@ def run_query(
                 session, {**read_result_settings(spark), **_SETTINGS}
             )  # a new session has Spark's defaults
             remove_forbidden_functions(session)
-            for name, frame in load(session, _list_relations(session, text)).items():
+            for name, frame in load(session, list_relations(session, text)).items():
                 frame.createOrReplaceTempView(f"`{name}`" if not name.isidentifier() else name)
             found = session.sql(text, args=list(parameters)) if parameters else session.sql(text)
             _check_analyzed(found)
@@ -210,7 +220,7 @@ def _check_analyzed(frame: DataFrame) -> None:
                 raise InvalidInput(where="query", why=f"{named} is refused: {REFUSED[named]}")
 
 
-def _list_relations(session: SparkSession, text: str) -> list[str]:
+def list_relations(session: SparkSession, text: str) -> list[str]:
     """The relations that a query reads, without those that it defines (WITH)."""
     plan = session._jsparkSession.sessionState().sqlParser().parsePlan(text)
     return list(dict.fromkeys(_find_relations(plan, frozenset())))
@@ -219,11 +229,10 @@ def _list_relations(session: SparkSession, text: str) -> list[str]:
 def _find_relations(plan: Any, own: frozenset[str]) -> Iterator[str]:
     """A name of WITH hides a collection in the following queries, and in its own if it is recursive."""
     name = get_kind(plan)
-    if name not in _PARSED:
-        why = f"{name} is not allowed; a query is a SELECT over tables and views"
-        raise InvalidInput(where="query", why=why)
+    inner = _list_inner(plan, name)
     match name:
         case "UnresolvedWith":
+            inner = [plan.child()]  # all others are queries of cteRelations
             for pair in read_list(plan.cteRelations()):
                 named = frozenset([pair._1().lower()])
                 yield from _find_relations(pair._2(), own | named if plan.allowRecursion() else own)
@@ -241,5 +250,16 @@ def _find_relations(plan: Any, own: frozenset[str]) -> Iterator[str]:
             if function.lower() not in ALLOWED_IN_FROM:
                 why = f"{function}() in FROM is not allowed; a query may only read tables and views"
                 raise InvalidInput(where="query", why=why)
-    for child in (*read_list(plan.children()), *read_list(plan.subqueries())):
-        yield from _find_relations(child, own)
+    for each in inner:
+        yield from _find_relations(each, own)
+
+
+def _list_inner(plan: Any, name: str) -> list[Any]:
+    """The operators directly inside of an allowed operator of a parsed plan."""
+    if name not in _PARSED:
+        raise InvalidInput(where="query", why=f"{name} is not allowed; a query is a SELECT over tables and views")
+    inner, unknown = find_inner_plans(plan)
+    if unknown:
+        why = f"{name} contains {unknown[0]}, which is not allowed; a query is a SELECT over tables and views"
+        raise InvalidInput(where="query", why=why)
+    return inner

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import tracemalloc
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,10 +12,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from evertide.errors import InvalidInput
 from evertide.media import ARROW, CSV, JSON, LINES, PARQUET
 from evertide.pipeline.engine import DeclaredTable
 from evertide.server.bodies.arrow_size import count_plain_bytes
-from evertide.server.bodies.bodies import count_decoded_bytes
+from evertide.server.bodies.bodies import count_decoded_bytes, decode_body
 from evertide.server.bodies.parquet_size import count_parquet_bytes
 from evertide.settings import Settings
 from tests.kit.small_engine import SmallEngine
@@ -176,6 +178,63 @@ def test_a_text_of_ordinary_rows_may_be_as_large_as_a_body() -> None:
     ):
         times = Settings().request_decoded_bytes_max / Settings().request_bytes_max
         assert count_decoded_bytes(content, media, LIMIT) <= times * len(content)
+
+
+def test_the_estimated_size_of_tiny_rows_is_not_below_their_actual_size() -> None:
+    """Fails if an object counts 128 bytes: one with a name takes 200."""
+    for unit in (b"{}", b'{"n":1}', b'{"n":1,"m":2}'):
+        for media, content in ((JSON, repeat(unit)), (LINES, (unit + b"\n") * 20_000)):
+            assert peak_of(content, media) <= count_decoded_bytes(content, media, LIMIT), (unit, media)
+
+
+def test_blank_lines_take_no_memory() -> None:
+    """Fails if the body is split into all of its lines."""
+    content = b"\n" * (1 << 20) + b'{"n": 1}\n' + b" \r\n" * (1 << 18)
+    assert peak_of(content, LINES) < 1 << 20
+    assert decode_body(content, LINES, {}, "numbers", LIMIT).rows == [{"n": 1}]
+
+
+def peak_of(content: bytes, media: str) -> int:
+    """The most memory that decoding takes."""
+    tracemalloc.start()
+    try:
+        decoded = decode_body(content, media, {}, "numbers", LIMIT)
+        assert decoded.rows
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("query", ["", "?deletes=true"])
+def test_a_csv_header_of_very_many_columns_is_refused(client: Client, query: str) -> None:
+    """Deletes ignore columns that the table does not have. Fails if only the size of the body is limited."""
+    answer = client.post(f"/v1/tables/numbers/rows{query}", b"n" + b"," * 100_000, {"Content-Type": CSV})
+    assert (answer.status, answer.body["why"]) == (400, "line 1 has 100001 columns; a file has at most 100000")
+
+
+def test_a_csv_header_of_many_columns_takes_little_memory() -> None:
+    """Fails if Arrow reads the header."""
+    names = ["n", *(f"c{at}" for at in range(20_000))]
+    content = "\n".join((",".join(names), ",".join("1" * len(names)))).encode()
+    before, pool = pa.default_memory_pool(), pa.proxy_memory_pool(pa.default_memory_pool())
+    pa.set_memory_pool(pool)
+    try:
+        with pytest.raises(InvalidInput, match="the table has no column 'c0'"):
+            decode_body(content, CSV, {"numbers": TABLES[1]}, "numbers", LIMIT)
+        assert pool.max_memory() < 1 << 20
+    finally:
+        pa.set_memory_pool(before)
+    found = decode_body(content, CSV, {"numbers": TABLES[1]}, "numbers", LIMIT, is_delete=True)
+    assert found.deletes.to_pylist() == [{"n": 1}]
+    found = decode_body(b"c0,c1\n1,2\n", CSV, {"numbers": TABLES[1]}, "numbers", LIMIT, is_delete=True)
+    assert found.deletes.to_pylist() == [{"n": None}]
+
+
+def test_an_error_of_a_csv_header_does_not_repeat_a_long_name(client: Client) -> None:
+    for content in (b"x" * 100_000, b"%b,%b" % (b"x" * 100_000, b"X" * 100_000), b"x" * 200_000):
+        answer = client.post("/v1/tables/numbers/rows", content + b"\n1\n", {"Content-Type": CSV})
+        assert (answer.status, answer.body["error_code"]) == (400, "invalid_input"), answer
+        assert len(answer.body["message"]) < 500
 
 
 def check_refused(client: Client, media: str, table: str, content: bytes) -> None:

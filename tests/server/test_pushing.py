@@ -106,6 +106,7 @@ def unmoved() -> Iterator[Client]:
         (b'{"rows": 5}', {}, "table 'orders'", "not a list of rows"),
         (b"[5]", {}, "table 'orders', row 1", "not a mapping"),
         (b'[{"id": 1, "amount": 1, "amount": 2}]', {}, "body", "an object repeats the name 'amount'"),
+        (b'\n \n  {"id": 1}\r\n   {"id"; 3}\n', LINES, "body, line 4, column 9", "expected ':'"),
         (b'{"id": 1}\n{"id": 2, "id": 3}', LINES, "body, line 2", "an object repeats the name 'id'"),
         (b'[{"id": 1}, {"id": "x"}]', {}, "table 'orders', row 2, column 'id'", "'x' is not a BIGINT"),
         (b'[{"id": 1.5}]', {}, "table 'orders', row 1, column 'id'", "'1.5' is not a BIGINT"),

@@ -66,6 +66,8 @@ BODIES = (JSON, LINES, ARROW, CSV, PARQUET)
 _VALUE_BYTES = 8
 """Of a value of any type in a column, also of NULL."""
 _FILES = {CSV: PushFormat.csv, PARQUET: PushFormat.parquet}
+_LINE = re.compile(rb"\S[^\n]*")
+"""A line that is not blank, from its first character. Blank lines take no memory."""
 _BYTE = re.compile(r" \(byte (\d+)\)$")
 _SIZING_MAX = 2
 """Bodies whose decoded size is computed at the same time: some need partial decoding."""
@@ -183,8 +185,7 @@ def decode_body(
     elif kind == ARROW:
         rows = _decode_arrow(content)
     elif kind == LINES:
-        lines = enumerate(content.split(b"\n"), 1)
-        rows = [_decode_json(line, first_line=at) for at, line in lines if line.strip()]
+        rows = [_decode_json(content, *line.span()) for line in _LINE.finditer(content)]
     else:
         rows = _read_file(content, _FILES[kind], tables, table, bytes_max, is_delete=is_delete)
     return PushedRows(deletes=rows) if is_delete else PushedRows(rows)
@@ -204,7 +205,7 @@ def _read_file(content: bytes, form: PushFormat, tables: Tables, table: str, byt
 
 
 def decode_json_body(content: bytes) -> Any:
-    return _decode_json(content, first_line=1)
+    return _decode_json(content, 0, len(content))
 
 
 def parse_rows(value: Any, where: str) -> PushedRows:
@@ -216,21 +217,23 @@ def parse_rows(value: Any, where: str) -> PushedRows:
     return PushedRows(value.get("rows", ()), value.get("deletes", ()))
 
 
-def _decode_json(content: bytes, *, first_line: int) -> Any:
+def _decode_json(body: bytes, begin: int, end: int) -> Any:
+    """Decode a range of the body."""
+    content = body[begin:end]
     try:
         return decode_json(msgspec.json.Decoder(float_hook=Number), content)
     except RepeatedName as error:
-        where = "body" if first_line == 1 else f"body, line {first_line}"
-        raise InvalidInput(where=where, why=str(error)) from error
+        line = body.count(b"\n", 0, begin) + 1
+        raise InvalidInput(where="body" if line == 1 else f"body, line {line}", why=str(error)) from error
     except (msgspec.MsgspecError, UnicodeError) as error:
         match = _BYTE.search(str(error))
-        at = int(match[1]) if match else _find_non_utf8(content)
+        at = begin + (int(match[1]) if match else _find_non_utf8(content))
         why = _BYTE.sub("", str(error)) if not isinstance(error, UnicodeError) else "the body is not UTF-8"
-        line = first_line + content.count(b"\n", 0, at)
-        column = at - content.rfind(b"\n", 0, at)
+        line, column = body.count(b"\n", 0, at) + 1, at - body.rfind(b"\n", 0, at)
         raise InvalidInput(where=f"body, line {line}, column {column}", why=why) from error
     except RecursionError as error:
-        raise InvalidInput(where=f"body, line {first_line}", why="the JSON is nested too deeply") from error
+        line = body.count(b"\n", 0, begin) + 1
+        raise InvalidInput(where=f"body, line {line}", why="the JSON is nested too deeply") from error
 
 
 def _find_non_utf8(content: bytes) -> int:

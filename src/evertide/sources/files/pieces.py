@@ -78,12 +78,14 @@ class FileTable:
         places: dict[str, int] = {}
         for at, name in enumerate(names):
             if name.lower() in places:
-                raise self.failure(path, f"the file has the column {name!r} twice")
+                raise self.failure(path, f"the file has the column {show_value(name)} twice")
             places[name.lower()] = at
         known = {field.name.lower(): field.name for field in self.declaration.schema}
         extra = [name for name in names if name.lower() not in known and name.lower() != self.op_column.lower()]
         if extra and not self.ignore_extra:
-            why = f"the table has no column {extra[0]!r}; declare it, or set the option ignore_extra to 'true'"
+            why = (
+                f"the table has no column {show_value(extra[0])}; declare it, or set the option ignore_extra to 'true'"
+            )
             raise self.failure(path, why)
         if self.op_column and self.op_column.lower() not in places:
             raise self.failure(path, f"the file has no column {self.op_column!r}, which the option op_column names")

@@ -31,7 +31,7 @@ import pyspark
 
 from bench.measure import Figure, Timing, own_spark
 from bench.shards import Progress
-from evertide.pipeline.reading.reader import Reader
+from evertide.pipeline.reading.reader import StorageReader
 from evertide.pipeline.replicas.replica_record import ReplicaStatus, read_replica_statuses
 from evertide.runtime import SystemRuntime
 
@@ -115,7 +115,7 @@ class _Runners:
         self._script, self._storage, self._log = place / "bench.sql", place / "storage", place / "log"
         self._script.write_text(_SCRIPT.format(rate=rate))
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
-        self._reader: Reader | None = None
+        self._reader: StorageReader | None = None
 
     def start(self) -> None:
         command = ["run", str(self._script), "--storage", str(self._storage), "--quiet"]
@@ -144,9 +144,9 @@ class _Runners:
             self._reader.close()
 
     @property
-    def reader(self) -> Reader:
+    def reader(self) -> StorageReader:
         if self._reader is None:
-            self._reader = Reader.open(self._storage)
+            self._reader = StorageReader.open(self._storage)
         return self._reader
 
     def running(self) -> tuple[ReplicaStatus, ...]:

@@ -24,7 +24,7 @@ from evertide.errors import InvalidInput
 from evertide.options import Options
 from evertide.secrets import Secrets
 
-__all__ = ["ANSWER_LIMIT_S", "AWAY", "Brokers", "EnvelopeKind", "Topic", "cause", "describe", "read_brokers"]
+__all__ = ["ANSWER_LIMIT_S", "AWAY", "Brokers", "EnvelopeKind", "Topic", "describe", "find_cause", "read_brokers"]
 
 PREFIX = "kafka."
 ANSWER_LIMIT_S = 2.0
@@ -50,7 +50,7 @@ _PROBE_LIMIT_S = 1.5
 _ELAPSED = re.compile(r" \(after \d+ms in state \w+(, \d+ identical error\(s\) suppressed)?\)")
 """A detail that would make repeated errors look different."""
 
-_OURS = {
+_RESERVED = {
     "acks",
     "auto.offset.reset",
     "bootstrap.servers",
@@ -66,7 +66,7 @@ _OURS = {
 _SECRET = re.compile(r"password|secret|token|key\.pem|keystore|oauthbearer\.config", re.IGNORECASE)
 _REFERENCE = re.compile(r"\$\{(ENV|FILE):", re.IGNORECASE)
 _NOT_SECRET = {"ssl.keystore.location", "sasl.oauthbearer.token.endpoint.url"}
-_QUIET: Mapping[str, Any] = {
+_DEFAULTS: Mapping[str, Any] = {
     "log_level": 2,  # errors reach `error_cb`; otherwise each failed attempt to connect would be a line in the log
     "reconnect.backoff.ms": 100,
     "reconnect.backoff.max.ms": 2000,
@@ -92,7 +92,7 @@ class Brokers:
     def config(self, **more: Any) -> dict[str, Any]:
         """`more` has `_` where librdkafka has a dot."""
         ours = {name if name == "error_cb" else name.replace("_", "."): value for name, value in more.items()}
-        return {**_QUIET, **self.properties, **ours, "bootstrap.servers": self.address}
+        return {**_DEFAULTS, **self.properties, **ours, "bootstrap.servers": self.address}
 
     def admin(self) -> AdminClient:
         return AdminClient(self.config(error_cb=self._record_error))
@@ -110,7 +110,7 @@ class Brokers:
 
     def explain(self, error: KafkaError | KafkaException | str) -> str:
         """The text of an error, without secrets."""
-        known = error if isinstance(error, str) else cause(error)
+        known = error if isinstance(error, str) else find_cause(error)
         text = known if isinstance(known, str) else f"{known.str()} ({known.name()})"
         if not isinstance(known, str) and known.code() in AWAY:
             last = next((each for each in self.recent_errors if each.code() in _REFUSED), None)
@@ -118,10 +118,10 @@ class Brokers:
             text = f"no broker answers: {last.str()} ({last.name()})"
         return self.secrets.hide(_ELAPSED.sub("", text))
 
-    def are_away(self, error: KafkaException) -> bool:
+    def is_away(self, error: KafkaException) -> bool:
         """Whether the brokers are unreachable, rather than refusing the client."""
         is_refused = any(each.code() in _REFUSED for each in list(self.recent_errors))
-        return cause(error).code() in AWAY and not is_refused
+        return find_cause(error).code() in AWAY and not is_refused
 
     def probe(self, topic: str, where: str) -> Topic:
         """Check that the brokers answer, accept the client and have the topic; raise `InvalidInput` if not."""
@@ -130,7 +130,7 @@ class Brokers:
             try:
                 return describe(admin, topic, _PROBE_LIMIT_S)
             except KafkaException as error:
-                code = cause(error).code()
+                code = find_cause(error).code()
                 if code == KafkaError.UNKNOWN_TOPIC_OR_PART and not left:
                     why = f"{self.address} has no topic {topic!r}; create the topic, or correct the option 'topic'"
                     raise InvalidInput(where=where, why=why) from error
@@ -148,7 +148,7 @@ class Topic:
     partitions: int
 
 
-def cause(error: KafkaError | KafkaException) -> KafkaError:
+def find_cause(error: KafkaError | KafkaException) -> KafkaError:
     if isinstance(error, KafkaError):
         return error
     inner = error.args[0] if error.args else None
@@ -167,7 +167,7 @@ def describe(admin: AdminClient, topic: str, limit_s: float = ANSWER_LIMIT_S) ->
 
 def read_brokers(options: Options, given: Mapping[str, str], secrets: Secrets) -> Brokers:
     """Read the options of a table or sink; `given` has their texts before secrets are resolved."""
-    address = options.required("brokers", "localhost:9092")
+    address = options.require("brokers", "localhost:9092")
     for one in address.split(","):
         host, colon, port = one.strip().rpartition(":")
         if not host or not colon or not port.isdigit():
@@ -178,7 +178,7 @@ def read_brokers(options: Options, given: Mapping[str, str], secrets: Secrets) -
             raise options.refusal(name, "is a secret; use ${ENV:NAME} or ${FILE:path}, as scripts are stored")
     properties = options.read_prefixed(PREFIX)
     for name in properties:
-        if name in _OURS:
+        if name in _RESERVED:
             raise options.refusal(f"{PREFIX}{name}", "cannot be set: Evertide sets this property")
     brokers = Brokers(address.replace(" ", ""), secrets, properties)
     try:

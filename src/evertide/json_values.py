@@ -12,7 +12,7 @@ import pyarrow.types as kinds
 
 from evertide.errors import EvertideError
 
-__all__ = ["error_from_json", "error_to_json", "is_variant", "one_line", "to_json_value"]
+__all__ = ["error_from_json", "error_to_json", "is_variant", "join_lines", "to_json_value"]
 
 
 def to_json_value(value: Any) -> Any:
@@ -49,7 +49,7 @@ def error_to_json(error: EvertideError) -> dict[str, Any]:
     """The JSON of an error. No fact has the name of one of these keys."""
     return {
         "error_code": error.error_code,
-        "message": one_line(error.message),
+        "message": join_lines(error.message),
         "remedy": error.remedy,
         **to_json_value(error.facts),
     }
@@ -73,5 +73,5 @@ def _error_kinds(kind: type[EvertideError] = EvertideError) -> dict[str, type[Ev
     return by_code
 
 
-def one_line(text: str) -> str:
+def join_lines(text: str) -> str:
     return " ".join(text.split())

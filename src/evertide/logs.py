@@ -19,10 +19,10 @@ from datetime import UTC, datetime
 import msgspec
 
 from evertide.errors import EvertideError
-from evertide.json_values import one_line
+from evertide.json_values import join_lines
 from evertide.secrets import hide
 
-__all__ = ["ROOT", "TRANSACTION", "JsonLines", "LogLine", "Ring", "line_of"]
+__all__ = ["ROOT", "TRANSACTION", "JsonFormatter", "LogLine", "Ring", "make_line"]
 
 ROOT = "evertide"
 """The parent of all our loggers."""
@@ -48,7 +48,7 @@ class LogLine(msgspec.Struct, frozen=True, omit_defaults=True):
     """The stack trace of an unexpected error."""
 
 
-def line_of(record: logging.LogRecord, pipeline: str = "") -> LogLine:
+def make_line(record: logging.LogRecord, pipeline: str = "") -> LogLine:
     error = _error_of(record)
     trace = ""
     if record.exc_info and not isinstance(record.exc_info[1], EvertideError):
@@ -58,7 +58,7 @@ def line_of(record: logging.LogRecord, pipeline: str = "") -> LogLine:
         time=moment.replace("+00:00", "Z"),
         level=record.levelname.lower(),
         logger=record.name,
-        message=one_line(hide(_message(record)))[:_MESSAGE_MAX],
+        message=join_lines(hide(_message(record)))[:_MESSAGE_MAX],
         pipeline=pipeline,
         transaction=TRANSACTION.get(),
         error_code=error.error_code if error is not None else "",
@@ -81,7 +81,7 @@ def _error_of(record: logging.LogRecord) -> EvertideError | None:
     return error
 
 
-class JsonLines(logging.Formatter):
+class JsonFormatter(logging.Formatter):
     """Formats each record as a line with a JSON object."""
 
     def __init__(self, pipeline: str = "") -> None:
@@ -89,7 +89,7 @@ class JsonLines(logging.Formatter):
         self._pipeline = pipeline
 
     def format(self, record: logging.LogRecord) -> str:
-        return json.dumps(msgspec.to_builtins(line_of(record, self._pipeline)), ensure_ascii=False)
+        return json.dumps(msgspec.to_builtins(make_line(record, self._pipeline)), ensure_ascii=False)
 
 
 class Ring(logging.Handler):
@@ -102,7 +102,7 @@ class Ring(logging.Handler):
         self._level_before = logging.NOTSET
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._lines.append(line_of(record, self._pipeline))
+        self._lines.append(make_line(record, self._pipeline))
 
     def lines(self, limit: int = 100, level: str = "info") -> list[LogLine]:
         """The last lines of at least a level, newest first."""

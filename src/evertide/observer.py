@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import NamedTuple
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "ObserverGroup",
     "RequestEvent",
     "TransactionEvent",
+    "TransactionOrigin",
     "WrittenSize",
 ]
 
@@ -44,13 +46,20 @@ class WrittenSize(NamedTuple):
     bytes: int
 
 
+class TransactionOrigin(StrEnum):
+    """`COMMITTED`: by this process; `PEER`: by another process, and followed; `REPLAYED`: after a start."""
+
+    COMMITTED = "committed"
+    PEER = "peer"
+    REPLAYED = "replayed"
+
+
 @dataclass(frozen=True, slots=True)
 class TransactionEvent:
     """A transaction is complete in all collections and in the state of this process."""
 
     time: int
-    how: str
-    """`committed`: by this process; `peer`: by another process, and followed; `replayed`: after a start."""
+    how: TransactionOrigin
     laps: tuple[Lap, ...]
     """In order of time; a phase may occur several times."""
     sources: Mapping[str, int] = field(default_factory=dict)

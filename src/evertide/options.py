@@ -30,7 +30,7 @@ class Options:
         value = self._given.get(name.lower(), default)
         return value if self._secrets is None else self._secrets.reveal(value, f"{self.where}, option {name!r}")
 
-    def required(self, name: str, example: str) -> str:
+    def require(self, name: str, example: str) -> str:
         value = self.text(name)
         if not value:
             raise self.refusal(name, f"is missing; set it, for example to {example!r}")

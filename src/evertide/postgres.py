@@ -3,7 +3,7 @@
     url 'postgresql://user@host:port/database'    instead or in addition: libpq's host, port, dbname, user,
     password '${ENV:PGPASSWORD}'                  password, sslmode, sslrootcert, sslcert, sslkey
 
-1. Every error of a server is rendered by `Address.explain`, which hides secrets and literal passwords.
+1. Every error of a server is rendered by `PostgresAddress.explain`, which hides secrets and literal passwords.
 2. Every session has the same output format, whatever the server's settings: ISO dates, times in UTC, exact floats, hex
    bytes. Row security is off, so that a policy that would hide rows is an error.
 """
@@ -24,8 +24,8 @@ from evertide.options import Options
 
 __all__ = [
     "OLDEST_VERSION",
-    "Address",
-    "Server",
+    "PostgresAddress",
+    "PostgresServer",
     "TableName",
     "UniqueIndex",
     "find_unique_indexes",
@@ -81,7 +81,7 @@ def read_address(options: Options) -> dict[str, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class PostgresAddress:
     """A server's address. `conninfo` may contain a password, and is never shown."""
 
     conninfo: str = field(repr=False)
@@ -114,7 +114,7 @@ class Address:
 
     def explain(self, error: psycopg.Error) -> str:
         """The first line of the error, without secrets."""
-        return self.hide(_first_line(error))
+        return self.hide(next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__))
 
 
 def _make_hider(hide: Callable[[str], str], more: list[str]) -> Callable[[str], str]:
@@ -127,13 +127,9 @@ def _make_hider(hide: Callable[[str], str], more: list[str]) -> Callable[[str], 
     return hidden
 
 
-def _first_line(error: psycopg.Error) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-
-
 @dataclass(frozen=True, slots=True)
-class Server:
-    address: Address
+class PostgresServer:
+    address: PostgresAddress
 
     def connect(self) -> psycopg.Connection[Any]:
         return psycopg.connect(self.address.conninfo, autocommit=True)

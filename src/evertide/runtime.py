@@ -38,7 +38,7 @@ class Runtime(Protocol):
     def sleep_s(self, seconds: float) -> None: ...
 
     def is_giving_up(self, since_s: float) -> bool:
-        """Whether a call that fails since that monotonic time is not retried any more, because its caller stops."""
+        """Whether a call that has failed since that monotonic time is no longer retried, because its caller stops."""
         ...
 
     def wait_s(self, condition: threading.Condition, seconds: float) -> None:
@@ -85,7 +85,7 @@ class StoppableRuntime:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Executors get the runtime without the event."""
-        return _itself, (self._inner,)
+        return _return_runtime, (self._inner,)
 
     def wall_s(self) -> float:
         return self._inner.wall_s()
@@ -113,5 +113,5 @@ class StoppableRuntime:
         return self._has_given_up
 
 
-def _itself(runtime: Runtime) -> Runtime:
+def _return_runtime(runtime: Runtime) -> Runtime:
     return runtime

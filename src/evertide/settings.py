@@ -205,9 +205,8 @@ class Settings:
         if self.compaction_fan_in < 2:
             raise InvalidInput(where="settings.compaction_fan_in", why="must be at least 2: a merge needs two batches")
         if self.checkpoints_kept < 2:
-            raise InvalidInput(
-                where="settings.checkpoints_kept", why="must be at least 2, in case one checkpoint is damaged"
-            )
+            why = "must be at least 2, in case one checkpoint is damaged"
+            raise InvalidInput(where="settings.checkpoints_kept", why=why)
         if self.beat_interval_s * 2 > min(self.lease_ttl_s, self.writer_ttl_s):
             raise InvalidInput(
                 where="settings.beat_interval_s",

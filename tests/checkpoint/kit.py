@@ -12,8 +12,8 @@ import msgspec
 
 from evertide.checkpoint.catalog import Checkpoints
 from evertide.checkpoint.context import StorageContext
-from evertide.checkpoint.draft import Draft, Restored
-from evertide.checkpoint.manifest import StateFile, file_of
+from evertide.checkpoint.draft import Draft, RestoredCheckpoint
+from evertide.checkpoint.manifest import StateFile, make_state_file
 from evertide.checkpoint.records import CatalogEntry
 from evertide.runtime import Runtime
 from evertide.settings import Settings
@@ -70,7 +70,7 @@ class Process:
         key = state_part_key("by_customer", Name(self.writer.id, self._count, "parquet"))
         content = msgspec.json.encode(list(times)) * 10
         self.blob.put(key, content)
-        self.parts.append(file_of(key, content))
+        self.parts.append(make_state_file(key, content))
 
     def merge(self) -> None:
         """Merge all parts into one; the previous ones are not used any more."""
@@ -103,7 +103,7 @@ class Process:
         found = self.checkpoints.collect(self.live, self.writer)
         return set(found.parts), set(found.files)
 
-    def restore(self) -> Restored | None:
+    def restore(self) -> RestoredCheckpoint | None:
         """Restore as a process that starts: its engine uses the restored parts."""
         found = self.checkpoints.restore(self.writer)
         if found is not None:
@@ -117,14 +117,14 @@ class Process:
         self.check_state(found)
         return found.entry.time
 
-    def check_state(self, found: Restored) -> None:
+    def check_state(self, found: RestoredCheckpoint) -> None:
         time = found.entry.time
         assert found.state == f"state at {time}".encode()
         assert found.manifest.positions == {"files": f'{{"at": {time}}}'}
         held: set[int] = set()
         for part in self.parts:
             content = self.blob.get(part.key)
-            assert file_of(part.key, content) == part
+            assert make_state_file(part.key, content) == part
             held |= set(msgspec.json.decode(content[: len(content) // 10]))
         assert held == set(range(time))
 

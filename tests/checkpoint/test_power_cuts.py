@@ -13,8 +13,8 @@ from collections.abc import Callable
 import pytest
 
 from evertide.checkpoint.context import StorageContext
+from evertide.checkpoint.meta_restore import is_lost
 from evertide.checkpoint.repair import repair
-from evertide.checkpoint.revival import is_lost
 from evertide.store import LocalBlob
 from evertide.store.paths import CHECKPOINTS
 from tests.checkpoint.kit import SHARDS, TTL_S, Process

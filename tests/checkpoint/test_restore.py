@@ -10,7 +10,7 @@ import pickle
 import msgspec
 import pytest
 
-from evertide.checkpoint.manifest import decode_manifest, file_of, manifest_key
+from evertide.checkpoint.manifest import decode_manifest, make_state_file, manifest_key
 from evertide.checkpoint.records import Catalog, read_catalog, read_holds
 from evertide.errors import (
     CheckpointDamaged,
@@ -117,7 +117,7 @@ def test_c2_a_newer_manifest_is_refused_and_no_older_checkpoint_is_used(memory: 
     """A newer version of Evertide wrote it, and this version cannot know what else it wrote."""
     memory.damage(manifest_key(2), newer := b'{"version": 2, "something": "else"}')
     _, catalog = read_catalog(memory.blob, memory.meta)
-    named = file_of(manifest_key(2), newer)
+    named = make_state_file(manifest_key(2), newer)
     entry = msgspec.structs.replace(catalog.entries[-1], bytes=named.bytes, digest=named.digest)
     memory.put_record(CHECKPOINTS, seal(msgspec.structs.replace(catalog, entries=(*catalog.entries[:-1], entry))))
     fresh = memory.process()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from evertide.pipeline.reading.reader import Reader
+from evertide.pipeline.reading.reader import StorageReader
 from tests.cli.kit import ROOT, SHOP, document, evertide, make_storage, one_error
 
 if TYPE_CHECKING:
@@ -66,11 +66,11 @@ def test_run_refuses_lost_tables_if_nobody_can_answer(tmp_path: Path, kept: Path
     assert "- table  notes" in told.stderr
     assert "no longer declares 1 table: notes; set `evertide run --yes`" in told.stderr
     assert "no longer declares 1 table: notes" in one_error(evertide(*run, "--json"), 19)
-    with Reader.open(kept) as reader:
+    with StorageReader.open(kept) as reader:
         assert reader.definition is not None
         assert reader.definition.tables["notes"].is_declared
     assert evertide(*run, "--yes").exit_code == 0
-    with Reader.open(kept) as reader:
+    with StorageReader.open(kept) as reader:
         assert reader.definition is not None
         assert not reader.definition.tables["notes"].is_declared
     assert evertide(*run).exit_code == 0  # nothing changes any more

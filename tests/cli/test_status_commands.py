@@ -16,7 +16,7 @@ from evertide.cli.output.live import LiveDisplay
 from evertide.cli.output.output import Output
 from evertide.journal.records import Input
 from evertide.pipeline.input.source_positions import read_positions
-from evertide.pipeline.reading.reader import Reader
+from evertide.pipeline.reading.reader import StorageReader
 from evertide.problem import Problem
 from evertide.runtime import SystemRuntime
 from evertide.settings import Settings
@@ -78,11 +78,11 @@ def test_s1_a_bound_transaction_that_does_not_commit_is_a_stall(tmp_path: Path) 
                 for name, position in read_positions(runner.journal, runner.definition, runner.sources).items()
             }
         )
-        with Reader.open(tmp_path / "s", settings=Settings(stall_after_s=1e-6)) as reader:
+        with StorageReader.open(tmp_path / "s", settings=Settings(stall_after_s=1e-6)) as reader:
             found = reader.status()
         assert (found.state, found.time, found.bound) == ("stalled", 0, 1)
         assert "transaction 1 is bound and not committed" in found.why
-        with Reader.open(tmp_path / "s") as reader:
+        with StorageReader.open(tmp_path / "s") as reader:
             assert reader.status().state == "running"
     assert "completes 1 bound transactions" in evertide("status", "--storage", tmp_path / "s").stdout
 

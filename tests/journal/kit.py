@@ -69,7 +69,7 @@ class Host(ShardHost):
     def commit(self, shard: Shard, rows: Mapping[int, int] | None = None) -> int:
         """Append the next transaction to the shard, with its commit record."""
         time = self.journal.committed_upper
-        self.append_with(shard, rows or {time: 1}, time, self.journal.commit_write(self.outcome(time)))
+        self.append_with(shard, rows or {time: 1}, time, self.journal.make_commit_write(self.outcome(time)))
         return time
 
     def append_with(self, shard: Shard, rows: Mapping[int, int], time: int, write: Write) -> None:
@@ -79,7 +79,7 @@ class Host(ShardHost):
     def rows_bound(self) -> list[int]:
         """All staged rows of the journal, in order of the transactions."""
         found: list[int] = []
-        for bound in self.journal.records(0):
+        for bound in self.journal.read_from(0):
             found += rows_in(self.journal, bound)
         return found
 

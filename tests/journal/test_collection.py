@@ -16,7 +16,7 @@ from evertide.errors import (
     UnsupportedFormat,
 )
 from evertide.journal.records import Bound, Staged
-from evertide.journal.staging import staged_of
+from evertide.journal.staging import list_staged
 from evertide.store import Write
 from evertide.store.paths import COMMITTED, JOURNAL, beat_key, writer_key
 from tests.journal.kit import TTL_S, Host, Site, rows_in
@@ -41,7 +41,7 @@ def host(site: Site) -> Host:
 
 
 def keys(host: Host, *times: int) -> set[str]:
-    return {fragment.key for time in times for fragment in staged_of(host.journal.read(time))}
+    return {fragment.key for time in times for fragment in list_staged(host.journal.read(time))}
 
 
 def check_complete(host: Host) -> list[list[int]]:
@@ -56,8 +56,8 @@ def test_records_and_fragments_below_the_time_are_deleted(host: Host) -> None:
     gone, kept = keys(host, 0), keys(host, 1, 2)
     assert set(host.journal.truncate(1, host.writer)) == gone
     assert host.staged_blobs() == kept
-    assert [bound.time for bound in host.journal.records(1)] == [1, 2]
-    for read in (host.journal.read, host.journal.records):
+    assert [bound.time for bound in host.journal.read_from(1)] == [1, 2]
+    for read in (host.journal.read, host.journal.read_from):
         with pytest.raises(TimeCompacted) as error:
             read(0)
         assert (error.value.as_of, error.value.since) == (0, 1)
@@ -222,7 +222,7 @@ def test_a_commit_record_that_cannot_be_read_stops_truncation(host: Host) -> Non
     with pytest.raises(UnsupportedFormat, match=COMMITTED):
         host.journal.truncate(1, host.writer)
     assert host.staged_blobs() == before
-    assert [bound.time for bound in host.journal.records(0)] == [0, 1, 2]
+    assert [bound.time for bound in host.journal.read_from(0)] == [0, 1, 2]
 
 
 # A collector between any two steps (C9)
@@ -251,12 +251,12 @@ def run_victim(at: int, *, silent: bool) -> int:
         bound.append(victim.bind_rows(3))
     except Fenced:
         assert silent
-    found = collector.journal.records(0)
+    found = collector.journal.read_from(0)
     assert found[: len(bound)] == bound
     assert [rows_in(collector.journal, record) for record in found] == [[1, 2], [3]][: len(found)]
     fresh = site.successor()
     fresh.journal.drop_unbound(fresh.writer)
-    assert fresh.staged_blobs() == {fragment.key for record in found for fragment in staged_of(record)}
+    assert fresh.staged_blobs() == {fragment.key for record in found for fragment in list_staged(record)}
     return count
 
 

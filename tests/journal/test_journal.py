@@ -24,7 +24,7 @@ from evertide.errors import (
 )
 from evertide.journal.journal import Journal
 from evertide.journal.records import Bound, Committed, Input, Staged
-from evertide.journal.staging import Staging
+from evertide.journal.staging import StagingArea
 from evertide.store import Meta, Record, Write
 from evertide.store.paths import COMMITTED, JOURNAL
 from evertide.store.sealed import seal
@@ -46,7 +46,7 @@ def host(site: Site) -> Host:
     return site.host()
 
 
-# Staging
+# StagingArea
 
 
 def test_rows_come_back_as_they_were_staged(host: Host) -> None:
@@ -128,7 +128,7 @@ def test_only_what_this_writer_and_this_source_staged_can_be_bound(site: Site, h
 
 def test_a_new_journal_is_empty(host: Host) -> None:
     journal = host.journal
-    assert (journal.head(), journal.upper, journal.positions(), journal.records(0)) == (None, 0, {}, [])
+    assert (journal.head(), journal.upper, journal.positions(), journal.read_from(0)) == (None, 0, {}, [])
     assert (journal.committed_upper, journal.read_outcome(0), journal.describe()) == (0, None, [])
     with pytest.raises(Unexpected, match=r"Journal.read: transaction 0 is not bound"):
         journal.read(0)
@@ -140,9 +140,9 @@ def test_a_bound_record_is_read_back(host: Host) -> None:
     journal = Journal(host.blob, host.meta, runtime=host.runtime, settings=host.settings)
     assert [record.time for record in bound] == [0, 1, 2, 3]
     assert [journal.read(time) for time in range(4)] == bound
-    assert journal.records(0) == bound
-    assert journal.records(2) == bound[2:]
-    assert journal.records(4) == journal.records(9) == []
+    assert journal.read_from(0) == bound
+    assert journal.read_from(2) == bound[2:]
+    assert journal.read_from(4) == journal.read_from(9) == []
     assert (journal.head(), journal.upper, journal.positions()) == (bound[3], 4, {"push": "4"})
     assert {record.writer for record in bound} == {host.writer.id}
     assert len({record.token for record in bound}) == 4
@@ -156,7 +156,7 @@ def test_records_that_do_not_follow_each_other_are_damage(host: Host) -> None:
     skipped = Bound(Time(2), Generation(1), first.inputs, "w", "1", 0.0)
     host.meta.commit([Write(JOURNAL, 1, seal(skipped))])
     with pytest.raises(RecordDamaged, match=r"journal #2.*transaction 2, but record 1 holds 0"):
-        host.journal.records(1)
+        host.journal.read_from(1)
 
 
 # Binding
@@ -166,9 +166,7 @@ def test_a_source_continues_at_its_position(host: Host) -> None:
     """Fails without the position check in `check_inputs`."""
     host.bind({"push": (3, [make_place()])})
     for before in ("0", "2", "4"):
-        with pytest.raises(
-            Conflict, match=f"source 'push': the source is at 3 after transaction 0, but the input starts at {before}"
-        ):
+        with pytest.raises(Conflict, match=f"source 'push': transaction 0 ends at 3, but the input starts at {before}"):
             host.journal.bind({"push": Input(before, "9", (make_place(),))}, Generation(1), host.writer)
     assert host.journal.upper == 1
     assert host.bind({"push": (1, [make_place()])}).inputs["push"] == Input("3", "4", (make_place(),))
@@ -238,7 +236,7 @@ def test_a_bind_of_unknown_outcome_is_read_back(site: Site, fault: Fault) -> Non
     staged = host.stage(1)
     found = host.bind({"push": (1, [staged])})
     assert (found.time, found.writer) == (0, host.writer.id)
-    assert host.journal.records(0) == [found]
+    assert host.journal.read_from(0) == [found]
     assert not host.writer.is_open(1)
 
 
@@ -295,14 +293,14 @@ def test_a_drop_waits_for_a_bind_that_is_about_to_name_the_fragment(
     staged = host.stage(1)
     dropped: list[list[str]] = []
     dropping = threading.Thread(target=lambda: dropped.append(host.journal.drop([staged], host.writer)))
-    check_open = Staging.check_open
+    check_open = StagingArea.check_open
 
-    def check_and_meet(staging: Staging, source: str, fragments: Sequence[Staged], writer: Writer) -> None:
+    def check_and_meet(staging: StagingArea, source: str, fragments: Sequence[Staged], writer: Writer) -> None:
         check_open(staging, source, fragments, writer)
         dropping.start()
         dropping.join(0.05)
 
-    monkeypatch.setattr(Staging, "check_open", check_and_meet)
+    monkeypatch.setattr(StagingArea, "check_open", check_and_meet)
     host.bind({"push": (1, [staged])})
     dropping.join()
     assert dropped == [[]]
@@ -344,16 +342,16 @@ def test_a_journal_that_begins_at_a_later_time_continues(host: Host) -> None:
         host.journal.bind({"push": Input("0", "1"), "pull": Input("9", "9")}, Generation(4), host.writer)
     seventh = host.bind({"push": (1, [host.stage(7)])}, generation=4)
     eighth = host.bind({"push": (1, [host.stage(8)])}, generation=4)
-    assert host.journal.records(7) == [seventh, eighth]
+    assert host.journal.read_from(7) == [seventh, eighth]
     assert host.journal.read(7) == seventh
     with pytest.raises(TimeCompacted, match="before 6 were deleted") as error:
-        host.journal.records(5)
+        host.journal.read_from(5)
     assert (error.value.as_of, error.value.since) == (5, 6)
     shard = host.create()
     host.append(shard, {}, upper=7)
     assert host.commit(shard) == 7
     assert host.journal.truncate(8, host.writer) == [seventh.inputs["push"].fragments[0].key]  # type: ignore[union-attr]
-    assert [record.time for record in host.journal.records(8)] == [8]
+    assert [record.time for record in host.journal.read_from(8)] == [8]
 
 
 # Committing
@@ -373,25 +371,25 @@ def test_a_commit_that_lost_the_race_writes_neither(site: Site) -> None:
     host, peer = site.host(), site.host()
     shard = host.create()
     host.bind_rows(1)
-    write = host.journal.commit_write(host.outcome(0))
+    write = host.journal.make_commit_write(host.outcome(0))
     peer.commit(peer.open(), {5: 1})
     with pytest.raises(Conflict):
         host.append_with(shard, {1: 1}, 0, write)
     assert content_of(host.open(), 0) == {5: 1}
     assert host.journal.read_outcome(0) == peer.outcome(0)
     with pytest.raises(Conflict, match="a peer has committed transaction 0; the next one is 1"):
-        host.journal.commit_write(host.outcome(0))
+        host.journal.make_commit_write(host.outcome(0))
 
 
 def test_commits_come_in_order_and_after_the_bind(host: Host) -> None:
     """I7. Fails without the check of the upper: a shard would have rows that no record binds."""
     with pytest.raises(Unexpected, match="transaction 0 is not bound"):
-        host.journal.commit_write(host.outcome(0))
+        host.journal.make_commit_write(host.outcome(0))
     host.bind_rows(1)
     host.bind_rows(2)
     with pytest.raises(Unexpected, match="transaction 0 must be committed first"):
-        host.journal.commit_write(host.outcome(1))
-    assert host.journal.commit_write(host.outcome(0)).expected == 0
+        host.journal.make_commit_write(host.outcome(1))
+    assert host.journal.make_commit_write(host.outcome(0)).expected == 0
 
 
 # Inspection

@@ -15,7 +15,7 @@ import pytest
 from evertide.journal.garbage import truncate
 from evertide.journal.log import TimeLog
 from evertide.journal.records import Bound, Committed, Staged
-from evertide.journal.staging import staged_of
+from evertide.journal.staging import list_staged
 from evertide.shard.shard import Shard
 from evertide.store import Blob, LocalBlob
 from evertide.store.paths import JOURNAL
@@ -145,7 +145,7 @@ def continue_work(process: Process) -> None:
 
 
 def check_tidy(process: Process) -> None:
-    named = {fragment.key for bound in process.records() for fragment in staged_of(bound)}
+    named = {fragment.key for bound in process.records() for fragment in list_staged(bound)}
     there = process.staged_blobs() | set(process.blob.list_unfinished("journal/"))
     assert there == named, "a blob leaked or was lost"
 
@@ -188,7 +188,7 @@ def test_the_check_detects_fragments_deleted_before_their_records(monkeypatch: p
         blob: Blob, bound: TimeLog[Bound], committed: TimeLog[Committed], below: int, writer: Writer
     ) -> list[str]:
         for record in bound.read_all()[:-1]:
-            for fragment in staged_of(record.value) if record.value.time < below else ():
+            for fragment in list_staged(record.value) if record.value.time < below else ():
                 blob.delete(fragment.key)
         return truncate(blob, bound, committed, below, writer)
 

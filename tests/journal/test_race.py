@@ -52,7 +52,7 @@ def push_all(host: Host, mine: str, count: int) -> None:
 
 
 def check(host: Host, times: int) -> None:
-    found = host.journal.records(0)
+    found = host.journal.read_from(0)
     assert [bound.time for bound in found] == list(range(times)), "each time is bound once"
     fragments = Counter(f.key for b in found for i in b.inputs.values() for f in i.fragments if isinstance(f, Staged))
     assert set(fragments.values()) == {1}, "each fragment is bound once"

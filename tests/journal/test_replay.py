@@ -9,7 +9,7 @@ import pytest
 
 from evertide.errors import Damaged, Diverged, Unexpected
 from evertide.journal.records import Bound, Committed, Content, Input
-from evertide.journal.replay import ReplayGroup, ReplayResult, check_replay, check_times
+from evertide.journal.replay import ReplayResult, ReplayStretch, check_replay, check_times
 from evertide.types import Generation, Time
 
 ONE, OTHER = Content(1, "0" * 31 + "1"), Content(1, "0" * 31 + "2")
@@ -112,8 +112,8 @@ def bound(time: int, generation: int = 3, sources: str = "push") -> Bound:
     )
 
 
-def group(*transactions: tuple[Bound, Committed], rows_max: int = 100) -> ReplayGroup:
-    return ReplayGroup.take(transactions, rows_max)
+def group(*transactions: tuple[Bound, Committed], rows_max: int = 100) -> ReplayStretch:
+    return ReplayStretch.take(transactions, rows_max)
 
 
 def test_a_group_has_transactions_that_are_alike() -> None:

@@ -66,12 +66,12 @@ def test_j2_a_crash_after_every_fragment(site: Site, crash_after: int) -> None:
             steps -= 1
 
     run(site.host(), steps)
-    recorded = site.host().journal.records(0)
+    recorded = site.host().journal.read_from(0)
     fresh = site.successor()
     fresh.journal.drop_unbound(fresh.writer)
     run(fresh, 100)
-    assert fresh.journal.records(0)[: len(recorded)] == recorded, "bound transactions are unchanged"
-    rows = [rows_in(fresh.journal, bound) for bound in fresh.journal.records(0)]
+    assert fresh.journal.read_from(0)[: len(recorded)] == recorded, "bound transactions are unchanged"
+    rows = [rows_in(fresh.journal, bound) for bound in fresh.journal.read_from(0)]
     assert rows == [[number for part in transaction for number in part] for transaction in sent]
     assert len(fresh.staged_blobs()) == 2 * FRAGMENTS, "no row is doubled, no blob is left over"
 
@@ -111,7 +111,7 @@ def test_j4_a_source_that_only_the_record_has_is_an_error(site: Site) -> None:
     """Fails without the comparison of sources: the position of the source would be lost."""
     host = site.host()
     host.bind({"orders": (1, []), "clicks": (1, [])}, generation=3)
-    has = r"transaction 0 of generation 3 has the sources \['clicks', 'orders'\]; the input to bind has \['orders'\]"
+    has = r"the input has the sources \['orders'\], but generation 3 has \['clicks', 'orders'\]"
     with pytest.raises(Unexpected, match=has):
         host.journal.bind({"orders": Input("1", "2")}, Generation(3), host.writer)
     assert host.journal.upper == 1
@@ -120,7 +120,7 @@ def test_j4_a_source_that_only_the_record_has_is_an_error(site: Site) -> None:
 def test_j4_a_source_that_only_the_pipeline_has_is_an_error(site: Site) -> None:
     host = site.host()
     host.bind({"orders": (1, [])}, generation=3)
-    with pytest.raises(Unexpected, match=r"the input to bind has \['clicks', 'orders'\]"):
+    with pytest.raises(Unexpected, match=r"the input has the sources \['clicks', 'orders'\]"):
         host.bind({"clicks": (1, [])}, generation=3)
     assert host.bind({"clicks": (1, [])}, generation=4).time == 1
 
@@ -148,14 +148,14 @@ def test_j8_a_record_of_another_format_is_refused(site: Site, key: str) -> None:
             lambda: journal.upper,
             journal.positions,
             lambda: journal.read(0),
-            lambda: journal.records(0),
+            lambda: journal.read_from(0),
             lambda: journal.bind({}, Generation(1), writer),
             lambda: journal.drop_unbound(writer),
         ],
         COMMITTED: [
             lambda: journal.committed_upper,
             lambda: journal.read_outcome(0),
-            lambda: journal.commit_write(host.outcome(1)),
+            lambda: journal.make_commit_write(host.outcome(1)),
         ],
     }
     both: list[Callable[[], object]] = [journal.describe, lambda: journal.truncate(1, writer)]
@@ -259,9 +259,7 @@ def test_j10_a_source_that_sends_again_after_a_crash_is_bound_once(site: Site) -
     host.journal.bind({"push": offer}, Generation(1), host.writer)
     fresh = site.successor()
     again = Input("0", "1", (fresh.stage(1),))
-    with pytest.raises(
-        Conflict, match=r"source 'push'.*is at 1 after transaction 0, but the input starts at 0"
-    ) as error:
+    with pytest.raises(Conflict, match=r"source 'push': transaction 0 ends at 1, but the input starts at 0") as error:
         fresh.journal.bind({"push": again}, Generation(1), fresh.writer)
     assert "but the input starts at 0" in error.value.why
     assert fresh.journal.drop([fragment for fragment in again.fragments if isinstance(fragment, Staged)], fresh.writer)
@@ -302,7 +300,7 @@ def test_j10_input_by_place_is_bound_once(site: Site) -> None:
     with pytest.raises(Conflict, match="source 'files'"):
         peer.journal.bind({"files": Input("0", "1", (make_place("a.csv"),))}, Generation(1), peer.writer)
     site.runtime.advance_s(TTL_S + 1)
-    assert len(site.host().journal.records(0)) == 1
+    assert len(site.host().journal.read_from(0)) == 1
 
 
 # C10: a full disk

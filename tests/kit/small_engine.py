@@ -112,7 +112,7 @@ class SmallCohort:
         except ArithmeticError as error:
             raise ViewFailed(views=(view.name,), time=-1, why=f"{type(error).__name__}: {error}") from error
 
-    def fails(self, deltas: Mapping[str, pa.Table]) -> bool:
+    def has_failing_row(self, deltas: Mapping[str, pa.Table]) -> bool:
         try:
             self._compute(deltas)
         except ViewFailed:
@@ -134,7 +134,7 @@ class SmallCohort:
     def arrangements(self) -> list[Arrangement]:
         return [*self._kept.values()]
 
-    def released(self) -> list[str]:
+    def drain_released(self) -> list[str]:
         return [key for kept in self._kept.values() for key in drain(kept.released)]
 
     def maintain(self, is_stopping: IsStopping = never_stopping) -> bool:

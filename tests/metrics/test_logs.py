@@ -14,7 +14,7 @@ import pytest
 from evertide.cli.output.logs import LogFormat, LogLevel, LogOptions, configure_logging
 from evertide.cli.output.output import Output
 from evertide.errors import SourceFailed, Unavailable
-from evertide.logs import TRANSACTION, JsonLines, Ring, line_of
+from evertide.logs import TRANSACTION, JsonFormatter, Ring, make_line
 from evertide.secrets import Secrets, hide
 from tests.metrics.kit import order
 from tests.pipeline.kit import (
@@ -37,7 +37,7 @@ def test_a_record_has_its_pipeline_transaction_and_error_code() -> None:
     error = Unavailable(path="/disk", why="away")
     token = TRANSACTION.set(12)
     try:
-        line = json.loads(JsonLines("shop").format(record("it %s:\n%s", "waits", error)))
+        line = json.loads(JsonFormatter("shop").format(record("it %s:\n%s", "waits", error)))
     finally:
         TRANSACTION.reset(token)
     assert line["time"].endswith("Z")
@@ -50,13 +50,13 @@ def test_a_record_has_its_pipeline_transaction_and_error_code() -> None:
     assert line["error_code"] == "unavailable"
     assert line["message"].startswith("it waits: storage at")
     least = {"time", "level", "logger", "message"}
-    assert msgspec.to_builtins(line_of(record("nothing of it"))).keys() == least
-    assert json.loads(JsonLines().format(record(""))).keys() == least, "a line without text has them as well"
+    assert msgspec.to_builtins(make_line(record("nothing of it"))).keys() == least
+    assert json.loads(JsonFormatter().format(record(""))).keys() == least, "a line without text has them as well"
 
 
 def test_only_unexpected_errors_are_logged_with_a_trace() -> None:
     for error, is_told in ((ZeroDivisionError("x"), True), (Unavailable(path="p", why="w"), False)):
-        line = line_of(record("failed", exc_info=(type(error), error, None)))
+        line = make_line(record("failed", exc_info=(type(error), error, None)))
         assert bool(line.trace) is is_told
         assert line.error_code == ("" if is_told else "unavailable")
 
@@ -65,7 +65,7 @@ def test_no_secret_is_in_a_line_nor_in_its_trace(tmp_path: Path) -> None:
     """Fails if the log does not pass through `hide`: connectors hide their own secrets, libraries do not."""
     Secrets(tmp_path, {"PASSWORD": "s3cret/of ours"}).reveal("x ${ENV:PASSWORD}", "here")
     error = ValueError("connecting with s3cret/of ours")
-    line = line_of(record("at postgres://u:hunter2@host/db: s3cret/of ours", exc_info=(ValueError, error, None)))
+    line = make_line(record("at postgres://u:hunter2@host/db: s3cret/of ours", exc_info=(ValueError, error, None)))
     told = json.dumps(msgspec.to_builtins(line))
     assert "s3cret" not in told
     assert "hunter2" not in told

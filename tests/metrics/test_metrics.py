@@ -16,7 +16,7 @@ from evertide.metrics.catalog import ALL, BY_NAME
 from evertide.metrics.endpoint import render_metrics
 from evertide.metrics.gauges import SampleCache
 from evertide.metrics.samples import Sample, TakeSample
-from evertide.observer import Lap, TransactionEvent, WrittenSize
+from evertide.observer import Lap, TransactionEvent, TransactionOrigin, WrittenSize
 from evertide.pipeline.pipeline import Pipeline
 from evertide.pipeline.replicas.ownership import ProcessRole
 from evertide.pipeline.replicas.replica_record import ReplicaReporter
@@ -261,7 +261,11 @@ def test_observing_a_transaction_costs_little() -> None:
     metrics = Metrics()
     laps = tuple(Lap(phase, 1.0, 0.01) for phase in ("read", "bind", "read", "compute", "commit"))
     event = TransactionEvent(
-        7, "committed", laps, {"push": 3, "kafka": 9}, {f"view{n}": WrittenSize(3, 100) for n in range(8)}
+        7,
+        TransactionOrigin.COMMITTED,
+        laps,
+        {"push": 3, "kafka": 9},
+        {f"view{n}": WrittenSize(3, 100) for n in range(8)},
     )
     metrics.on_transaction(event)
     began_s = time.process_time()

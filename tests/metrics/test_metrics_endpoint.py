@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from evertide.logs import Ring
 from evertide.metrics import Metrics, watch_pipeline, watch_reader
 from evertide.pipeline.pipeline import Pipeline
-from evertide.pipeline.reading.reader import Reader
+from evertide.pipeline.reading.reader import StorageReader
 from evertide.server.http.app import make_app
 from evertide.server.http.server import Server
 from evertide.server.http.shapes_app import make_shapes_app
@@ -112,7 +112,7 @@ def test_entries_of_shapes_are_counted() -> None:
 def test_a_process_that_serves_shapes_has_metrics_of_its_own(tmp_path: Path) -> None:
     metrics = Metrics()
     with (
-        Reader.open(make_storage(tmp_path / "s"), observer=metrics) as reader,
+        StorageReader.open(make_storage(tmp_path / "s"), observer=metrics) as reader,
         ShapeService(reader.collections) as shapes,
         Server() as server,
     ):

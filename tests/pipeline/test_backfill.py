@@ -363,7 +363,7 @@ class Picky:
             raise ViewFailed(views=("counts",), time=-1, why="a test has it so")
         return self._cohort.step(deltas)
 
-    def fails(self, _: Any) -> bool:
+    def has_failing_row(self, _: Any) -> bool:
         return False
 
 

@@ -13,9 +13,9 @@ import pytest
 
 from evertide.errors import Diverged, Recomputing
 from evertide.pipeline.pipeline import Pipeline
-from evertide.pipeline.recovery.divergence import Evidence, RecomputationBackoff
+from evertide.pipeline.recovery.divergence import DivergenceEvidence, RecomputationBackoff
 from evertide.pipeline.replicas.ownership import ProcessRole
-from evertide.pipeline.status.status import divergences, read_status
+from evertide.pipeline.status.status import list_divergences, read_status
 from evertide.rows.changes import DIFF
 from evertide.store.open import Storage
 from tests.kit.faulty import Fault, Faults, FaultyBlob
@@ -52,8 +52,8 @@ def lose_row(p: Pipeline, row: Row, diff: int = -1) -> None:
     cohort._kept["orders"].apply(pa.Table.from_pylist([{**row, DIFF: diff}], schema))
 
 
-def evidence(kept: Storage) -> list[Evidence]:
-    return [msgspec.json.decode(kept.blob.get(one.key), type=Evidence) for one in kept.blob.list("evidence")]
+def evidence(kept: Storage) -> list[DivergenceEvidence]:
+    return [msgspec.json.decode(kept.blob.get(one.key), type=DivergenceEvidence) for one in kept.blob.list("evidence")]
 
 
 def with_wrong_checkpoints(kept: Storage) -> None:
@@ -110,7 +110,7 @@ def test_x7_status_reports_divergence_until_the_views_recover() -> None:
             crash(p)
     with open_pipeline(kept) as p:
         check(p, "revenue", "counts")
-        assert not divergences(p.definition)
+        assert not list_divergences(p.definition)
 
 
 def test_x7_views_recover_although_their_evidence_cannot_be_stored(caplog: pytest.LogCaptureFixture) -> None:

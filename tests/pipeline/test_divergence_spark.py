@@ -10,7 +10,7 @@ import pytest
 
 import evertide as et
 from evertide.pipeline.spark_engine import SparkCohort
-from evertide.pipeline.status.status import divergences
+from evertide.pipeline.status.status import list_divergences
 from evertide.rows.changes import DIFF
 from tests.pipeline.kit import crash
 from tests.pipeline.test_divergence import evidence
@@ -92,7 +92,7 @@ def test_x7_a_circuit_whose_checkpoints_lack_a_row_is_discarded_and_recomputed(
         check(p)
         assert pc.sum(p.view("revenue").to_arrow().column("total")).as_py() == 5 * (2 + 3 + 4 + 5 + 6 + 7 + 8)
         assert p.status().state == "running"
-        assert not divergences(p.definition)
+        assert not list_divergences(p.definition)
         [told] = evidence(p.storage)
     assert set(told.views) == {"revenue", "large"}
     assert told.transaction == diverges

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from evertide.errors import InvalidInput, NotAllowedNow, TimeCompacted
-from evertide.pipeline.definition import Away
+from evertide.pipeline.definition import AwayReason
 from evertide.pipeline.engine import DeclaredTable
 from evertide.pipeline.pipeline import Pipeline
 from evertide.pipeline.reading.collections import StaleViewWarning
@@ -271,7 +271,7 @@ def test_a_backfill_that_a_crash_interrupted_restarts() -> None:
     p._runner.change(
         views={
             **p.definition.views,
-            "share": make_view_record(engine("share"), "share", "", Away("hydrating", 3, "it is computed", 0.0)),
+            "share": make_view_record(engine("share"), "share", "", AwayReason("hydrating", 3, "it is computed", 0.0)),
         }
     )
     crash(p)
@@ -299,7 +299,7 @@ def redefined(kept: Storage, query: str) -> Iterator[tuple[Pipeline, threading.E
 def test_rows_of_the_old_query_are_not_read_under_the_new_one() -> None:
     """A view whose query changed is refused until it is computed; a reader that names a time gets the rows of then.
 
-    Fails if the time of a view does not depend on `Away.is_redefined`.
+    Fails if the time of a view does not depend on `AwayReason.is_redefined`.
     """
     kept = fill_storage()
     with redefined(kept, "another query") as (p, may_go_on):

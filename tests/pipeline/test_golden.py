@@ -10,7 +10,7 @@ import pytest
 
 from evertide.flow.state.manifest import ArrangementManifest
 from evertide.flow.state.state_part import PartEntry
-from evertide.pipeline.definition import Away, Definition, LastPosition, TableRecord, ViewRecord
+from evertide.pipeline.definition import AwayReason, Definition, LastPosition, TableRecord, ViewRecord
 from evertide.pipeline.replicas.ownership import Leader
 from evertide.pipeline.replicas.replica_record import LongWork, ReplicaRecord
 from evertide.pipeline.status.health_record import HealthRecord
@@ -40,7 +40,7 @@ RECORDS: dict[str, msgspec.Struct] = {
         },
         views={
             "revenue": ViewRecord(b"schema", "f" * 32, ("orders",), "revenue.89abcdef"),
-            "share": ViewRecord(b"s", "0" * 32, ("orders",), "", Away("failed", 2**40, "division by zero", 1.5)),
+            "share": ViewRecord(b"s", "0" * 32, ("orders",), "", AwayReason("failed", 2**40, "division by zero", 1.5)),
         },
         sources=("push", "orders"),
         fingerprint="e" * 32,
@@ -74,7 +74,7 @@ RECORDS: dict[str, msgspec.Struct] = {
                 "f" * 32,
                 ("orders",),
                 "revenue.89abcdef",
-                Away("hydrating", 2**40, "it came to something else", 1.5, "state_diverged"),
+                AwayReason("hydrating", 2**40, "it came to something else", 1.5, "state_diverged"),
             ),
         },
         sources=(),

@@ -20,7 +20,7 @@ from evertide.journal.journal import Journal
 from evertide.journal.records import Committed
 from evertide.pipeline.pipeline import Pipeline
 from evertide.pipeline.transaction.machine import Machine
-from evertide.pipeline.transaction.portions import Portions
+from evertide.pipeline.transaction.portions import InputPortions
 from evertide.runtime import SystemRuntime
 from evertide.settings import Settings
 from evertide.sources.contract import Rows
@@ -285,7 +285,7 @@ def test_a_portion_is_read_again_if_reading_it_fails() -> None:
                 raise Unavailable(path="there", why="once")
             yield batch
 
-    portions = Portions(read, replace(SETTINGS, portion_rows_max=2))
+    portions = InputPortions(read, replace(SETTINGS, portion_rows_max=2))
     found, fails = [], 0
     while True:
         try:

@@ -104,7 +104,7 @@ def make_check(ends: list[dict[str, list[tuple[object, ...]]]]) -> Callable[[Sim
         assert content(p) in ends[done : done + 2], f"after {done} acknowledged pushes"
         work(p)
         assert content(p) == ends[-1]
-        numbers = [bound.time for bound in p._context.journal.records(p._context.checkpoints.entries()[-1].time)]
+        numbers = [bound.time for bound in p._context.journal.read_from(p._context.checkpoints.entries()[-1].time)]
         assert numbers == sorted(set(numbers))
         p.close()
 

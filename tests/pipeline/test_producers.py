@@ -9,7 +9,7 @@ import pytest
 
 from evertide.checkpoint.context import StorageContext
 from evertide.checkpoint.repair import repair
-from evertide.journal.producers import Known, Producers
+from evertide.journal.producers import Producers, StoredProducer
 from evertide.journal.records import Input
 from evertide.pipeline.input.pushes import PUSH
 from evertide.pipeline.pipeline import Pipeline
@@ -118,9 +118,9 @@ def test_j10_producers_can_be_read_as_of_an_earlier_time() -> None:
         for producer, number in (("ann", 2), ("bob", 1), ("ann", 3)):
             give(p, producer, number)
         journal = p._runner.journal
-        assert journal.producers_before(time) == {"ann": (1, time - 1)}
-        assert journal.producers_before(time + 1) == {"ann": (2, time)}
-        assert journal.producers_before(time + 3) == {"ann": (3, time + 2), "bob": (1, time + 1)}
+        assert journal.read_producers_before(time) == {"ann": (1, time - 1)}
+        assert journal.read_producers_before(time + 1) == {"ann": (2, time)}
+        assert journal.read_producers_before(time + 3) == {"ann": (3, time + 2), "bob": (1, time + 1)}
 
 
 def test_idle_producers_are_forgotten_except_the_newest() -> None:
@@ -130,7 +130,7 @@ def test_idle_producers_are_forgotten_except_the_newest() -> None:
             give(p, f"worker-{number}", 1)
         p.checkpoint()
         journal = p._runner.journal
-        assert [journal.producers.last(f"worker-{number}") is not None for number in range(5)] == [False] * 3 + [
+        assert [journal.producers.read_last(f"worker-{number}") is not None for number in range(5)] == [False] * 3 + [
             True
         ] * 2
         assert [give(p, f"worker-{number}", 1) for number in range(5)] == [False] * 3 + [True] * 2
@@ -143,7 +143,7 @@ def test_a_bind_succeeds_if_its_producer_is_forgotten_meanwhile(monkeypatch: pyt
         give(p, "bob", 1)
         known, forgot = Producers.read_known, []
 
-        def read_then_forget(self: Producers, inputs: dict[str, Input]) -> dict[str, Known]:
+        def read_then_forget(self: Producers, inputs: dict[str, Input]) -> dict[str, StoredProducer]:
             found = known(self, inputs)
             forgot.append(self.forget(p._runner.writer))
             return found
@@ -151,7 +151,7 @@ def test_a_bind_succeeds_if_its_producer_is_forgotten_meanwhile(monkeypatch: pyt
         monkeypatch.setattr(Producers, "read_known", read_then_forget)
         assert not give(p, "ann", 2)
         assert forgot == [1, 0]
-        last = p._runner.journal.producers.last("ann")
+        last = p._runner.journal.producers.read_last("ann")
         assert last is not None
         assert last.number == 2
         assert texts(p) == ["ann-1", "ann-2", "bob-1"]

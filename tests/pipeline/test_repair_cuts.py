@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from evertide.checkpoint.exclusive import REPAIRING
+from evertide.checkpoint.registration import REPAIRING
 from evertide.checkpoint.repair import RepairReport, _Repair
 from evertide.errors import Conflict, NotAllowedNow
 from evertide.pipeline.pipeline import Pipeline
@@ -103,7 +103,7 @@ def make_damaged(template: tuple[Storage, Pipeline], key: str, at: int | None) -
 def outcome(kept: Storage) -> tuple[object, ...]:
     again = open_pipeline(kept, settings=ROLLED_UP)
     try:
-        last = again._context.journal.producers.last("till")
+        last = again._context.journal.producers.read_last("till")
         return rows_of(again, "orders"), rows_of(again, "counts"), last and last.number
     finally:
         again.close()
@@ -161,19 +161,19 @@ def test_x24_no_process_starts_during_a_repair(role: ProcessRole, monkeypatch: p
     kept = make_storage()
     open_filled(kept).close()
     flip_record(kept, PIPELINE)
-    rounds: list[str] = []
-    round_ = _Repair.round
+    steps: list[str] = []
+    run_step = _Repair.run_step
 
     def starting(one: _Repair) -> list[str]:
         with pytest.raises(Conflict, match=r"repairs the storage .* wait until it ends"):
             register_as(role, kept.meta, runtime=SystemRuntime(), settings=SETTINGS)
         assert [each.label for each in read_registrations(kept.meta).values()] == [REPAIRING]
-        rounds.append(one.writer.id)
-        return round_(one)
+        steps.append(one.writer.id)
+        return run_step(one)
 
-    monkeypatch.setattr(_Repair, "round", starting)
+    monkeypatch.setattr(_Repair, "run_step", starting)
     assert run_repair(kept).report.problems == ()
-    assert rounds
+    assert steps
     open_pipeline(kept, settings=ROLLED_UP).close()
 
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from evertide.checkpoint.exclusive import register_for_repair
 from evertide.checkpoint.fsck import LOST
 from evertide.checkpoint.manifest import Manifest
+from evertide.checkpoint.meta_restore import read_pipeline_file
 from evertide.checkpoint.rebuild import rebuild_shard
+from evertide.checkpoint.registration import register_for_repair
 from evertide.checkpoint.repair import _Repair, repair
-from evertide.checkpoint.revival import pipeline_of
 from evertide.errors import Conflict, Fenced, StorageFull
 from evertide.pipeline.pipeline import Pipeline
 from evertide.runtime import SystemRuntime
@@ -40,14 +40,14 @@ from tests.pipeline.test_damaged_checkpoint import order
 from tests.pipeline.test_repair_cuts import end_all_writers
 
 
-def before_each_round(monkeypatch: pytest.MonkeyPatch, call: Callable[[_Repair], None]) -> None:
-    round_ = _Repair.round
+def before_each_step(monkeypatch: pytest.MonkeyPatch, call: Callable[[_Repair], None]) -> None:
+    run_step = _Repair.run_step
 
     def started(one: _Repair) -> list[str]:
         call(one)
-        return round_(one)
+        return run_step(one)
 
-    monkeypatch.setattr(_Repair, "round", started)
+    monkeypatch.setattr(_Repair, "run_step", started)
 
 
 def test_a_repair_whose_registration_was_ended_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,7 +56,7 @@ def test_a_repair_whose_registration_was_ended_changes_nothing(monkeypatch: pyte
     open_filled(kept).close()
     flip_record(kept, PIPELINE)
     damaged = kept.meta.head(PIPELINE)
-    before_each_round(monkeypatch, lambda _: end_all_writers(kept))
+    before_each_step(monkeypatch, lambda _: end_all_writers(kept))
     with pytest.raises(Fenced):
         run_repair(kept)
     assert kept.meta.head(PIPELINE) == damaged
@@ -71,10 +71,10 @@ def test_a_change_of_another_process_during_a_repair_is_an_error(monkeypatch: py
         head = kept.meta.head(PIPELINE)
         assert head is not None
         kept.meta.commit([Write(PIPELINE, head.seqno, b"another")])
-        return pipeline_of(*given)
+        return read_pipeline_file(*given)
 
-    monkeypatch.setattr("evertide.checkpoint.repair.pipeline_of", late)
-    with pytest.raises(Conflict, match="another process changed this record during the repair"):
+    monkeypatch.setattr("evertide.checkpoint.repair.read_pipeline_file", late)
+    with pytest.raises(Conflict, match="another process changed this record at the same time"):
         run_repair(kept)
 
 
@@ -88,7 +88,7 @@ def test_a_repair_writes_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
         while kept.meta.head(beat_key(one.writer.id)) == first:
             runtime.sleep_s(0.001)
 
-    before_each_round(monkeypatch, wait_for_beat)
+    before_each_step(monkeypatch, wait_for_beat)
     where = place(kept)
     repair(replace(where, settings=replace(where.settings, beat_interval_s=0.01)))
 

@@ -12,7 +12,7 @@ import pytest
 from evertide.errors import GenerationMoved
 from evertide.json_values import to_json_value
 from evertide.pipeline.pipeline import Pipeline
-from evertide.pipeline.reading.reader import Reader
+from evertide.pipeline.reading.reader import StorageReader
 from evertide.pipeline.replicas.ownership import ProcessRole
 from evertide.pipeline.replicas.replica_record import LongWork, ReplicaStatus
 from evertide.pipeline.transaction.runner import Runner
@@ -43,7 +43,7 @@ def open_with_threads(
 
 def read_replica(path: Path, role: str) -> ReplicaStatus | None:
     """Read the status from storage alone, as any process does."""
-    with Reader.open(path) as reader:
+    with StorageReader.open(path) as reader:
         return next((one for one in reader.status().replicas if one.role == role), None)
 
 

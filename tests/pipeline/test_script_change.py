@@ -77,13 +77,13 @@ def filled() -> Storage:
     ids=["nothing", "query", "view", "table", "column", "connector", "key"],
 )
 def test_each_change_is_one_line(changed: SmallEngine, lines: list[str]) -> None:
-    assert compare(filled(), changed).lines() == lines
+    assert compare(filled(), changed).format_lines() == lines
 
 
 def test_a_new_storage_adds_everything() -> None:
     found = compare(storage(), engine("revenue"))
     assert found.is_new
-    assert found.lines() == [
+    assert found.format_lines() == [
         "+ table  orders   new, fed by pushes",
         "+ table  notes    new, fed by pushes",
         "+ view   revenue  new",
@@ -95,7 +95,7 @@ def test_a_table_that_comes_back_is_described() -> None:
     kept = filled()
     open_pipeline(kept, SmallEngine([ORDERS], [VIEWS["revenue"]])).close()
     found = compare(kept, SmallEngine([ORDERS, NOTES], [VIEWS["revenue"]]))
-    assert found.lines() == ["+ table  notes  declared again: its stored rows return"]
+    assert found.format_lines() == ["+ table  notes  declared again: its stored rows return"]
     assert found.find_reasons_to_ask(1) == []
 
 

@@ -15,7 +15,7 @@ import pytest
 
 import evertide as et
 from evertide.errors import InvalidInput, ScratchUnavailable
-from evertide.pipeline.reading.collections import View
+from evertide.pipeline.reading.collections import ReadableCollection
 from evertide.runtime import SystemRuntime
 from tests.pipeline.kit import crash
 
@@ -35,7 +35,7 @@ CREATE MATERIALIZED VIEW shares AS SELECT id, 100 / amount AS share FROM orders;
 """
 
 
-def rows(view: View) -> list[tuple[Any, ...]]:
+def rows(view: ReadableCollection) -> list[tuple[Any, ...]]:
     return sorted((tuple(row.values()) for row in view.to_pylist()), key=repr)
 
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from evertide.errors import InvalidInput
-from evertide.pipeline.transaction.table_input import json_texts
+from evertide.pipeline.transaction.table_input import write_json_texts
 from evertide.rows.changes import DIFF, consolidate_delta
 from evertide.rows.python_rows import to_python_rows
 from evertide.rows.utf8 import convert_texts_to_bytes, is_valid_utf8, replace_invalid_utf8
@@ -65,7 +65,7 @@ def test_errors_and_dead_letters_quote_such_rows() -> None:
     rows = pa.table({"s": texts(BAD, BAD), DIFF: pa.array([2**62, 2**62])})
     with pytest.raises(InvalidInput, match=SHOWN):
         consolidate_delta(rows)
-    assert json_texts(rows.select(["s"])) == [f'{{"s": "{SHOWN}"}}'] * 2
+    assert write_json_texts(rows.select(["s"])) == [f'{{"s": "{SHOWN}"}}'] * 2
 
 
 @pytest.mark.parametrize("other", [b"a", b"\xff", b"\xc3\xa9"])

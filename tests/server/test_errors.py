@@ -14,7 +14,7 @@ from evertide import errors
 from evertide.cli.output.output import report_errors
 from evertide.errors import EvertideError, GenerationMoved, OutcomeUnknown, Unavailable
 from evertide.journal.journal import Journal
-from evertide.json_values import one_line
+from evertide.json_values import join_lines
 from evertide.pipeline.pipeline import Pipeline
 from evertide.server.http.answers import STATUS, choose_status
 from tests.server.kit import Client, order, shop
@@ -109,7 +109,7 @@ def test_s3_an_error_reaches_log_status_http_and_exit_code(
 def check_answer(status: int, body: dict[str, Any], error: EvertideError) -> None:
     assert (status, body["error_code"]) == (EXPECTED[error.error_code], error.error_code)
     assert body["remedy"] == error.remedy
-    assert body["message"] == one_line(error.message)
+    assert body["message"] == join_lines(error.message)
     assert "\n" not in body["message"]
     assert body.keys() >= set(error.facts)
     assert "exit_code" not in body

@@ -26,7 +26,7 @@ from tests.server.test_query_workers import workers
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from evertide.pipeline.reading.reader import Reader
+    from evertide.pipeline.reading.reader import StorageReader
     from evertide.plan.catalyst.session import Session
 
 SCRIPT = """
@@ -320,7 +320,7 @@ def test_a_worker_whose_task_continues_after_its_query_is_replaced(looks: int, n
     """Otherwise the task takes resources from the next query without a limit. Without a cancelled query, tasks are not
     checked."""
     asked = SparkQueryEngine(
-        cast("Reader", SimpleNamespace(runtime=SystemRuntime())), cast("Session", Tasks(looks)), {}
+        cast("StorageReader", SimpleNamespace(runtime=SystemRuntime())), cast("Session", Tasks(looks)), {}
     )
     assert not asked.needs_replacement()
     asked.interrupt()

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from evertide.pipeline.reading.query import Chosen, Question
+from evertide.pipeline.reading.query import EngineChoice, Question
 from evertide.server.query.duck import Duck, DuckDeclined
 from evertide.server.query.duck_query import answer_with_duckdb
 from evertide.server.query.translation import translate_query
@@ -276,11 +276,11 @@ def test_a_query_that_names_duckdb_has_the_meaning_of_duckdb() -> None:
     """Without the name of an engine, a query has Spark's meaning: DuckDB declines, or gives Spark's result."""
     duck = Duck(Settings())
     with open_pipeline(storage()) as pipeline:
-        asked = Question("SELECT CAST(1.5 AS INT) AS a", engine=Chosen.duckdb)
+        asked = Question("SELECT CAST(1.5 AS INT) AS a", engine=EngineChoice.duckdb)
         assert answer_with_duckdb(pipeline.collections, asked, duck).rows.to_pylist() == [{"a": 2}]
         with pytest.raises(DuckDeclined):
-            answer_with_duckdb(pipeline.collections, replace(asked, engine=Chosen.auto), duck)
-        for engine, name in ((Chosen.duckdb, "count_star()"), (Chosen.auto, "count(1)")):
+            answer_with_duckdb(pipeline.collections, replace(asked, engine=EngineChoice.auto), duck)
+        for engine, name in ((EngineChoice.duckdb, "count_star()"), (EngineChoice.auto, "count(1)")):
             found = answer_with_duckdb(
                 pipeline.collections, Question("SELECT count(*) FROM orders", engine=engine), duck
             )

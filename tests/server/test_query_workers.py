@@ -21,7 +21,7 @@ import pytest
 from evertide.errors import InvalidInput, LimitExceeded
 from evertide.media import FORMATS
 from evertide.pipeline.pipeline import Pipeline
-from evertide.pipeline.reading.query import Chosen, Question
+from evertide.pipeline.reading.query import EngineChoice, Question
 from evertide.runtime import SystemRuntime
 from evertide.server.endpoints import formats
 from evertide.server.endpoints.formats import ROW_FORMATS
@@ -152,7 +152,7 @@ def test_the_server_does_not_decode_the_rows_of_an_answer(
     def refuse(*_: Any) -> None:
         raise AssertionError("the server decodes rows")
 
-    monkeypatch.setattr(formats, "json_rows", refuse)
+    monkeypatch.setattr(formats, "to_json_rows", refuse)
     monkeypatch.setattr(pa.ipc, "open_stream", refuse)
     sql = b'{"sql": "SELECT [{a: true}] AS x, 1 AS x", "engine": "duckdb"}'
     raw = here.client.raw("POST", f"/v1/query?format={form}", sql, {"Content-Type": "application/json"})
@@ -202,7 +202,7 @@ _BUSY: dict[int, int] = {}
 PARENT = """
 import sys, threading
 from pathlib import Path
-from evertide.pipeline.reading.query import Chosen, Question
+from evertide.pipeline.reading.query import EngineChoice, Question
 from evertide.runtime import SystemRuntime
 from evertide.server.query.wire import read_frame
 from evertide.server.query.workers import Workers
@@ -210,9 +210,9 @@ from evertide.settings import Settings
 from evertide.store.open import StorageAddress
 
 workers = Workers(StorageAddress(sys.argv[1]), dict, settings=Settings(query_limit_s=600), runtime=SystemRuntime())
-workers.ask_duckdb(Question("SELECT 1", engine=Chosen.duckdb))
+workers.ask_duckdb(Question("SELECT 1", engine=EngineChoice.duckdb))
 print(*[one.pid for one in workers._free], flush=True)
-workers.ask_duckdb(Question(sys.argv[2], engine=Chosen.duckdb))
+workers.ask_duckdb(Question(sys.argv[2], engine=EngineChoice.duckdb))
 """
 
 
@@ -267,7 +267,7 @@ def test_the_input_of_a_worker_is_not_visible_to_other_processes(here: Served, m
     for name in ("AWS_SECRET_ACCESS_KEY", "PGPASSWORD", "EVERTIDE_TOKEN", "SHOP_SECRET"):
         monkeypatch.setenv(name, "hidden-0123456789")
     with _workers(here) as own:
-        own.ask(Question("SELECT 1", engine=Chosen.duckdb))
+        own.ask(Question("SELECT 1", engine=EngineChoice.duckdb))
         [pid] = [one.pid for one in own._free]
         place = Path("/proc") / str(pid)
         assert (place / "cmdline").read_text().rstrip("\0").split("\0")[1:] == ["-P", "-m", MODULE]
@@ -283,11 +283,11 @@ def test_queries_use_the_time_zone_of_the_pipeline(here: Served) -> None:
     """Fails if DuckDB uses UTC: an answer would change when a table grows and Spark answers."""
     sql = "SELECT hour(TIMESTAMPTZ '1970-01-01 00:00:00+00') AS h, TIMESTAMPTZ '1970-01-01 00:00:00+00' AS t"
     with _workers(here, "America/New_York") as own:
-        rows = own.ask(Question(sql, engine=Chosen.duckdb)).rows
+        rows = own.ask(Question(sql, engine=EngineChoice.duckdb)).rows
     assert rows.column("h").to_pylist() == [19]
     assert str(rows.schema.field("t").type) == "timestamp[us, tz=UTC]"
     with _workers(here, "Nowhere/Land") as own, pytest.raises(InvalidInput, match="Nowhere/Land"):
-        own.ask(Question("SELECT 1", engine=Chosen.duckdb))
+        own.ask(Question("SELECT 1", engine=EngineChoice.duckdb))
 
 
 def _workers(here: Served, zone: str = "UTC") -> Workers:
@@ -309,12 +309,12 @@ def test_memory_and_disk_of_all_worker_processes_are_limited(here: Served, tmp_p
         (1 << 40, 1, "more than 1 bytes to disk"),
     ]:
         settings = Settings(query_spill_bytes=spill, query_limit_s=600)
-        worker = Worker(EngineOptions(Chosen.duckdb, address, {}, memory_bytes=memory), settings, SystemRuntime())
+        worker = Worker(EngineOptions(EngineChoice.duckdb, address, {}, memory_bytes=memory), settings, SystemRuntime())
         (worker._scratch / "spilled").write_bytes(b"x" * 10_000)
         pid = worker.pid
         assert list_processes(pid) == [pid]
         with pytest.raises(LimitExceeded, match=why):
-            worker.ask(Question(LONG, engine=Chosen.duckdb))
+            worker.ask(Question(LONG, engine=EngineChoice.duckdb))
         assert worker.is_over
         assert is_gone(pid)
         assert not worker._scratch.exists()

@@ -11,7 +11,7 @@ import pytest
 
 from evertide.errors import SourceAway, SourceFailed
 from evertide.json_values import to_json_value
-from evertide.pipeline.definition import Away
+from evertide.pipeline.definition import AwayReason
 from evertide.pipeline.status.stored_facts import StoredFacts
 from evertide.problem import Problem
 from evertide.server.endpoints import push as pushing
@@ -74,7 +74,7 @@ def test_problems_of_sources_are_in_the_status_and_do_not_make_it_unhealthy() ->
 def test_views_that_are_hydrating_are_named() -> None:
     with shop() as (p, client):
         views = dict(p.definition.views)
-        away = Away("hydrating", 0, "the view is computed from its tables", 0.0)
+        away = AwayReason("hydrating", 0, "the view is computed from its tables", 0.0)
         views["revenue"] = msgspec.structs.replace(views["revenue"], away=away)
         p._runner.members = p._runner.members.move_to(msgspec.structs.replace(p.definition, views=views))
         health = client.get("/v1/health")

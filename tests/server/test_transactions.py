@@ -10,7 +10,7 @@ import pytest
 
 from evertide.errors import OutcomeUnknown, Unavailable
 from evertide.journal.journal import Journal
-from evertide.pipeline.reading.reader import Reader
+from evertide.pipeline.reading.reader import StorageReader
 from evertide.runtime import SystemRuntime
 from evertide.server.http.app import make_app
 from evertide.server.http.server import Server
@@ -162,7 +162,7 @@ def test_a_paused_pipeline_is_paused_in_the_stored_status_too(tmp_path: Path) ->
     store = open_storage(tmp_path / "s", runtime=SystemRuntime(), settings=Settings())
     with open_pipeline(store) as p, served(p) as client:
         assert client.post("/v1/pause").body == {"state": "paused", "time": 0}
-        with Reader.open(tmp_path / "s") as reader:
+        with StorageReader.open(tmp_path / "s") as reader:
             status = reader.status()
             assert (status.state, status.why) == ("paused", "a client paused the pipeline")
             assert client.post("/v1/tables/orders/rows", [order(1)]).status == 409

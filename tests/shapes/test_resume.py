@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from evertide.errors import TimeCompacted
-from evertide.pipeline.reading.reader import Reader
+from evertide.pipeline.reading.reader import StorageReader
 from evertide.runtime import SystemRuntime
 from evertide.server.http.server import Server
 from evertide.server.http.shapes_app import make_shapes_app
@@ -46,7 +46,7 @@ def at(path: Path) -> Storage:
 def beside(path: Path, options: ShapeOptions = OPTIONS) -> Iterator[Shop]:
     """Simulates another process: it shares only the storage."""
     with (
-        Reader.open(path, settings=replace(SETTINGS, poll_interval_s=0.01)) as reader,
+        StorageReader.open(path, settings=replace(SETTINGS, poll_interval_s=0.01)) as reader,
         Server() as server,
         ShapeService(reader.collections, options) as service,
     ):

@@ -14,7 +14,7 @@ import pytest
 
 from evertide.journal import garbage as collection
 from evertide.journal.records import Committed, Content
-from evertide.journal.xids import Xids, own_number
+from evertide.journal.xids import Xids, make_own_number
 from evertide.pipeline.engine import DeclaredTable
 from evertide.pipeline.pipeline import Pipeline
 from evertide.pipeline.replicas.ownership import ProcessRole
@@ -196,7 +196,7 @@ def test_numbers_survive_crashes_and_checkpoints_and_are_equal_in_every_process(
             xids[at] = run_statements(db, f"INSERT INTO lasting VALUES ({at}, 'ann', 1)")
             advance_until(pipeline, count(pipeline, at))
             pipeline.checkpoint()
-        assert pipeline._context.journal.records(pipeline.time)[0].time > 5, "the journal has dropped most"
+        assert pipeline._context.journal.read_from(pipeline.time)[0].time > 5, "the journal has dropped most"
         for _ in range(2):
             with serving(where, pipeline) as (_, s):
                 answer = s.get(offset="0_0", handle=begun.handle)
@@ -306,7 +306,7 @@ def test_a_push_beside_a_database_resolves_when_it_is_visible() -> None:
     commit_record(meta, 1, xids=(), pushed=3)
     commit_record(meta, 2, xids=(1001,), pushed=1)
     commit_record(meta, 3, xids=())
-    own = {time: own_number(time, has_upstream=True) for time in range(4)}
+    own = {time: make_own_number(time, has_upstream=True) for time in range(4)}
     firsts = [found.txids(time)[:2] for time in range(4)]
     assert firsts == [(1000,), (own[1], own[1] + 2**52 + 2**31), (1001, own[2]), ()]
     assert all(not is_visible(number, found.find_visible(3).json_fields) for number in own.values())
@@ -344,7 +344,7 @@ def test_the_first_snapshot_contains_transactions_that_were_not_open() -> None:
 
 
 def test_outcomes_with_upstream_transactions_are_kept_longer(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collection, "_NAMED_KEPT", 4)
+    monkeypatch.setattr(collection, "_XID_OUTCOMES_KEPT", 4)
     table = create_table(db, "kept")
     with opened(storage(), table) as pipeline:
         run_statements(db, "INSERT INTO kept VALUES (0, 'ann', 1)")

@@ -9,12 +9,11 @@ publication   the steps that publish a checkpoint
 verification  reading and verifying files before use
 damage        the checkpoints that this process found damaged
 garbage       deleting what is not needed
-summary       a description of the checkpoints for display
 archive       a checkpoint as one file
 fsck          checking a whole storage
 repair        repairing a storage
-exclusive     the registration of a repair
+registration  the registration of a repair, which works alone
 rebuild       restoring one shard
-revival       restoring Meta
+meta_restore  restoring Meta
 rewind        going back to a checkpoint
 """

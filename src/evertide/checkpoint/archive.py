@@ -6,8 +6,8 @@ file that the manifest names, each under its key.
 1. `export` holds the checkpoint with its own writer, so that garbage collection keeps it. Every file is verified when
    it is read. The archive is written as `<name>.tmp`, synced, and renamed: it is complete or absent.
 2. `import_archive` accepts only files that the manifest names, verifies each, and uses all of them or none. FORMAT and
-   the commit that creates the storage come last (`evertide.checkpoint.revival`): until then it cannot be opened. An
-   interrupted import leaves no storage; remove its files.
+   the commit that creates the storage come last (`evertide.checkpoint.meta_restore`): until then it cannot be opened.
+   An interrupted import leaves no storage; remove its files.
 """
 
 from __future__ import annotations
@@ -23,22 +23,20 @@ import xxhash
 
 from evertide.checkpoint.catalog import Checkpoints
 from evertide.checkpoint.context import StorageContext
-from evertide.checkpoint.manifest import Manifest, StateFile, decode_manifest, number_of
+from evertide.checkpoint.manifest import Manifest, StateFile, decode_manifest, parse_number
+from evertide.checkpoint.meta_restore import restore_meta
 from evertide.checkpoint.records import CatalogEntry
-from evertide.checkpoint.revival import restore_meta
 from evertide.checkpoint.verification import read_file
 from evertide.errors import ArchiveDamaged, InvalidInput, RecordDamaged, UnsupportedFormat
 from evertide.runtime import Runtime
 from evertide.settings import Settings
 from evertide.store.blobs.files import SystemFiles
 from evertide.store.blobs.local import convert_os_error
-from evertide.store.open import FORMAT_VERSION, Storage, open_for_repair
+from evertide.store.open import FORMAT_TEXT, FORMAT_VERSION, Storage, open_for_repair
 from evertide.store.paths import FORMAT
 from evertide.store.writers import Writer
 
 __all__ = ["export", "import_archive"]
-
-_FORMAT_TEXT = b"%d\n" % FORMAT_VERSION
 
 
 def export(checkpoints: Checkpoints, entry: CatalogEntry, path: Path | str) -> None:
@@ -49,7 +47,7 @@ def export(checkpoints: Checkpoints, entry: CatalogEntry, path: Path | str) -> N
         checkpoints.hold(entry, writer)
         manifest = checkpoints.read(entry)
         with _new_file(Path(path)) as file, tarfile.open(fileobj=file, mode="w|", format=tarfile.PAX_FORMAT) as tar:
-            _add(tar, FORMAT, _FORMAT_TEXT, manifest)
+            _add(tar, FORMAT, FORMAT_TEXT, manifest)
             _add(tar, entry.key, read_file(place, StateFile(entry.key, entry.bytes, entry.digest)), manifest)
             beaten_at_s = place.runtime.monotonic_s()
             for named in dict.fromkeys([*manifest.files, *manifest.shard_files]):
@@ -71,7 +69,7 @@ def import_archive(
     try:
         place = StorageContext(storage.blob, storage.meta, runtime, settings)
         manifest = _unpack(place, Path(path))
-        place.put(FORMAT, _FORMAT_TEXT)
+        place.put(FORMAT, FORMAT_TEXT)
         writer = Writer.register(place.meta, runtime=runtime, settings=settings, label="import")
         try:
             restore_meta(place, manifest, writer, last=manifest.number)
@@ -112,9 +110,8 @@ def _check_empty(location: Path | str, meta: str | None, runtime: Runtime, setti
     try:
         first = next(iter(storage.blob.list("")), None)
         if first is not None:
-            raise InvalidInput(
-                where=storage.root, why=f"the place is not empty: it has {first.key}; import into an empty one"
-            )
+            why = f"the place is not empty: it has {first.key}; import into an empty one"
+            raise InvalidInput(where=storage.root, why=why)
         if storage.meta.heads(""):
             raise InvalidInput(where=storage.meta.path(""), why="Meta is not empty; import into an empty one")
     finally:
@@ -129,7 +126,7 @@ def _unpack(place: StorageContext, path: Path) -> Manifest:
             _check_format(files, path)
             key, content = next(files, ("", b""))
             manifest = _decode_manifest(content, f"{path}:{key}")
-            if number_of(key) != manifest.number:
+            if parse_number(key) != manifest.number:
                 raise ArchiveDamaged(path=str(path), why=f"the second file is {key!r}, not the manifest")
             place.put(key, content)
             missing = _put(place, path, files, manifest)
@@ -166,9 +163,8 @@ def _files(tar: tarfile.TarFile, path: Path) -> Iterator[tuple[str, bytes]]:
 def _check_format(files: Iterator[tuple[str, bytes]], path: Path) -> None:
     key, text = next(files, ("", b""))
     if key != FORMAT or not text.strip().isdigit():
-        raise ArchiveDamaged(
-            path=str(path), why="the file does not begin with FORMAT, so it is not an archive of a checkpoint"
-        )
+        why = "the file does not begin with FORMAT, so it is not an archive of a checkpoint"
+        raise ArchiveDamaged(path=str(path), why=why)
     if int(text) != FORMAT_VERSION:
         raise UnsupportedFormat(path=f"{path}:{FORMAT}", found=int(text), supported=FORMAT_VERSION)
 

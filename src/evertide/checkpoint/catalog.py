@@ -18,15 +18,16 @@ import logging
 import threading
 from collections.abc import Callable, Sequence, Set
 from contextlib import suppress
+from dataclasses import dataclass
 
 from evertide.checkpoint.context import StorageContext
 from evertide.checkpoint.damage import KnownDamage
-from evertide.checkpoint.draft import Draft, Restored, Skipped
+from evertide.checkpoint.draft import Draft, RestoredCheckpoint, SkippedCheckpoint
 from evertide.checkpoint.garbage import CheckpointGarbage, Live, Pins, collect, find_pins
 from evertide.checkpoint.manifest import PIPELINE_FILE, STATE_FILE, Manifest
 from evertide.checkpoint.publication import KEEP_MIN, Publication
 from evertide.checkpoint.records import Catalog, CatalogEntry, RestoreHold, read_catalog
-from evertide.checkpoint.verification import OnProgress, read_file, read_manifest, verify_manifest
+from evertide.checkpoint.verification import OnFileRead, read_file, read_manifest, verify_manifest
 from evertide.errors import CheckpointDamaged, Conflict, Damaged, EvertideError, OutcomeUnknown, Unavailable
 from evertide.runtime import Runtime
 from evertide.settings import Settings
@@ -35,10 +36,24 @@ from evertide.store.meta import Guard, Meta, Write
 from evertide.store.paths import CHECKPOINTS, checkpoint_key, restoring_key
 from evertide.store.sealed import seal
 from evertide.store.writers import Writer
+from evertide.types import Generation, SequenceNumber
 
-__all__ = ["Checkpoints"]
+__all__ = ["CheckpointSummary", "Checkpoints"]
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointSummary:
+    number: int
+    time: int
+    made_at_s: float
+    files: int
+    """Other checkpoints need most of them, too."""
+    bytes: int
+    generation: Generation
+    problem: str = ""
+    """Why the checkpoint is unusable, if its manifest is damaged; its files are then unknown."""
 
 
 class Checkpoints:
@@ -75,7 +90,7 @@ class Checkpoints:
                 self._give_up(publication)
                 raise
             try:
-                kept = publication.commit(entry, keep, self.damage.find_catalogued())
+                kept = publication.commit(entry, keep, self.damage.list_catalogued())
             except OutcomeUnknown:
                 raise  # the commit may still arrive, so the draft stays
             except EvertideError:
@@ -91,7 +106,7 @@ class Checkpoints:
 
     def entries(self) -> tuple[CatalogEntry, ...]:
         """The published checkpoints, newest first."""
-        return self._catalog()[1].entries[::-1]
+        return self._read_catalog()[1].entries[::-1]
 
     def read(self, entry: CatalogEntry) -> Manifest:
         """Return the manifest if it is the published one. `damage` records a damaged one."""
@@ -106,14 +121,14 @@ class Checkpoints:
         entries = self.entries()
         self.damage.replace(entries)
         for entry in entries:
-            if entry.number not in self.damage.find_catalogued():
+            if entry.number not in self.damage.list_catalogued():
                 try:
                     return entry, self.read(entry)
                 except Damaged as error:
                     logger.error("checkpoint %d at time %d is damaged: %s", entry.number, entry.time, error)  # noqa: TRY400
         return None
 
-    def verify(self, entry: CatalogEntry, progress: OnProgress | None = None, *, shards: bool = False) -> Manifest:
+    def verify(self, entry: CatalogEntry, progress: OnFileRead | None = None, *, shards: bool = False) -> Manifest:
         """Read everything that a restart needs; `CheckpointDamaged` names every file that is missing or damaged.
 
         With `shards`, also read the shards' parts, which only a storage without its Meta needs from the checkpoint.
@@ -122,13 +137,13 @@ class Checkpoints:
         verify_manifest(self.place, manifest, progress, shards=shards)
         return manifest
 
-    def restore(self, writer: Writer, progress: OnProgress | None = None) -> Restored | None:
+    def restore(self, writer: Writer, progress: OnFileRead | None = None) -> RestoredCheckpoint | None:
         """Return the newest checkpoint that verifies, under a hold; None if none was ever published.
 
-        `Restored.skipped` has newer, damaged ones. If all are damaged, `CheckpointDamaged` names all files.
+        `RestoredCheckpoint.skipped` has newer, damaged ones. If all are damaged, `CheckpointDamaged` names all files.
         """
         entries = self._hold(writer)
-        skipped: list[Skipped] = []
+        skipped: list[SkippedCheckpoint] = []
         for entry in entries[::-1]:
             try:
                 restored = self._restore_entry(entry, progress, skipped)
@@ -136,7 +151,7 @@ class Checkpoints:
                 writer.check_registered()  # without its hold, garbage collection may have deleted files
                 logger.warning("checkpoint %d at time %d is not used: %s", entry.number, entry.time, error)
                 self.damage.add(entry, error)
-                skipped.append(Skipped(entry, error))
+                skipped.append(SkippedCheckpoint(entry, error))
             else:
                 self._narrow(writer, entry)
                 return restored
@@ -150,7 +165,7 @@ class Checkpoints:
     def hold(self, entry: CatalogEntry, writer: Writer) -> None:
         """Keep everything that a checkpoint names until `release`. Raise `Conflict` if it is not in the catalog."""
         while True:
-            seqno, catalog = self._catalog()
+            seqno, catalog = self._read_catalog()
             if entry not in catalog.entries:
                 why = f"checkpoint {entry.number} is not in the catalog any more"
                 raise Conflict(where=self.place.meta.path(CHECKPOINTS), why=why)
@@ -166,6 +181,19 @@ class Checkpoints:
                 return
             if self.place.commit([Write(key, record.seqno, None)]) is None:
                 return
+
+    def summarize(self) -> list[CheckpointSummary]:
+        """The published checkpoints, newest first, for display."""
+        return [self._summarize(entry) for entry in self.entries()]
+
+    def _summarize(self, entry: CatalogEntry) -> CheckpointSummary:
+        known = (entry.number, entry.time, entry.made_at_s)
+        try:
+            manifest = self.read(entry)
+        except Damaged as error:
+            return CheckpointSummary(*known, 0, 0, Generation(0), error.message)
+        size = sum(file.bytes for file in manifest.files)
+        return CheckpointSummary(*known, len(manifest.files), size, manifest.generation)
 
     def find_pins(self) -> Pins:
         """The blobs that garbage collection must keep. Raises if any manifest is unreadable."""
@@ -197,21 +225,23 @@ class Checkpoints:
             if entry in self.entries():
                 self.damage.add(entry, error)
 
-    def _restore_entry(self, entry: CatalogEntry, progress: OnProgress | None, skipped: list[Skipped]) -> Restored:
+    def _restore_entry(
+        self, entry: CatalogEntry, progress: OnFileRead | None, skipped: list[SkippedCheckpoint]
+    ) -> RestoredCheckpoint:
         manifest = self.verify(entry, progress)
         state, pipeline = (
             read_file(self.place, manifest.file(key, self.place.blob.path(entry.key)))
             for key in (checkpoint_key(entry.number, name) for name in (STATE_FILE, PIPELINE_FILE))
         )
-        return Restored(entry, manifest, state, pipeline, tuple(skipped))
+        return RestoredCheckpoint(entry, manifest, state, pipeline, tuple(skipped))
 
-    def _catalog(self) -> tuple[int, Catalog]:
+    def _read_catalog(self) -> tuple[SequenceNumber, Catalog]:
         return self.place.retry_read(lambda: read_catalog(self.place.blob, self.place.meta))
 
     def _hold(self, writer: Writer) -> tuple[CatalogEntry, ...]:
         """Hold all checkpoints in the catalog, as of one moment."""
         while True:
-            seqno, catalog = self._catalog()
+            seqno, catalog = self._read_catalog()
             if not catalog.entries:
                 return ()
             if self._write_hold(writer, catalog.entries, [Guard(CHECKPOINTS, seqno)]):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from enum import StrEnum
+from typing import TypeAlias, TypeVar
 
-from evertide.checkpoint.manifest import StateFile, file_of
+from evertide.checkpoint.manifest import StateFile, make_state_file
 from evertide.runtime import Runtime
 from evertide.settings import Settings
 from evertide.shard.log import ShardLog
@@ -14,9 +15,20 @@ from evertide.store.blob import Blob
 from evertide.store.meta import Guard, Meta, Stale, Write
 from evertide.store.retry import commit_until_known, put_until_known, retry_read
 
-__all__ = ["StorageContext"]
+__all__ = ["CollectionKind", "ShardCollections", "StorageContext"]
 
 T = TypeVar("T")
+
+
+class CollectionKind(StrEnum):
+    TABLE = "table"
+    VIEW = "view"
+    ERRORS = "errors"
+    """The collection of dead letters."""
+
+
+ShardCollections: TypeAlias = Mapping[str, tuple[CollectionKind, str]]
+"""By shard, the kind and the name of its collection."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +43,7 @@ class StorageContext:
 
     def put(self, key: str, content: bytes) -> StateFile:
         put_until_known(self.blob, key, content, self.runtime, self.settings)
-        return file_of(key, content)
+        return make_state_file(key, content)
 
     def shard_log(self, name: str) -> ShardLog:
         return ShardLog(name, self.blob, self.meta, self.runtime, self.settings)

@@ -48,7 +48,7 @@ class KnownDamage:
             if entry.number not in self._found:
                 self._found[entry.number] = DamagedCheckpoint(entry, error, self._runtime.wall_s())
 
-    def find_catalogued(self) -> frozenset[int]:
+    def list_catalogued(self) -> frozenset[int]:
         """The numbers of those that no newer checkpoint has replaced."""
         with self._lock:
             return frozenset(number for number, one in self._found.items() if not one.is_replaced)

@@ -1,4 +1,4 @@
-"""`Draft`: the state that a pipeline publishes as a checkpoint, and `Restored`: the result of a restore."""
+"""`Draft`: the state that a pipeline publishes as a checkpoint, and `RestoredCheckpoint`: the result of a restore."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from evertide.errors import EvertideError, Unexpected
 from evertide.shard.state import ShardState
 from evertide.types import Generation, Time
 
-__all__ = ["Draft", "Restored", "Skipped"]
+__all__ = ["Draft", "RestoredCheckpoint", "SkippedCheckpoint"]
 
 
 @dataclass(frozen=True)
@@ -44,16 +44,16 @@ class Draft:
 
 
 @dataclass(frozen=True)
-class Skipped:
+class SkippedCheckpoint:
     entry: CatalogEntry
     error: EvertideError
 
 
 @dataclass(frozen=True)
-class Restored:
+class RestoredCheckpoint:
     entry: CatalogEntry
     manifest: Manifest
     state: bytes
     pipeline: bytes
-    skipped: tuple[Skipped, ...] = field(default=())
+    skipped: tuple[SkippedCheckpoint, ...] = field(default=())
     """Newer, damaged checkpoints. If there are any, the caller must report them (I13)."""

@@ -17,22 +17,22 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from evertide.checkpoint.context import StorageContext
-from evertide.checkpoint.manifest import StateFile, number_of, shard_parts
+from evertide.checkpoint.context import CollectionKind, ShardCollections, StorageContext
+from evertide.checkpoint.manifest import StateFile, list_part_files, parse_number
+from evertide.checkpoint.meta_restore import is_lost
 from evertide.checkpoint.records import Catalog, CatalogEntry, RestoreHold, read_catalog, read_holds
-from evertide.checkpoint.revival import is_lost
-from evertide.checkpoint.verification import OnProgress, check_files, read_manifest
+from evertide.checkpoint.verification import OnFileRead, check_files, read_manifest
 from evertide.errors import BlobMissing, Damaged, EvertideError, InvalidInput, RecordDamaged, UnsupportedFormat
 from evertide.journal.log import TimeLog
 from evertide.journal.producers import Producer
 from evertide.journal.records import Bound, Committed
-from evertide.journal.staging import staged_of
+from evertide.journal.staging import list_staged
 from evertide.shard.hold import HoldRecord
 from evertide.shard.lease import LeaseRecord
 from evertide.shard.log import Rollup
 from evertide.shard.state import parts_removed
 from evertide.store.meta import Record
-from evertide.store.open import FORMAT_VERSION
+from evertide.store.open import FORMAT_TEXT, FORMAT_VERSION
 from evertide.store.paths import (
     CHECKPOINTS,
     COMMITTED,
@@ -78,6 +78,7 @@ _RECORDS: dict[str, type] = {
 }
 """By the prefix of the key. Shards are opened instead; other packages check their own keys."""
 
+_VIEW = (CollectionKind.VIEW, "")
 _META = "`evertide fsck --repair` restores it from the newest intact checkpoint."
 _CATALOG = "`evertide fsck --repair` rebuilds it from the intact checkpoints."
 _CHECKPOINT = "`evertide fsck --repair` removes this checkpoint; the pipeline uses another one, or the tables."
@@ -85,7 +86,7 @@ _PART = (
     "`evertide fsck --repair` recomputes a view, and restores a table's rows from a checkpoint if one still has them; "
     "otherwise restore the file from a backup."
 )
-_PASSING = "`evertide fsck --repair` removes the record; a process that needs it writes it again."
+_TRANSIENT = "`evertide fsck --repair` removes the record; a process that needs it writes it again."
 _SHARD = (
     "`evertide fsck --repair` recomputes a view; for a table it rebuilds the record from a checkpoint and the log, or "
     "goes back to a checkpoint and recomputes the later transactions from their input."
@@ -135,7 +136,9 @@ class Report:
 
 
 def check(
-    place: StorageContext, progress: OnProgress | None = None, collections: Mapping[str, tuple[str, str]] | None = None
+    place: StorageContext,
+    progress: OnFileRead | None = None,
+    collections: ShardCollections | None = None,
 ) -> Report:
     """See the header. Everything that looks wrong is checked twice: a pipeline may have changed it between two reads.
 
@@ -144,17 +147,17 @@ def check(
     """
     listed = _list_keys(place)
     found = _Check(place, collections)
-    found.look()
+    found.run()
     if found.problems:
         again = _Check(place, collections)
-        again.look()
+        again.run()
         again.problems = [problem for problem in again.problems if problem in found.problems]
         again.needed |= found.keys()
         found = again
     damaged = {error.path: error for error in check_files(place, found.named, progress)}
     if damaged:
         again = _Check(place, collections)
-        again.look()
+        again.run()
         for file, remedy in found.named.items():
             error = damaged.get(place.blob.path(file.key))
             if error is not None and file in again.named:
@@ -171,7 +174,7 @@ class _Check:
     """One pass over everything that names files, and the problems found."""
 
     place: StorageContext
-    collections: Mapping[str, tuple[str, str]] | None
+    collections: ShardCollections | None
     problems: list[Finding] = field(default_factory=list)
     named: dict[StateFile, str] = field(default_factory=dict)
     """Every file that must exist, and the remedy if it does not."""
@@ -194,7 +197,7 @@ class _Check:
     checkpoints: int = 0
     transactions: int = 0
 
-    def look(self) -> None:
+    def run(self) -> None:
         """Read the writers first: a writer that is not registered names no further blobs."""
         meta = self.place.meta
         self.writers = self._try(lambda: set(self.place.retry_read(lambda: read_registrations(meta))), "") or set()
@@ -215,16 +218,16 @@ class _Check:
     def report(self, listed: list[str]) -> Report:
         return Report(
             problems=tuple(dict.fromkeys(self.problems)),
-            orphans=self._still_there(list(self._orphans(listed))) if self.is_complete else (),
+            orphans=self._drop_deleted(list(self._orphans(listed))) if self.is_complete else (),
             unknown_orphans=not self.is_complete,
             shards=self.shards,
             checkpoints=self.checkpoints,
             transactions=self.transactions,
             files=len(self.named),
             bytes=sum(file.bytes for file in self.named),
-            damaged_records=dict(self.damaged_records),
-            damaged_shards=dict(self.damaged_shards),
-            damaged_parts=dict(self.damaged_parts),
+            damaged_records=self.damaged_records,
+            damaged_shards=self.damaged_shards,
+            damaged_parts=self.damaged_parts,
         )
 
     def add(self, error: EvertideError, remedy: str, holds: str = "") -> None:
@@ -254,7 +257,7 @@ class _Check:
         except BlobMissing as error:
             self.add(error, _FORMAT)
             return
-        if text != b"%d\n" % FORMAT_VERSION:
+        if text != FORMAT_TEXT:
             self.add(
                 RecordDamaged(path=blob.path(FORMAT), why=f"expected the format version, found {text[:32]!r}"), _FORMAT
             )
@@ -265,7 +268,7 @@ class _Check:
             why = "Meta has no record of this storage: Meta was lost, or belongs to another storage"
             self.add(RecordDamaged(path=meta.path(STORAGE), why=why), _META)
             self.is_complete = False
-        elif (head := meta.head(STORAGE)) is None or head.data != b"%d\n" % FORMAT_VERSION or head.seqno < 2:
+        elif (head := meta.head(STORAGE)) is None or head.data != FORMAT_TEXT or head.seqno < 2:
             why = "the record that links Meta to FORMAT is missing or damaged"
             self.add(RecordDamaged(path=meta.path(STORAGE), why=why), _STORAGE)
 
@@ -277,7 +280,7 @@ class _Check:
             if key in {STORAGE, JOURNAL, CHECKPOINTS} or key.startswith(own):
                 continue
             kind = next((kind for prefix, kind in _RECORDS.items() if key == prefix or _is_below(key, prefix)), None)
-            remedy = _META if key in {GENERATION, COMMITTED, PIPELINE} else _PASSING
+            remedy = _META if key in {GENERATION, COMMITTED, PIPELINE} else _TRANSIENT
             if kind is None and self.collections is not None:
                 self._try(partial(check_seal, record.data, meta.path(key)), remedy, key)
             elif kind is not None:
@@ -310,7 +313,7 @@ class _Check:
         log = place.shard_log(name)
         version = log.reread()
         self.shards += 1
-        self.named.update(dict.fromkeys(shard_parts(version.state), _PART))
+        self.named.update(dict.fromkeys(list_part_files(version.state), _PART))
         for batch in version.state.batches:
             for part in (one for one in batch.parts if one.key):
                 times = f"transactions {batch.lower} to {batch.upper - 1}, {part.rows} changes"
@@ -331,8 +334,8 @@ class _Check:
             self.uppers[name] = version.state.upper
 
     def _name_collection(self, shard: str) -> str:
-        kind, name = (self.collections or {}).get(shard, ("", ""))
-        return f"{kind} {name!r}" if name else f"shard {shard!r}"
+        kind, name = (self.collections or {}).get(shard, ("shard", shard))
+        return f"{kind} {name!r}"
 
     def _check_members(self) -> None:
         meta = self.place.meta
@@ -340,9 +343,8 @@ class _Check:
         members = generation.members if generation else ()
         is_pipeline = self.collections is not None
         if is_pipeline and generation is None and meta.head(PIPELINE) is not None:
-            raise RecordDamaged(
-                path=meta.path(GENERATION), why="the record is missing, but the pipeline has a definition"
-            )
+            why = "the record is missing, but the pipeline has a definition"
+            raise RecordDamaged(path=meta.path(GENERATION), why=why)
         if is_pipeline and members and meta.head(PIPELINE) is None:
             self.damaged_records[PIPELINE] = "the record is missing"
             self.add(
@@ -374,13 +376,12 @@ class _Check:
             done = max(self.uppers.values(), default=0) - 1
         records = TimeLog(JOURNAL, Bound, meta, place.runtime, place.settings).read_all()
         if self.collections is not None and (records[-1].value.time if records else -1) < done:
-            raise RecordDamaged(
-                path=meta.path(JOURNAL), why=f"the journal lacks transaction {done}, which is committed"
-            )
+            why = f"the journal lacks transaction {done}, which is committed"
+            raise RecordDamaged(path=meta.path(JOURNAL), why=why)
         for record in records:
             bound = record.value
             self.transactions += 1
-            for staged in staged_of(bound):
+            for staged in list_staged(bound):
                 self.needed.add(staged.key)
                 if bound.time > done:
                     self.named[StateFile(staged.key, staged.bytes, staged.checksum)] = _STAGED
@@ -407,7 +408,8 @@ class _Check:
             self.named.setdefault(file, _CHECKPOINT)
         for shard, files in manifest.shards.items():
             # Parts that only a view needs from a checkpoint are no loss: the view is recomputed.
-            if self.collections is None or self.collections.get(shard, ("view",))[0] != "view":
+            kind = None if self.collections is None else self.collections.get(shard, _VIEW)[0]
+            if kind is not CollectionKind.VIEW:
                 self.named.update({file: _CHECKPOINT for file in files if file not in self.named})
 
     def _keep_held(self, entry: CatalogEntry, *, is_over: bool) -> None:
@@ -418,7 +420,7 @@ class _Check:
         with suppress(Damaged):
             self.needed |= set(self.place.retry_read(lambda: read_manifest(self.place.blob, entry)).names())
 
-    def _still_there(self, orphans: list[str]) -> tuple[str, ...]:
+    def _drop_deleted(self, orphans: list[str]) -> tuple[str, ...]:
         """Drop the keys that garbage collection has deleted since the listing."""
         there = set(_list_keys(self.place)) if orphans else set()
         return tuple(key for key in orphans if key in there)
@@ -429,7 +431,7 @@ class _Check:
         named = self.keys()
         for key in listed:
             if key.startswith(checkpoint_prefix()):
-                if number_of(key) not in {None, *self.numbers}:
+                if parse_number(key) not in {None, *self.numbers}:
                     yield key
             elif key.startswith(ours) and key not in named:
                 name = Name.parse(key)

@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from evertide.checkpoint.context import StorageContext
-from evertide.checkpoint.manifest import manifest_key, number_of
+from evertide.checkpoint.manifest import manifest_key, parse_number
 from evertide.checkpoint.records import Catalog, RestoreHold, read_catalog, read_holds
 from evertide.checkpoint.verification import read_manifest
 from evertide.errors import BlobMissing, Damaged, EvertideError, StorageFull, UnsupportedFormat
@@ -105,9 +105,9 @@ def collect(place: StorageContext, live: Live, writer: Writer, drafts: Callable[
         logger.error("skipping garbage collection: cannot read what checkpoints need: %s", error)  # noqa: TRY400
         return CheckpointGarbage(refused=error)
     parts = tuple(key for key in proof.parts if _is_over(key, proof, writer))
-    files = tuple(key for key in proof.files if number_of(key) not in {None, *proof.pins.numbers})
+    files = tuple(key for key in proof.files if parse_number(key) not in {None, *proof.pins.numbers})
     # Delete the manifest first, so that the rest of a directory after a crash is not mistaken for a checkpoint.
-    for key in (*parts, *sorted(files, key=lambda key: (number_of(key), not _is_manifest(key)))):
+    for key in (*parts, *sorted(files, key=lambda key: (parse_number(key), not _is_manifest(key)))):
         place.blob.delete(key)
     is_used = any(key in proof.live for key in proof.pins.held)
     return CheckpointGarbage(parts, files, is_hold_over=bool(proof.pins.held) and not is_used)
@@ -179,7 +179,7 @@ def _is_over(key: str, proof: _Evidence, writer: Writer) -> bool:
 
 
 def _is_manifest(key: str) -> bool:
-    number = number_of(key)
+    number = parse_number(key)
     return number is not None and key == manifest_key(number)
 
 

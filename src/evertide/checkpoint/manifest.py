@@ -41,11 +41,11 @@ __all__ = [
     "StateFile",
     "decode_manifest",
     "encode_manifest",
-    "file_of",
+    "list_part_files",
+    "make_state_file",
     "manifest_key",
-    "number_of",
+    "parse_number",
     "shard_file_key",
-    "shard_parts",
 ]
 
 FORMAT_VERSION = 1
@@ -110,7 +110,7 @@ class _Versioned(msgspec.Struct):
     version: int
 
 
-class _Envelope(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _ManifestFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     version: int
     checksum: str
     checkpoint: Manifest
@@ -124,7 +124,7 @@ def shard_file_key(number: int, shard: str) -> str:
     return checkpoint_key(number, f"{shard}.state")
 
 
-def number_of(key: str) -> int | None:
+def parse_number(key: str) -> int | None:
     """The checkpoint whose directory has this blob; None if the blob is elsewhere, or the directory has no number."""
     name, _, rest = key.removeprefix(checkpoint_prefix()).partition("/")
     if not rest or not name.isdecimal() or not key.startswith(checkpoint_prefix()):
@@ -132,18 +132,18 @@ def number_of(key: str) -> int | None:
     return int(name) if key == checkpoint_key(int(name), rest) else None
 
 
-def file_of(key: str, content: bytes) -> StateFile:
+def make_state_file(key: str, content: bytes) -> StateFile:
     return StateFile(key, len(content), xxhash.xxh3_128_hexdigest(content))
 
 
-def shard_parts(state: ShardState) -> tuple[StateFile, ...]:
+def list_part_files(state: ShardState) -> tuple[StateFile, ...]:
     """The blobs of a shard's state, without inline parts."""
     return tuple(StateFile(part.key, part.bytes, part.checksum) for part in state.parts if part.key)
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
     """Indented, so that people can read it, too."""
-    envelope = _Envelope(FORMAT_VERSION, _checksum(manifest), manifest)
+    envelope = _ManifestFile(FORMAT_VERSION, _checksum(manifest), manifest)
     return msgspec.json.format(msgspec.json.encode(envelope), indent=2) + b"\n"
 
 
@@ -153,7 +153,7 @@ def decode_manifest(content: bytes, path: str) -> Manifest:
         version = msgspec.json.decode(content, type=_Versioned).version
         if version != FORMAT_VERSION:
             raise UnsupportedFormat(path=path, found=version, supported=FORMAT_VERSION)
-        found = msgspec.json.decode(content, type=_Envelope)
+        found = msgspec.json.decode(content, type=_ManifestFile)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise RecordDamaged(path=path, why=f"the file is not a manifest: {error}") from error
     if _checksum(found.checkpoint) != found.checksum:

@@ -29,17 +29,18 @@ from evertide.checkpoint.manifest import (
     STATE_FILE,
     Manifest,
     encode_manifest,
+    list_part_files,
     manifest_key,
     shard_file_key,
-    shard_parts,
 )
-from evertide.checkpoint.records import Catalog, CatalogEntry, directories, read_catalog
+from evertide.checkpoint.records import Catalog, CatalogEntry, list_numbers, read_catalog
 from evertide.errors import Conflict, EvertideError
 from evertide.store.meta import Write
 from evertide.store.paths import CHECKPOINTS, checkpoint_key, checkpoint_prefix
 from evertide.store.retry import truncate_sometimes
 from evertide.store.sealed import seal
 from evertide.store.writers import Writer, read_registrations
+from evertide.types import SequenceNumber
 
 __all__ = ["Publication"]
 
@@ -58,11 +59,11 @@ class Publication:
     def claim(self) -> int:
         """Step 1: claim a number that was never used."""
         there = self.place.retry_read(
-            lambda: directories(entry.key for entry in self.place.blob.list(checkpoint_prefix()))
+            lambda: list_numbers(entry.key for entry in self.place.blob.list(checkpoint_prefix()))
         )
         while True:
             known = self.place.retry_read(lambda: read_registrations(self.place.meta))
-            seqno, catalog = self._catalog()
+            seqno, catalog = self._read_catalog()
             self._check_time(catalog)
             number = max([catalog.last, *there, *(entry.number for entry in catalog.entries)]) + 1
             # A writer that was not registered before the catalog was read has made its last publication.
@@ -87,7 +88,7 @@ class Publication:
             members=tuple(draft.members),
             positions=dict(draft.positions),
             files=(*own, *dict.fromkeys(draft.parts)),
-            shards={name: shard_parts(state) for name, state in states.items()},
+            shards={name: list_part_files(state) for name, state in states.items()},
         )
         named = self.place.put(manifest_key(number), encode_manifest(manifest))
         return CatalogEntry(number, draft.time, named.key, named.bytes, named.digest, made_at_s)
@@ -95,12 +96,11 @@ class Publication:
     def commit(self, entry: CatalogEntry, keep: int, damaged: Set[int] = frozenset()) -> tuple[CatalogEntry, ...]:
         """Step 4. Return the new entries of the catalog."""
         while True:
-            seqno, catalog = self._catalog()
+            seqno, catalog = self._read_catalog()
             claims = dict(catalog.claims)
             if claims.pop(self.writer.id, None) != entry.number:
-                raise Conflict(
-                    where=self.place.meta.path(CHECKPOINTS), why=f"the claim of checkpoint {entry.number} was removed"
-                )
+                why = f"the claim of checkpoint {entry.number} was removed"
+                raise Conflict(where=self.place.meta.path(CHECKPOINTS), why=why)
             self._check_time(catalog)
             intact = tuple(known for known in catalog.entries if known.number not in damaged)
             entries = (*intact, entry)[-max(keep, KEEP_MIN) :]
@@ -111,17 +111,17 @@ class Publication:
         """Withdraw the claim after a failure. An error of the withdrawal is logged, and does not hide the first."""
         try:
             while True:
-                seqno, catalog = self._catalog()
+                seqno, catalog = self._read_catalog()
                 claims = {writer: number for writer, number in catalog.claims.items() if writer != self.writer.id}
                 if claims == catalog.claims or self._try_change(seqno, catalog, claims=claims):
                     return
         except EvertideError as error:
             logger.warning("could not release the claim of a failed checkpoint: %s", error)
 
-    def _catalog(self) -> tuple[int, Catalog]:
+    def _read_catalog(self) -> tuple[SequenceNumber, Catalog]:
         return self.place.retry_read(lambda: read_catalog(self.place.blob, self.place.meta))
 
-    def _try_change(self, seqno: int, catalog: Catalog, **changes: object) -> bool:
+    def _try_change(self, seqno: SequenceNumber, catalog: Catalog, **changes: object) -> bool:
         """Commit the catalog; return False if it has changed and must be read again."""
         changed = msgspec.structs.replace(catalog, change=self.place.runtime.new_id(), **changes)
         write = Write(CHECKPOINTS, seqno, seal(changed))

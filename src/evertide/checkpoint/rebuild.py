@@ -16,8 +16,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import msgspec
 
 from evertide.checkpoint.context import StorageContext
-from evertide.checkpoint.exclusive import change
-from evertide.checkpoint.manifest import Manifest, manifest_key, shard_file_key, shard_parts
+from evertide.checkpoint.manifest import Manifest, list_part_files, manifest_key, shard_file_key
+from evertide.checkpoint.registration import change
 from evertide.checkpoint.verification import check_files, read_file
 from evertide.errors import Damaged, EvertideError
 from evertide.shard.hold import HoldRecord
@@ -29,7 +29,7 @@ from evertide.store.sealed import seal, unseal
 from evertide.store.writers import Writer
 from evertide.types import SequenceNumber
 
-__all__ = ["last_holds", "rebuild_shard", "shard_writes"]
+__all__ = ["make_shard_writes", "read_last_holds", "rebuild_shard"]
 
 
 def rebuild_shard(
@@ -38,13 +38,13 @@ def rebuild_shard(
     """Return the checkpoint that the shard was restored from; None if none suffices. The shard must reach `upper`."""
     for manifest in manifests:
         state = _state_from(place, name, manifest, upper)
-        if state is not None and not check_files(place, shard_parts(state)):
+        if state is not None and not check_files(place, list_part_files(state)):
             _commit(place, state, writer)
             return manifest
     return None
 
 
-def last_holds(place: StorageContext, name: str, since: int) -> dict[str, int]:
+def read_last_holds(place: StorageContext, name: str, since: int) -> dict[str, int]:
     """The holds of the newest readable record. Older records hold earlier times, which keeps more."""
     for record in reversed(place.retry_read(lambda: place.meta.scan(hold_key(name)))):
         try:
@@ -87,8 +87,8 @@ def _commit(place: StorageContext, state: ShardState, writer: Writer) -> None:
     heads = [place.meta.head(key) for key in _keys(state.shard)]
     numbers = [head.seqno if head else 0 for head in heads]
     with writer.claim() as seq:
-        holds = last_holds(place, state.shard, state.since)
-        change(place, writer, shard_writes(place, state, writer, seq, holds, numbers))
+        holds = read_last_holds(place, state.shard, state.since)
+        change(place, writer, make_shard_writes(place, state, writer, seq, holds, numbers))
     place.meta.truncate(shard_key(state.shard), numbers[0] + 1)
 
 
@@ -96,7 +96,7 @@ def _keys(name: str) -> tuple[str, str, str]:
     return shard_key(name), rollup_key(name), hold_key(name)
 
 
-def shard_writes(  # noqa: PLR0917
+def make_shard_writes(  # noqa: PLR0917
     place: StorageContext,
     state: ShardState,
     writer: Writer,

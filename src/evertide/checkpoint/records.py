@@ -18,7 +18,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from evertide.checkpoint.manifest import number_of
+from evertide.checkpoint.manifest import parse_number
 from evertide.errors import CheckpointDamaged
 from evertide.store.blob import Blob
 from evertide.store.meta import Meta
@@ -26,7 +26,7 @@ from evertide.store.paths import CHECKPOINTS, checkpoint_prefix, restoring_key
 from evertide.store.sealed import unseal
 from evertide.types import SequenceNumber, Time
 
-__all__ = ["Catalog", "CatalogEntry", "RestoreHold", "directories", "read_catalog", "read_holds"]
+__all__ = ["Catalog", "CatalogEntry", "RestoreHold", "list_numbers", "read_catalog", "read_holds"]
 
 
 class CatalogEntry(msgspec.Struct, frozen=True):
@@ -60,18 +60,18 @@ class RestoreHold(msgspec.Struct, frozen=True):
     change: str
 
 
-def read_catalog(blob: Blob, meta: Meta) -> tuple[int, Catalog]:
+def read_catalog(blob: Blob, meta: Meta) -> tuple[SequenceNumber, Catalog]:
     """Return its record number and content. If it is missing although checkpoints exist, raise an error (C4)."""
     path = meta.path(CHECKPOINTS)
     record = meta.head(CHECKPOINTS)
     if record is None:
-        found = directories(entry.key for entry in blob.list(checkpoint_prefix()))
+        found = list_numbers(entry.key for entry in blob.list(checkpoint_prefix()))
         record = meta.head(CHECKPOINTS) if found else None  # a peer may have published its first one meanwhile
         if record is None and found:
             there = ", ".join(blob.path(checkpoint_prefix(number)) for number in found)
             raise CheckpointDamaged(path=path, why=f"the catalog is missing, but these checkpoints exist: {there}")
     if record is None:
-        return 0, Catalog()
+        return SequenceNumber(0), Catalog()
     return record.seqno, unseal(record.data, Catalog, path)
 
 
@@ -83,6 +83,6 @@ def read_holds(meta: Meta) -> dict[str, tuple[SequenceNumber, RestoreHold]]:
     return found
 
 
-def directories(keys: Iterable[str]) -> list[int]:
+def list_numbers(keys: Iterable[str]) -> list[int]:
     """The numbers of the checkpoints that these blobs belong to."""
-    return sorted({number for key in keys if (number := number_of(key)) is not None})
+    return sorted({number for key in keys if (number := parse_number(key)) is not None})

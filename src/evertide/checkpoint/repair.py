@@ -1,10 +1,10 @@
 """`repair`: restore what can be restored, report what is lost, and delete nothing that holds data.
 
-1. The repair works alone (`evertide.checkpoint.exclusive`): if a live process is registered, it is refused.
+1. The repair works alone (`evertide.checkpoint.registration`): if a live process is registered, it is refused.
 2. Damaged records of the activity of processes (leases, writers, heartbeats, health, and so on) are removed. So are
    damaged records of a sink or shape, which then starts again with the whole content.
 3. If Meta is lost, it is restored from the newest checkpoint of which every file is intact, including those of the
-   tables' shards (`evertide.checkpoint.revival`). Later transactions are lost, and reported.
+   tables' shards (`evertide.checkpoint.meta_restore`). Later transactions are lost, and reported.
 4. FORMAT and the record `storage` are written again.
 5. A damaged generation is restored from the definition, a damaged definition from a checkpoint of its generation, a
    damaged journal or `committed` from the shards, as far as possible.
@@ -26,29 +26,29 @@ an interrupted repair is simply repeated. Records of a newer version are never c
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
 
-from evertide.checkpoint.context import StorageContext
-from evertide.checkpoint.exclusive import change, check_exclusive, register_for_repair
+from evertide.checkpoint.context import CollectionKind, ShardCollections, StorageContext
 from evertide.checkpoint.fsck import LOST, Report, check
 from evertide.checkpoint.manifest import Manifest, decode_manifest, manifest_key
+from evertide.checkpoint.meta_restore import is_lost, make_catalog_entry, read_pipeline_file
 from evertide.checkpoint.rebuild import rebuild_shard
-from evertide.checkpoint.records import Catalog, CatalogEntry, directories, read_catalog
-from evertide.checkpoint.revival import entry_of, is_lost, pipeline_of
+from evertide.checkpoint.records import Catalog, CatalogEntry, list_numbers, read_catalog
+from evertide.checkpoint.registration import change, check_exclusive, register_for_repair
 from evertide.checkpoint.rewind import (
-    FOLLOWING,
+    CONSUMERS,
     DeclaredCollections,
     Rewind,
-    forget_before,
-    journal_writes,
-    last_time,
-    mend_producers,
+    delete_before,
+    find_last_time,
+    make_journal_writes,
     read_bound,
+    repair_producers,
 )
-from evertide.checkpoint.verification import OnProgress, check_files, read_manifest, verify_manifest
+from evertide.checkpoint.verification import OnFileRead, check_files, read_manifest, verify_manifest
 from evertide.errors import (
     BlobMissing,
     CheckpointDamaged,
@@ -60,7 +60,7 @@ from evertide.errors import (
 from evertide.journal.log import TimeLog
 from evertide.journal.records import Bound, Committed, Input
 from evertide.store.meta import Write
-from evertide.store.open import FORMAT_VERSION
+from evertide.store.open import FORMAT_TEXT, FORMAT_VERSION
 from evertide.store.paths import (
     CHECKPOINTS,
     COMMITTED,
@@ -80,16 +80,16 @@ from evertide.store.paths import (
 )
 from evertide.store.sealed import check_seal, seal
 from evertide.store.writers import Writer, read_generation
-from evertide.types import Time
+from evertide.types import SequenceNumber, Time
 
 __all__ = ["DeclaredCollections", "RepairReport", "repair"]
 
 logger = logging.getLogger(__name__)
 
-_ROUNDS = 12
-"""More than the number of steps."""
+_STEPS_MAX = 12
+"""More than any repair needs."""
 
-_PASSING = (writer_key(""), beat_key(""), restoring_key(""), replica_key(""), "lease/", LEADER, HEALTH, SOURCES)
+_TRANSIENT = (writer_key(""), beat_key(""), restoring_key(""), replica_key(""), "lease/", LEADER, HEALTH, SOURCES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,16 +103,16 @@ class RepairReport:
 
 
 def repair(
-    place: StorageContext, progress: OnProgress | None = None, declared: DeclaredCollections | None = None
+    place: StorageContext, progress: OnFileRead | None = None, declared: DeclaredCollections | None = None
 ) -> RepairReport:
     """See the header. Without `declared`, views are unknown, and are treated like tables."""
     check_exclusive(place)
-    done = [*_remove_passing(place), *mend_producers(place)]
+    done = [*_remove_transient(place), *repair_producers(place)]
     done += _renew_generation(place, declared)
     with register_for_repair(place) as writer:
         one = _Repair(place, writer, progress, declared)
-        for _ in range(_ROUNDS):
-            sentences = one.round()
+        for _ in range(_STEPS_MAX):
+            sentences = one.run_step()
             for sentence in sentences:
                 logger.warning("repair: %s", sentence)
             done += sentences
@@ -123,16 +123,16 @@ def repair(
     return RepairReport(tuple(done), moved, replace(report, orphans=()))
 
 
-def _remove_passing(place: StorageContext) -> Iterator[str]:
+def _remove_transient(place: StorageContext) -> Iterator[str]:
     """Step 2."""
     for key, record in place.retry_read(lambda: place.meta.heads("")).items():
-        if not key.startswith((*_PASSING, *FOLLOWING)):
+        if not key.startswith((*_TRANSIENT, *CONSUMERS)):
             continue
         try:
             check_seal(record.data, place.meta.path(key))
         except RecordDamaged as error:
             place.commit([Write(key, record.seqno, None)])
-            if key.startswith(FOLLOWING):
+            if key.startswith(CONSUMERS):
                 yield f"removed record {key}, so its sink or shape starts again with the whole content: {error.message}"
             else:
                 yield f"removed record {key}: {error.message}"
@@ -167,13 +167,13 @@ def _move(place: StorageContext, key: str) -> str:
 class _Repair:
     place: StorageContext
     writer: Writer
-    progress: OnProgress | None
+    progress: OnFileRead | None
     declared: DeclaredCollections | None
 
-    def names(self) -> Mapping[str, tuple[str, str]] | None:
+    def names(self) -> ShardCollections | None:
         return None if self.declared is None else self.declared.collections()
 
-    def round(self) -> list[str]:
+    def run_step(self) -> list[str]:
         """Run the first step that has work, and return what it did; empty if no step has work."""
         if is_lost(self.place.meta):
             return self._restore_meta()
@@ -185,7 +185,7 @@ class _Repair:
 
     def _repair_format(self) -> list[str]:
         """Step 4. If Meta has a newer version, FORMAT is not damaged, and nothing is changed."""
-        place, text = self.place, b"%d\n" % FORMAT_VERSION
+        place, text = self.place, FORMAT_TEXT
         sentences = []
         head = place.meta.head(STORAGE)
         if head is not None and head.data != text and head.data[:-1].isdigit() and int(head.data) > FORMAT_VERSION:
@@ -210,13 +210,13 @@ class _Repair:
     def _repair_core(self, report: Report) -> list[str]:
         """Step 5."""
         damaged = report.damaged_records
-        for key, mend in (
+        for key, step in (
             (PIPELINE, self._repair_definition),
             (JOURNAL, self._repair_journal),
             (COMMITTED, self._repair_committed),
         ):
             if key in damaged:
-                return mend() or self._go_back(f"{key}: {damaged[key]}")
+                return step() or self._go_back(f"{key}: {damaged[key]}")
         if GENERATION in damaged:
             return self._go_back(f"{GENERATION}: {damaged[GENERATION]}")
         return []
@@ -225,14 +225,15 @@ class _Repair:
         """Step 6."""
         names = self.names() or {}
         damaged = {**report.damaged_parts, **report.damaged_shards}
-        others = {name: why for name, why in damaged.items() if names.get(name, ("view",))[0] == "view"}
+        tables = {name for name, (kind, _) in names.items() if kind is not CollectionKind.VIEW}
+        others = {name: why for name, why in damaged.items() if name not in tables}
         if others and names and self.declared is not None:
             views = self.declared.recompute(others, self.writer)
             return [f"marked the views {sorted(views)}: the pipeline recomputes them from the tables when it starts"]
         sentences = []
-        upper = self._committed_upper()
+        upper = self._read_committed_upper()
         for name in damaged:
-            manifest = rebuild_shard(self.place, name, self._manifests(), upper, self.writer)
+            manifest = rebuild_shard(self.place, name, self._read_manifests(), upper, self.writer)
             if manifest is not None:
                 kind, collection = names.get(name, ("shard", name))
                 sentences.append(f"restored {kind} {collection!r} from checkpoint {manifest.number} and its log")
@@ -242,7 +243,7 @@ class _Repair:
 
     def _repair_catalog(self) -> list[str]:
         """Step 8."""
-        numbers = self._numbers()
+        numbers = self._list_numbers()
         try:
             seqno, catalog = self.place.retry_read(lambda: read_catalog(self.place.blob, self.place.meta))
         except (CheckpointDamaged, RecordDamaged) as error:
@@ -252,11 +253,11 @@ class _Repair:
     def _restore_meta(self) -> list[str]:
         """Step 3."""
         problems: list[str] = []
-        numbers = self._numbers()
+        numbers = self._list_numbers()
         for number in reversed(numbers):
             manifest = self._find_intact(number, problems, shards=True)
             if manifest is not None:
-                return [*problems, Rewind(self.place, self.writer, self.declared).revive(manifest)]
+                return [*problems, Rewind(self.place, self.writer, self.declared).restore(manifest)]
         why = f"Meta is lost, and none of {len(numbers)} checkpoints is intact"
         raise CheckpointDamaged(path=self.place.blob.path(checkpoint_prefix()), why=why, files="; ".join(problems))
 
@@ -267,29 +268,29 @@ class _Repair:
         be lost, or would have to be read again from a source, which may no longer have it.
         """
         place, problems = self.place, list[str]()
-        manifests = (self._find_intact(number, problems, shards=True) for number in reversed(self._numbers()))
+        manifests = (self._find_intact(number, problems, shards=True) for number in reversed(self._list_numbers()))
         manifest = next((one for one in manifests if one is not None), None)
         rewind = Rewind(place, self.writer, self.declared)
-        left = rewind.journal_from(manifest) if manifest is not None else None
+        left = rewind.read_remaining_journal(manifest) if manifest is not None else None
         if manifest is None or (must_be_lossless and (left is None or not left.is_stored)):
             return []
-        return [*problems, *rewind.to(manifest, reason)]
+        return [*problems, *rewind.go_back(manifest, reason)]
 
     def _repair_definition(self) -> list[str]:
         """Restore the definition from a checkpoint of the same generation."""
         place = self.place
         generation = read_generation(place.meta)
-        for manifest in self._manifests() if generation else ():
+        for manifest in self._read_manifests() if generation else ():
             if generation and manifest.generation == generation.number:
                 head = place.meta.head(PIPELINE)
-                write = Write(PIPELINE, head.seqno if head else 0, pipeline_of(place, manifest))
+                write = Write(PIPELINE, head.seqno if head else 0, read_pipeline_file(place, manifest))
                 change(place, self.writer, [write])
                 return [f"restored the definition from checkpoint {manifest.number}"]
         return []
 
     def _repair_committed(self) -> list[str]:
         """Restore `committed` at the upper of the members. Counts and digests are lost: no replay is possible."""
-        upper = self._member_upper()
+        upper = self._read_member_upper()
         if upper is None:
             return []
         sentences = self._forget_checkpoints(upper, "the outcomes of transactions are lost")
@@ -301,7 +302,7 @@ class _Repair:
 
     def _repair_journal(self) -> list[str]:
         """Rebuild the journal without its damaged records, if the positions of the sources are known."""
-        place, upper = self.place, self._member_upper()
+        place, upper = self.place, self._read_member_upper()
         if upper is None:
             return []
         records = place.retry_read(lambda: place.meta.scan(JOURNAL))
@@ -314,12 +315,12 @@ class _Repair:
         while (following := found.get(Time(kept[-1].time + 1))) is not None:
             kept.append(following)
         sentences = self._forget_checkpoints(upper, "the journal lacks the transactions after the others")
-        mend_producers(place, kept[-1].time)
-        writes = journal_writes(place, kept)
+        repair_producers(place, kept[-1].time)
+        writes = make_journal_writes(place, kept)
         change(place, self.writer, writes)
-        forget_before(place, writes)
+        delete_before(place, writes)
         sentences.append(f"rebuilt the journal from transaction {upper - 1} on")
-        last = last_time(records, left)
+        last = find_last_time(records, left)
         if records and not left:
             sentences.append("no record of the journal was readable: input that was bound and not committed is lost")
         elif last > kept[-1].time:
@@ -336,7 +337,7 @@ class _Repair:
             generation = following.generation
             positions = {source: given.before for source, given in following.inputs.items()}
         else:
-            manifest = next((one for one in self._manifests() if one.time == upper), None)
+            manifest = next((one for one in self._read_manifests() if one.time == upper), None)
             if manifest is None:
                 return None
             generation, positions = manifest.generation, manifest.positions
@@ -356,7 +357,7 @@ class _Repair:
         self._commit(seqno, Catalog(kept, {}, catalog.last, self.place.runtime.new_id()))
         return [f"the catalog now has {_describe(kept)}, because {why}"]
 
-    def _member_upper(self) -> int | None:
+    def _read_member_upper(self) -> int | None:
         """The upper of all member shards; None if they differ or cannot be read."""
         place = self.place
         try:
@@ -367,19 +368,19 @@ class _Repair:
             return None
         return uppers.pop() if len(uppers) == 1 else None
 
-    def _committed_upper(self) -> int | None:
+    def _read_committed_upper(self) -> int | None:
         place = self.place
         try:
             return TimeLog(COMMITTED, Committed, place.meta, place.runtime, place.settings).upper()
         except EvertideError:
             return None
 
-    def _numbers(self) -> list[int]:
-        return directories(entry.key for entry in self.place.blob.list(checkpoint_prefix()))
+    def _list_numbers(self) -> list[int]:
+        return list_numbers(entry.key for entry in self.place.blob.list(checkpoint_prefix()))
 
-    def _manifests(self) -> Iterator[Manifest]:
+    def _read_manifests(self) -> Iterator[Manifest]:
         """Yield the manifests that are intact, with their own files, newest first."""
-        for number in reversed(self._numbers()):
+        for number in reversed(self._list_numbers()):
             manifest = self._read_manifest(number, [])
             if manifest is not None and not check_files(self.place, manifest.own_files):
                 yield manifest
@@ -391,13 +392,13 @@ class _Repair:
         for number in numbers:
             manifest = self._find_intact(number, problems)
             if manifest is not None and self._can_be_replayed(manifest, problems):
-                entries.append(entry_of(self.place, manifest))
+                entries.append(make_catalog_entry(self.place, manifest))
         record = self.place.retry_read(lambda: self.place.meta.head(CHECKPOINTS))
         catalog = Catalog(tuple(entries), {}, max(numbers, default=0), self.place.runtime.new_id())
-        self._commit(record.seqno if record else 0, catalog)
+        self._commit(record.seqno if record else SequenceNumber(0), catalog)
         return [*problems, f"rebuilt the catalog, with {_describe(entries)}; it was not usable: {error.message}"]
 
-    def _remove_damaged(self, seqno: int, catalog: Catalog) -> list[str]:
+    def _remove_damaged(self, seqno: SequenceNumber, catalog: Catalog) -> list[str]:
         """Step 8, for damaged checkpoints."""
         problems: list[str] = []
         kept = tuple(entry for entry in catalog.entries if self._is_sound(entry, problems))
@@ -407,7 +408,7 @@ class _Repair:
         self._commit(seqno, Catalog(kept, {}, last, self.place.runtime.new_id()))
         return [*problems, f"the catalog now has {_describe(kept)}"]
 
-    def _commit(self, seqno: int, catalog: Catalog) -> None:
+    def _commit(self, seqno: SequenceNumber, catalog: Catalog) -> None:
         change(self.place, self.writer, [Write(CHECKPOINTS, seqno, seal(catalog))])
 
     def _read_manifest(self, number: int, problems: list[str]) -> Manifest | None:
@@ -417,9 +418,8 @@ class _Repair:
                 self.place.retry_read(lambda: self.place.blob.get(key)), self.place.blob.path(key)
             )
             if manifest.number != number:
-                raise RecordDamaged(
-                    path=self.place.blob.path(key), why=f"the file is the manifest of checkpoint {manifest.number}"
-                )
+                why = f"the file is the manifest of checkpoint {manifest.number}"
+                raise RecordDamaged(path=self.place.blob.path(key), why=why)
         except (Damaged, UnsupportedFormat) as error:
             problems.append(f"checkpoint {number} is not used: {error.message}")
             return None
@@ -442,10 +442,13 @@ class _Repair:
 
     def _without_views(self, manifest: Manifest) -> Manifest:
         try:
-            names = self.declared.collections(pipeline_of(self.place, manifest)) if self.declared is not None else {}
+            names = (
+                self.declared.collections(read_pipeline_file(self.place, manifest)) if self.declared is not None else {}
+            )
         except Damaged:
             return manifest  # verify_manifest reports it
-        shards = {name: files for name, files in manifest.shards.items() if names.get(name, ("",))[0] != "view"}
+        views = {name for name, (kind, _) in names.items() if kind is CollectionKind.VIEW}
+        shards = {name: files for name, files in manifest.shards.items() if name not in views}
         return msgspec.structs.replace(manifest, shards=shards)
 
     def _is_sound(self, entry: CatalogEntry, problems: list[str]) -> bool:

@@ -3,8 +3,8 @@
 1. All records of Meta are copied to a file below `lost+found/`, and removed in one commit, except the journal, its
    producers and, if the journal is complete, the records of sinks and shapes of shards that the checkpoint has. From
    now on the storage cannot be opened, because Meta is lost. So an interrupted repair is simply repeated.
-2. Meta is restored from the checkpoint (`evertide.checkpoint.revival`). The transactions in the remaining journal are
-   then bound and not committed: the pipeline completes them from their input when it starts.
+2. Meta is restored from the checkpoint (`evertide.checkpoint.meta_restore`). The transactions in the remaining journal
+   are then bound and not committed: the pipeline completes them from their input when it starts.
 3. After a loss, the transaction numbers that sinks and shapes have would mean other transactions, so they start again.
 """
 
@@ -17,18 +17,18 @@ from typing import Protocol
 
 import msgspec
 
-from evertide.checkpoint.context import StorageContext
-from evertide.checkpoint.exclusive import change
+from evertide.checkpoint.context import ShardCollections, StorageContext
 from evertide.checkpoint.fsck import LOST
 from evertide.checkpoint.manifest import Manifest, StateFile
-from evertide.checkpoint.rebuild import last_holds
-from evertide.checkpoint.records import directories
-from evertide.checkpoint.revival import Retained, pipeline_of, restore_meta
+from evertide.checkpoint.meta_restore import RetainedMeta, read_pipeline_file, restore_meta
+from evertide.checkpoint.rebuild import read_last_holds
+from evertide.checkpoint.records import list_numbers
+from evertide.checkpoint.registration import change
 from evertide.checkpoint.verification import check_files
 from evertide.errors import EvertideError, RecordDamaged
 from evertide.journal.producers import Producer
 from evertide.journal.records import Bound, Staged
-from evertide.journal.staging import staged_of
+from evertide.journal.staging import list_staged
 from evertide.store.meta import Record, Write
 from evertide.store.paths import (
     JOURNAL,
@@ -45,25 +45,25 @@ from evertide.store.writers import Writer
 from evertide.types import Generation, Time
 
 __all__ = [
-    "FOLLOWING",
+    "CONSUMERS",
     "DeclaredCollections",
     "RemainingJournal",
     "Rewind",
-    "forget_before",
-    "journal_writes",
-    "last_time",
-    "mend_producers",
+    "delete_before",
+    "find_last_time",
+    "make_journal_writes",
     "read_bound",
+    "repair_producers",
 ]
 
-FOLLOWING = (sink_key(""), shape_prefix(), SHAPES)
+CONSUMERS = (sink_key(""), shape_prefix(), SHAPES)
 """The records of sinks and shapes, which follow collections by transaction numbers."""
 
 
 class DeclaredCollections(Protocol):
     """The collections that the pipeline declares, by shard (`evertide.pipeline.recovery.damaged_views`)."""
 
-    def collections(self, record: bytes | None = None) -> Mapping[str, tuple[str, str]]: ...
+    def collections(self, record: bytes | None = None) -> ShardCollections: ...
 
     def renumber(self, record: bytes, generation: Generation) -> bytes: ...
 
@@ -93,14 +93,14 @@ class Rewind:
     writer: Writer
     declared: DeclaredCollections | None
 
-    def to(self, manifest: Manifest, reason: str) -> list[str]:
+    def go_back(self, manifest: Manifest, reason: str) -> list[str]:
         """Go back to a checkpoint; return sentences on what was done."""
-        place, left = self.place, self.journal_from(manifest)
+        place, left = self.place, self.read_remaining_journal(manifest)
         heads = place.retry_read(lambda: place.meta.heads(""))
         copied = f"{LOST}meta-{place.runtime.new_id()}.msgpack"
         place.put(copied, msgspec.msgpack.encode({key: _records(place, key) for key in heads}))
         stays = {writer_key(self.writer.id), beat_key(self.writer.id)}
-        holds = {name: last_holds(place, name, 0) for name in manifest.members}
+        holds = {name: read_last_holds(place, name, 0) for name in manifest.members}
         if left is not None:
             stays |= {JOURNAL, *(key for key in heads if key.startswith(producer_key("")))}
             if left.is_complete:
@@ -108,26 +108,26 @@ class Rewind:
         change(place, self.writer, [Write(key, head.seqno, None) for key, head in heads.items() if key not in stays])
         self.writer.adopt_generation()
         sentence = f"copied the records of Meta to {copied}, because of: {reason}"
-        return [sentence, self.revive(manifest, holds)]
+        return [sentence, self.restore(manifest, holds)]
 
-    def revive(self, manifest: Manifest, holds: Mapping[str, Mapping[str, int]] | None = None) -> str:
+    def restore(self, manifest: Manifest, holds: Mapping[str, Mapping[str, int]] | None = None) -> str:
         """Restore Meta from a checkpoint, with the journal as far as it is intact."""
         place = self.place
-        last = max(directories(entry.key for entry in place.blob.list(checkpoint_prefix())))
-        left = self.journal_from(manifest)
+        last = max(list_numbers(entry.key for entry in place.blob.list(checkpoint_prefix())))
+        left = self.read_remaining_journal(manifest)
         if left is None or self.declared is None:
-            self._remove([JOURNAL, *(key for key in place.meta.heads("") if key.startswith(FOLLOWING))])
+            self._remove([JOURNAL, *(key for key in place.meta.heads("") if key.startswith(CONSUMERS))])
             entry = restore_meta(place, manifest, self.writer, last=last)
             sentence = f"restored Meta, which was lost, from checkpoint {entry.number}"
             return f"{sentence}; {_describe_loss(entry.time)}"
         if not left.is_complete:
-            mend_producers(place, left.records[-1].time)
-        writes = [] if left.is_complete else journal_writes(place, left.records)
+            repair_producers(place, left.records[-1].time)
+        writes = [] if left.is_complete else make_journal_writes(place, left.records)
         generation = max([manifest.generation, *(one.generation for one in left.records)])
-        pipeline = self.declared.renumber(pipeline_of(place, manifest), generation)
-        kept = Retained(generation, pipeline, holds if holds and left.is_complete else {}, tuple(writes))
+        pipeline = self.declared.renumber(read_pipeline_file(place, manifest), generation)
+        kept = RetainedMeta(generation, pipeline, holds if holds and left.is_complete else {}, tuple(writes))
         entry = restore_meta(place, manifest, self.writer, last=last, kept=kept)
-        forget_before(place, writes)
+        delete_before(place, writes)
         reached = left.records[-1].time
         sentence = f"restored Meta from checkpoint {entry.number}"
         if reached >= entry.time:
@@ -142,7 +142,7 @@ class Rewind:
             if head is not None:
                 change(self.place, self.writer, [Write(key, head.seqno, None)])
 
-    def journal_from(self, manifest: Manifest) -> RemainingJournal | None:
+    def read_remaining_journal(self, manifest: Manifest) -> RemainingJournal | None:
         """The records from the one before the checkpoint on, as far as they and the files that they name are intact.
 
         None if no replay can continue from the checkpoint.
@@ -154,12 +154,12 @@ class Rewind:
         found: list[Bound] = []
         for time in count(manifest.time - 1):
             bound = known.get(Time(time))
-            if bound is None or (found and check_files(place, _staged_files(bound))):
+            if bound is None or (found and check_files(place, _list_staged_files(bound))):
                 break
             found.append(bound)
         if not found or not manifest.positions.keys() <= found[0].inputs.keys():
             return None
-        return RemainingJournal(tuple(found), is_complete=found[-1].time == last_time(records, left))
+        return RemainingJournal(tuple(found), is_complete=found[-1].time == find_last_time(records, left))
 
 
 def _describe_loss(time: int) -> str:
@@ -167,7 +167,7 @@ def _describe_loss(time: int) -> str:
     return f"{lost}; sources that can be read again continue from their positions at that time"
 
 
-class _Follower(msgspec.Struct, frozen=True):
+class _ConsumerRecord(msgspec.Struct, frozen=True):
     """The fields that the records of sinks and shapes have in common, as far as needed here."""
 
     shard: str
@@ -177,13 +177,13 @@ class _Follower(msgspec.Struct, frozen=True):
 def _is_kept(key: str, data: bytes, members: Sequence[str]) -> bool:
     if key == SHAPES:
         return True
-    if not key.startswith(FOLLOWING):
+    if not key.startswith(CONSUMERS):
         return False
-    follower = unseal(data, _Follower, key)
+    follower = unseal(data, _ConsumerRecord, key)
     return {follower.shard, follower.moving_to} - {""} <= set(members)
 
 
-def mend_producers(place: StorageContext, last: int | None = None) -> list[str]:
+def repair_producers(place: StorageContext, last: int | None = None) -> list[str]:
     """Restore the records of producers from the journal: damaged and missing ones, and those of times after `last`.
 
     A producer that the journal does not name is forgotten: a push that it repeats counts as new.
@@ -214,24 +214,24 @@ def mend_producers(place: StorageContext, last: int | None = None) -> list[str]:
     return sentences
 
 
-def journal_writes(place: StorageContext, kept: Sequence[Bound]) -> list[Write]:
+def make_journal_writes(place: StorageContext, kept: Sequence[Bound]) -> list[Write]:
     """The writes that append `kept` after the present records; `kept` becomes the whole journal.
 
-    Afterwards `forget_before` deletes the earlier records. Until then the journal is damaged as before, so a repair
+    Afterwards `delete_before` deletes the earlier records. Until then the journal is damaged as before, so a repair
     that was interrupted finds all records again.
     """
     head = place.retry_read(lambda: place.meta.head(JOURNAL))
     return [Write(JOURNAL, number, seal(bound)) for number, bound in enumerate(kept, head.seqno if head else 0)]
 
 
-def forget_before(place: StorageContext, writes: Sequence[Write]) -> None:
-    """Delete the records of the journal before those of `journal_writes`."""
+def delete_before(place: StorageContext, writes: Sequence[Write]) -> None:
+    """Delete the records of the journal before those of `make_journal_writes`."""
     if writes:
         first = writes[0].expected + 1
         place.retry_read(lambda: place.meta.truncate(JOURNAL, first))
 
 
-def last_time(records: Sequence[Record], left: Sequence[tuple[Record, Bound]]) -> int:
+def find_last_time(records: Sequence[Record], left: Sequence[tuple[Record, Bound]]) -> int:
     """The last transaction in the journal. `left` has the readable records; times of others are inferred."""
     times = {record.seqno: bound.time for record, bound in left}
     time = last = -1
@@ -241,8 +241,8 @@ def last_time(records: Sequence[Record], left: Sequence[tuple[Record, Bound]]) -
     return last
 
 
-def _staged_files(bound: Bound) -> list[StateFile]:
-    return [StateFile(one.key, one.bytes, one.checksum) for one in staged_of(bound)]
+def _list_staged_files(bound: Bound) -> list[StateFile]:
+    return [StateFile(one.key, one.bytes, one.checksum) for one in list_staged(bound)]
 
 
 def _records(place: StorageContext, key: str) -> list[tuple[int, bytes]]:

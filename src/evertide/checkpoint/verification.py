@@ -20,7 +20,7 @@ from evertide.checkpoint.records import CatalogEntry
 from evertide.errors import BlobDamaged, BlobMissing, CheckpointDamaged, Damaged, RecordDamaged, UnsupportedFormat
 from evertide.store.blob import Blob
 
-__all__ = ["OnProgress", "Progress", "check_files", "read_file", "read_manifest", "verify_manifest"]
+__all__ = ["OnFileRead", "Progress", "check_files", "read_file", "read_manifest", "verify_manifest"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Progress:
     bytes_all: int
 
 
-OnProgress: TypeAlias = Callable[[Progress], None]
+OnFileRead: TypeAlias = Callable[[Progress], None]
 """Called after each file, from several threads, one at a time."""
 
 
@@ -49,10 +49,10 @@ def read_file(place: StorageContext, file: StateFile) -> bytes:
     return content
 
 
-def check_files(place: StorageContext, files: Iterable[StateFile], progress: OnProgress | None = None) -> list[Damaged]:
+def check_files(place: StorageContext, files: Iterable[StateFile], progress: OnFileRead | None = None) -> list[Damaged]:
     """Read all files, each once; return the errors in the order given."""
     wanted = list(dict.fromkeys(files))
-    done = _Count(len(wanted), sum(file.bytes for file in wanted), progress)
+    done = _ProgressCounter(len(wanted), sum(file.bytes for file in wanted), progress)
 
     def check(file: StateFile) -> Damaged | None:
         try:
@@ -75,35 +75,33 @@ def read_manifest(blob: Blob, entry: CatalogEntry) -> Manifest:
         try:
             decode_manifest(content, path)
         except UnsupportedFormat as error:  # the catalog has the published digest: another version is damage
-            raise RecordDamaged(
-                path=path, why=f"the manifest has version {error.found}, but another one was published"
-            ) from error
-        raise RecordDamaged(
-            path=path, why=f"the file is not the manifest that was published as checkpoint {entry.number}"
-        )
+            why = f"the manifest has version {error.found}, but another one was published"
+            raise RecordDamaged(path=path, why=why) from error
+        why = f"the file is not the manifest that was published as checkpoint {entry.number}"
+        raise RecordDamaged(path=path, why=why)
     return decode_manifest(content, path)
 
 
 def verify_manifest(
-    place: StorageContext, manifest: Manifest, progress: OnProgress | None = None, *, shards: bool = False
+    place: StorageContext, manifest: Manifest, progress: OnFileRead | None = None, *, shards: bool = False
 ) -> None:
     """Read the files of a manifest, with `shards` also those of the shards; one error names all damaged files."""
     files = (*manifest.files, *manifest.shard_files) if shards else manifest.files
     found = check_files(place, files, progress)
     if found:
-        listed = "; ".join(f"{error.path} ({_briefly(error)})" for error in found)
+        listed = "; ".join(f"{error.path} ({_describe_damage(error)})" for error in found)
         why = f"{len(found)} files of {len(set(files))} are missing or damaged"
         raise CheckpointDamaged(path=place.blob.path(manifest_key(manifest.number)), why=why, files=listed)
 
 
-def _briefly(error: Damaged) -> str:
+def _describe_damage(error: Damaged) -> str:
     if isinstance(error, BlobDamaged):
         return f"damaged: {error.why}, expected {error.expected}, found {error.found}"
     return "missing"
 
 
-class _Count:
-    def __init__(self, files: int, size: int, progress: OnProgress | None) -> None:
+class _ProgressCounter:
+    def __init__(self, files: int, size: int, progress: OnFileRead | None) -> None:
         self._lock = threading.Lock()
         self._now = Progress(0, files, 0, size)
         self._progress = progress

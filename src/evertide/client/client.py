@@ -32,7 +32,7 @@ from evertide.client.transaction import RemoteTransaction
 from evertide.errors import InvalidInput
 from evertide.json_values import to_json_value
 from evertide.media import ARROW, EVENTS, FORMATS, JSON, STALE_HEADER, TIME_HEADER
-from evertide.pipeline.reading.query import Answer, Chosen
+from evertide.pipeline.reading.query import Answer, EngineChoice
 from evertide.rows.changes import DIFF, TIME
 from evertide.rows.utf8 import is_valid_utf8
 from evertide.sinks.json_rows import format_durations
@@ -170,7 +170,7 @@ class Client:
         sql: str,
         *,
         as_of: int | None = None,
-        engine: Chosen | str = Chosen.auto,
+        engine: EngineChoice | str = EngineChoice.auto,
         limit: int | None = None,
         parameters: Sequence[Any] = (),
     ) -> Answer:
@@ -185,7 +185,7 @@ class Client:
                 int(facts["time"]),
                 read_table(response),
                 facts["is_truncated"] == "true",
-                Chosen(facts["engine"]),
+                EngineChoice(facts["engine"]),
                 float(facts["took_ms"]),
                 tuple(filter(None, response.headers.get(STALE_HEADER, "").split("; "))),
             )

@@ -22,7 +22,7 @@ import pyarrow as pa
 from evertide.datasource.condition import Condition, may_hold, parse_conditions
 from evertide.datasource.request import Request, resolve_names
 from evertide.errors import InvalidInput
-from evertide.pipeline.reading.reader import Reader
+from evertide.pipeline.reading.reader import StorageReader
 from evertide.rows.changes import DIFF, TIME, make_changes_schema
 from evertide.shard.lease import end_lease, renew_lease
 from evertide.shard.parts.split import Group, split, split_by_time
@@ -73,7 +73,7 @@ def select_columns(request: Request, pinned: Pin) -> pa.Schema:
 
 
 def pin_time(request: Request) -> Pin:
-    with Reader.open(request.storage, request.meta, settings=request.settings) as reader:
+    with StorageReader.open(request.storage, request.meta, settings=request.settings) as reader:
         view = reader.collections.view(request.collection)
         shard = reader.collections.members().open_collection(view.name)
         time = Time(view.time if request.as_of is None else view.as_of(request.as_of).time)
@@ -92,7 +92,7 @@ def plan_tasks(request: Request, pinned: Pin) -> list[ReadTask]:
     columns = tuple(name for name in select_columns(request, pinned).names if name not in (TIME, DIFF))
     conditions = parse_conditions(request.where, pinned.arrow)
     window = _make_window(request, pinned.time)
-    with Reader.open(request.storage, request.meta, settings=request.settings) as reader:
+    with StorageReader.open(request.storage, request.meta, settings=request.settings) as reader:
         shard = reader.shards.open(pinned.shard)
         now_s = reader.runtime.wall_s()
         with _hold_lease(reader, shard, pinned, window) as lease:
@@ -110,7 +110,7 @@ def _make_window(request: Request, time: Time) -> TimeWindow:
 
 
 @contextmanager
-def _hold_lease(reader: Reader, shard: Shard, pinned: Pin, window: TimeWindow) -> Iterator[str]:
+def _hold_lease(reader: StorageReader, shard: Shard, pinned: Pin, window: TimeWindow) -> Iterator[str]:
     """Take the lease for the read, and check it against since. If the block fails, release it."""
     if window.upper <= window.lower:
         yield ""

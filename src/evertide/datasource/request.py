@@ -42,8 +42,8 @@ class Request:
         if path and collection and path != collection:
             raise options.refusal("collection", f"is {collection!r}, but the argument of load() is {path!r}")
         request = cls(
-            storage=_make_absolute(options.required("storage", "./shop.evertide")),
-            collection=path or options.required("collection", "revenue"),
+            storage=_make_absolute(options.require("storage", "./shop.evertide")),
+            collection=path or options.require("collection", "revenue"),
             meta=options.text("meta") or None,
             as_of=options.integer("as_of", 0) if options.text("as_of") else None,
             changes_after=options.integer("changes_after", 0, least=-1) if options.text("changes_after") else None,

@@ -25,7 +25,6 @@ __all__ = [
 ]
 
 
-@dataclass(eq=False, repr=False)
 class ScratchUnavailable(Unavailable):
     """`path` is the directory of temporary files. No row is the cause, so no view fails."""
 
@@ -35,7 +34,6 @@ class ScratchUnavailable(Unavailable):
     remedy = "Free some space there, or set TMPDIR to another directory; Evertide retries."
 
 
-@dataclass(eq=False, repr=False)
 class SystemRefused(Unavailable):
     """`path` names the transaction. No row is the cause, so no view fails."""
 
@@ -45,7 +43,6 @@ class SystemRefused(Unavailable):
     remedy = "Evertide retries; if it lasts, check open files, memory and disks. The log has the call."
 
 
-@dataclass(eq=False, repr=False)
 class SparkAway(Unavailable):
     """`path` is Spark's master. No row is the cause, so no view fails."""
 
@@ -55,7 +52,6 @@ class SparkAway(Unavailable):
     remedy = "Evertide retries; if it lasts, check the memory and the logs of the executors."
 
 
-@dataclass(eq=False, repr=False)
 class Recomputing(Unavailable):
     """`path` names the views. A follower does not continue without their state."""
 
@@ -67,7 +63,6 @@ class Recomputing(Unavailable):
     )
 
 
-@dataclass(eq=False, repr=False)
 class QueryEnded(Unavailable):
     """`path` is the engine. Queries run in processes of their own, so nothing else is affected."""
 
@@ -90,7 +85,6 @@ class SourceFailed(EvertideError):
     why: str
 
 
-@dataclass(eq=False, repr=False)
 class SourceAway(SourceFailed):
     """The connection was cut, or the source's server is restarting."""
 
@@ -100,7 +94,6 @@ class SourceAway(SourceFailed):
     remedy = "Evertide reconnects and continues where it stopped; if it lasts, check the source's server."
 
 
-@dataclass(eq=False, repr=False)
 class SourceChanged(SourceFailed):
     """Input that was bound can no longer be read as it was."""
 
@@ -182,7 +175,6 @@ class ViewFailed(EvertideError):
         return f"{names}{super().message}"
 
 
-@dataclass(eq=False, repr=False)
 class StateDiverged(ViewFailed):
     """I8, X7: no row is the cause. `time` is the transaction that showed it."""
 

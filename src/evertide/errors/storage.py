@@ -80,7 +80,6 @@ class Fenced(EvertideError):
     why: str
 
 
-@dataclass(eq=False, repr=False)
 class GenerationMoved(Fenced):
     """A replica of the same pipeline adopts the new generation and continues; another writer is fenced."""
 
@@ -92,7 +91,7 @@ class GenerationMoved(Fenced):
 
 @dataclass(eq=False, repr=False)
 class LeaseLost(EvertideError):
-    """I6: told apart from a missing file, because the remedy differs."""
+    """I6: an error of its own, not that of a missing file, because the remedy differs."""
 
     error_code = "lease_lost"
     exit_code = 5
@@ -121,7 +120,6 @@ class Unavailable(EvertideError):
     why: str
 
 
-@dataclass(eq=False, repr=False)
 class StorageFull(Unavailable):
     error_code = "storage_full"
     summary = "Storage is full, and nothing was written"
@@ -129,7 +127,6 @@ class StorageFull(Unavailable):
     remedy = "Free some space; nothing that was acknowledged is lost."
 
 
-@dataclass(eq=False, repr=False)
 class StorageForbidden(Unavailable):
     error_code = "storage_forbidden"
     summary = "Storage refuses access"
@@ -164,7 +161,6 @@ class Damaged(EvertideError):
     why: str
 
 
-@dataclass(eq=False, repr=False)
 class BlobMissing(Damaged):
     error_code = "blob_missing"
     summary = "A blob is missing"
@@ -185,7 +181,6 @@ class BlobDamaged(Damaged):
         return f"{super().message} (expected {self.expected}, found {self.found})" if self.expected else super().message
 
 
-@dataclass(eq=False, repr=False)
 class RecordDamaged(Damaged):
     error_code = "record_damaged"
     summary = "A record is damaged"
@@ -208,7 +203,6 @@ class CheckpointDamaged(Damaged):
         return f"{super().message}: {self.files}" if self.files else super().message
 
 
-@dataclass(eq=False, repr=False)
 class ArchiveDamaged(Damaged):
     """`path` names the archive and, where one is wrong, its file."""
 

@@ -30,14 +30,12 @@ def check_inputs(
         why = f"transaction {last.time} has generation {last.generation}; this writer knows only {generation}"
         raise GenerationMoved(writer=writer, why=why)
     if generation == last.generation and inputs.keys() != last.inputs.keys():
-        why = f"transaction {last.time} of generation {generation} has the sources {sorted(last.inputs)}; the input to "
-        raise Unexpected(where="Journal.bind", why=f"{why}bind has {sorted(inputs)}")
+        why = f"the input has the sources {sorted(inputs)}, but generation {generation} has {sorted(last.inputs)}"
+        raise Unexpected(where="Journal.bind", why=why)
     for source, given in inputs.items():
         known = last.inputs.get(source)
         if known is not None and given.before != known.after:
-            why = (
-                f"the source is at {known.after} after transaction {last.time}, but the input starts at {given.before}"
-            )
+            why = f"transaction {last.time} ends at {known.after}, but the input starts at {given.before}"
             raise Conflict(where=f"{path}, source {source!r}", why=why)
 
 

@@ -4,8 +4,8 @@
 
 1. The writer writes its heartbeat, which shows that it is not fenced (I16).
 2. It reads the records, and lists the blobs that only records below the time name.
-3. It truncates the records, except the newest of each key. The last `_NAMED_KEPT` outcomes with upstream transaction
-   ids stay longer, because clients may be waiting for one of those ids.
+3. It truncates the records, except the newest of each key. The last `_XID_OUTCOMES_KEPT` outcomes with upstream
+   transaction ids stay longer, because clients may be waiting for one of those ids.
 4. The writer writes its heartbeat again. Meta keeps commits in order, so the truncation is now durable. Without this
    step, a power cut could restore a record whose blobs are gone.
 5. It deletes the blobs. If it crashes before, they are orphans, and `drop_unbound` deletes them.
@@ -27,9 +27,9 @@ from dataclasses import dataclass
 import msgspec
 
 from evertide.errors import StorageFull, Unexpected
-from evertide.journal.log import Numbered, TimeLog
+from evertide.journal.log import NumberedRecord, TimeLog
 from evertide.journal.records import Bound, Committed
-from evertide.journal.staging import source_of, staged_of
+from evertide.journal.staging import list_staged, parse_source
 from evertide.store.blob import Blob
 from evertide.store.paths import Name, staged_prefix
 from evertide.store.retry import retry_read
@@ -39,14 +39,14 @@ __all__ = ["drop_unbound", "truncate"]
 
 logger = logging.getLogger(__name__)
 
-_NAMED_KEPT = 1_000
+_XID_OUTCOMES_KEPT = 1_000
 
 
 @dataclass(frozen=True, slots=True)
 class _Evidence:
     staged: tuple[str, ...]
     settled: dict[str, int]
-    records: list[Numbered[Bound]]
+    records: list[NumberedRecord[Bound]]
 
 
 def truncate(blob: Blob, bound: TimeLog[Bound], committed: TimeLog[Committed], below: int, writer: Writer) -> list[str]:
@@ -57,10 +57,10 @@ def truncate(blob: Blob, bound: TimeLog[Bound], committed: TimeLog[Committed], b
     writer.beat()
     records, outcomes = bound.read_all(), committed.read_all()
     old = [record for record in records[:-1] if record.value.time < below]
-    kept = _named_keys(records[len(old) :])
-    keys = [fragment.key for record in old for fragment in staged_of(record.value) if fragment.key not in kept]
+    kept = _collect_named_keys(records[len(old) :])
+    keys = [fragment.key for record in old for fragment in list_staged(record.value) if fragment.key not in kept]
     named = any(not isinstance(outcome.value.xids, msgspec.UnsetType) for outcome in outcomes[-1:])
-    done = [outcome for outcome in outcomes[: -_NAMED_KEPT if named else -1] if outcome.value.time < below]
+    done = [outcome for outcome in outcomes[: -_XID_OUTCOMES_KEPT if named else -1] if outcome.value.time < below]
     if done:
         committed.meta.truncate(committed.key, done[-1].number + 1)
     if old:
@@ -82,13 +82,13 @@ def drop_unbound(blob: Blob, bound: TimeLog[Bound], writer: Writer) -> list[str]
         writer.beat()  # publishes our own settled number, and shows that we are not fenced
         end_silent_writers(bound.meta, runtime=bound.runtime, settings=bound.settings, own_writer=writer)
     proof = retry_read(lambda: _read_evidence(blob, bound), bound.runtime, bound.settings)
-    named = _named_keys(proof.records)
+    named = _collect_named_keys(proof.records)
     orphans = [key for key in proof.staged if key not in named and _will_not_be_named(key, proof)]
     if orphans:
         writer.beat()
     for key in orphans:
         blob.delete(key)
-    for source, count in sorted(Counter(map(source_of, orphans)).items()):
+    for source, count in sorted(Counter(map(parse_source, orphans)).items()):
         logger.warning("deleted %d staged fragments of source %s that no transaction names", count, source)
     return orphans
 
@@ -101,8 +101,8 @@ def _read_evidence(blob: Blob, bound: TimeLog[Bound]) -> _Evidence:
     return _Evidence(staged, floors, bound.read_all())
 
 
-def _named_keys(records: Iterable[Numbered[Bound]]) -> set[str]:
-    return {fragment.key for record in records for fragment in staged_of(record.value)}
+def _collect_named_keys(records: Iterable[NumberedRecord[Bound]]) -> set[str]:
+    return {fragment.key for record in records for fragment in list_staged(record.value)}
 
 
 def _will_not_be_named(key: str, proof: _Evidence) -> bool:

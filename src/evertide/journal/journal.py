@@ -8,7 +8,7 @@ A transaction t takes these steps. Each is durable before the next one refers to
 1. `stage` stores rows that their source cannot send again as blobs. Staged rows are not bound.
 2. `bind` writes the complete record of t = upper by compare-and-set. If a peer is first, t is the peer's transaction,
    and `bind` returns the peer's record; the caller offers its input again for t + 1.
-3. One commit appends t to all shards and includes `commit_write`.
+3. One commit appends t to all shards and includes `make_commit_write`.
 4. `truncate` deletes the record once no process can need it for a replay.
 
 A process has one journal and shares it between threads.
@@ -28,7 +28,7 @@ from evertide.journal.binding import check_inputs
 from evertide.journal.log import TimeLog
 from evertide.journal.producers import Producers, add_before
 from evertide.journal.records import Bound, Committed, Input, Staged
-from evertide.journal.staging import Staging, settle_named, staged_of
+from evertide.journal.staging import StagingArea, list_staged, settle_named
 from evertide.runtime import Runtime
 from evertide.settings import Settings
 from evertide.store.blob import Blob
@@ -69,7 +69,7 @@ class Journal:
         self._settings = settings
         self._bound = TimeLog(JOURNAL, Bound, meta, runtime, settings)
         self._committed = TimeLog(COMMITTED, Committed, meta, runtime, settings)
-        self._staging = Staging(blob, self._bound, runtime, settings)
+        self._staging = StagingArea(blob, self._bound, runtime, settings)
         self.producers = Producers(meta, runtime, settings)
         self._turn = threading.Lock()
         """Held by `bind` and `drop`, so that no fragment is dropped while a record that names it is written."""
@@ -119,14 +119,14 @@ class Journal:
             raise Unexpected(where="Journal.read", why=f"transaction {time} is not bound")
         return found
 
-    def bound_at_s(self, time: int) -> float:
+    def read_bound_at_s(self, time: int) -> float:
         """When a transaction was bound. If its record was deleted, when the oldest remaining one was."""
         try:
             return self.read(time).bound_at_s
         except TimeCompacted as gone:
             return self.read(gone.since).bound_at_s
 
-    def records(self, first: int) -> list[Bound]:
+    def read_from(self, first: int) -> list[Bound]:
         """Return all records from a time on. Raise `TimeCompacted` if the record of that time was deleted."""
         return self._bound.read_from(first)
 
@@ -148,10 +148,10 @@ class Journal:
                 self._staging.check_open(source, staged, writer)
             while True:
                 known = self.producers.read_known(inputs)
-                made = self._new_record(time, add_before(inputs, known), generation, writer)
-                numbers = self.producers.writes(made, known)
-                writes = [Write(JOURNAL, number, seal(made)), *numbers]
-                with self._staging.doubt(number + 1, made):
+                record = self._make_record(time, add_before(inputs, known), generation, writer)
+                numbers = self.producers.make_writes(record, known)
+                writes = [Write(JOURNAL, number, seal(record)), *numbers]
+                with self._staging.doubt(number + 1, record):
                     stale = commit_until_known(self._meta, writes, writer.guards(), self._runtime, self._settings)
                 if stale is None:
                     break
@@ -159,9 +159,9 @@ class Journal:
                     writer.check(stale)
                     return self.read(time)
                 # A producer was forgotten meanwhile; a peer's bind would make the journal's own key stale.
-            settle_named([made], writer)
+            settle_named([record], writer)
             self.producers.truncate_old(numbers)
-            return made
+            return record
 
     # What is committed
 
@@ -174,7 +174,7 @@ class Journal:
         """Return the outcome of a transaction; None if it is not committed. Raise `TimeCompacted` if it was deleted."""
         return self._committed.find(time)
 
-    def commit_guard(self, time: int) -> Guard:
+    def make_commit_guard(self, time: int) -> Guard:
         """A guard for a commit that must precede that of transaction `time`. Raise `Conflict` if that is committed."""
         head = self._committed.head()
         expected = head.value.time + 1 if head else 0
@@ -183,7 +183,7 @@ class Journal:
             raise Conflict(where=f"{self._committed.path}, transaction {time}", why=why)
         return Guard(COMMITTED, head.number if head else 0)
 
-    def commit_write(self, committed: Committed) -> Write:
+    def make_commit_write(self, committed: Committed) -> Write:
         """The write to include in the commit that appends a transaction to all shards.
 
         If a peer commits first, that commit fails with `Conflict` at this key, or with `UpperMismatch`.
@@ -192,18 +192,17 @@ class Journal:
         expected = head.value.time + 1 if head else 0
         where = f"{self._committed.path}, transaction {committed.time}"
         if committed.time < expected:
-            raise Conflict(
-                where=where, why=f"a peer has committed transaction {committed.time}; the next one is {expected}"
-            )
+            why = f"a peer has committed transaction {committed.time}; the next one is {expected}"
+            raise Conflict(where=where, why=why)
         if committed.time > expected:
             raise Unexpected(where=where, why=f"transaction {expected} must be committed first")
         if committed.time >= self.upper:
             raise Unexpected(where=where, why=f"transaction {committed.time} is not bound (I7)")
         return Write(COMMITTED, head.number if head else 0, seal(committed))
 
-    def producers_before(self, time: int) -> dict[str, tuple[int, int]]:
+    def read_producers_before(self, time: int) -> dict[str, tuple[int, int]]:
         """By name, the last sequence number of each producer below a time, and the transaction that has it."""
-        return self.producers.before(time, lambda: self.records(time))
+        return self.producers.read_before(time, lambda: self.read_from(time))
 
     # Housekeeping
 
@@ -226,7 +225,7 @@ class Journal:
         outcomes = {outcome.time: outcome for outcome in self._committed.read_range(first, done - 1)}
         return [_summarize(each, outcomes, upper) for each in bound]
 
-    def _new_record(self, time: Time, inputs: Mapping[str, Input], generation: Generation, writer: Writer) -> Bound:
+    def _make_record(self, time: Time, inputs: Mapping[str, Input], generation: Generation, writer: Writer) -> Bound:
         ordered = dict(sorted(inputs.items()))
         return Bound(time, generation, ordered, writer.id, writer.new_token(), self._runtime.wall_s())
 
@@ -238,7 +237,7 @@ def _positions(bound: Bound) -> dict[str, str]:
 def _summarize(bound: Bound, outcomes: Mapping[Time, Committed], upper: int) -> TransactionSummary:
     inputs = bound.inputs.items()
     count = sum(len(given.fragments) for _, given in inputs)
-    staged = staged_of(bound)
+    staged = list_staged(bound)
     outcome = outcomes.get(bound.time)
     rows = sum(fragment.rows for fragment in staged) if len(staged) == count else None
     if outcome is not None and outcome.sources:

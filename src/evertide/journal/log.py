@@ -23,16 +23,16 @@ from evertide.settings import Settings
 from evertide.store.meta import Meta, Record
 from evertide.store.retry import retry_read
 from evertide.store.sealed import unseal
-from evertide.types import Time
+from evertide.types import SequenceNumber, Time
 
-__all__ = ["Numbered", "TimeLog"]
+__all__ = ["NumberedRecord", "TimeLog"]
 
 T = TypeVar("T", Bound, Committed)
 
 
 @dataclass(frozen=True, slots=True)
-class Numbered(Generic[T]):
-    number: int
+class NumberedRecord(Generic[T]):
+    number: SequenceNumber
     value: T
 
 
@@ -47,7 +47,7 @@ class TimeLog(Generic[T]):
         self.settings = settings
         self._kind: type[T] = kind
 
-    def head(self) -> Numbered[T] | None:
+    def head(self) -> NumberedRecord[T] | None:
         record = retry_read(lambda: self.meta.head(self.key), self.runtime, self.settings)
         return self._decode(record) if record else None
 
@@ -84,11 +84,11 @@ class TimeLog(Generic[T]):
         found = retry_read(lambda: self.meta.scan(self.key, after, limit), self.runtime, self.settings)
         return [record.value for record in self._decode_in_order(found) if record.value.time <= last]
 
-    def read_all(self) -> list[Numbered[T]]:
+    def read_all(self) -> list[NumberedRecord[T]]:
         """Return all remaining records, oldest first, as of one moment."""
         return self._decode_in_order(retry_read(lambda: self.meta.scan(self.key), self.runtime, self.settings))
 
-    def _scan(self, head: Numbered[T], first: int, limit: int | None = None) -> list[Record]:
+    def _scan(self, head: NumberedRecord[T], first: int, limit: int | None = None) -> list[Record]:
         number = self._number(head, first)
         after = max(0, number - 1)
         found = retry_read(lambda: self.meta.scan(self.key, after, limit), self.runtime, self.settings)
@@ -100,10 +100,10 @@ class TimeLog(Generic[T]):
             raise TimeCompacted(where=self.path, why=why, as_of=first, since=kept)
         return found
 
-    def _number(self, head: Numbered[T], time: int) -> int:
+    def _number(self, head: NumberedRecord[T], time: int) -> int:
         return head.number - (head.value.time - time)
 
-    def _decode_in_order(self, records: list[Record]) -> list[Numbered[T]]:
+    def _decode_in_order(self, records: list[Record]) -> list[NumberedRecord[T]]:
         found = [self._decode(record) for record in records]
         for before, after in pairwise(found):
             if (after.number, after.value.time) != (before.number + 1, before.value.time + 1):
@@ -111,8 +111,8 @@ class TimeLog(Generic[T]):
                 raise RecordDamaged(path=self._path(after.number), why=why)
         return found
 
-    def _decode(self, record: Record) -> Numbered[T]:
-        return Numbered(record.seqno, unseal(record.data, self._kind, self._path(record.seqno)))
+    def _decode(self, record: Record) -> NumberedRecord[T]:
+        return NumberedRecord(record.seqno, unseal(record.data, self._kind, self._path(record.seqno)))
 
     def _path(self, number: int) -> str:
         return f"{self.path} #{number}"

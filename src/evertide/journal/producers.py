@@ -26,13 +26,13 @@ from evertide.store.paths import producer_key
 from evertide.store.retry import commit_until_known, retry_read, truncate_sometimes
 from evertide.store.sealed import seal, unseal
 from evertide.store.writers import Writer
-from evertide.types import Time
+from evertide.types import SequenceNumber, Time
 
-__all__ = ["Known", "Producer", "Producers", "add_before"]
+__all__ = ["Producer", "Producers", "StoredProducer", "add_before"]
 
 _DAY_S = 86_400.0
-_FORGET_AT_ONCE = 500
-_MANY = 100
+_FORGET_BATCH = 500
+_SINGLE_READS_MAX = 100
 """More keys than this are read with one scan over all producers."""
 
 
@@ -46,33 +46,36 @@ class Producer(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class StoredProducer:
     """The record number and the content of a key, as read."""
 
-    seqno: int = 0
+    seqno: SequenceNumber
     producer: Producer | None = None
 
 
+_NEW_PRODUCER = StoredProducer(SequenceNumber(0))
+
+
+@dataclass(frozen=True, slots=True)
 class Producers:
     """Safe to share between threads."""
 
-    def __init__(self, meta: Meta, runtime: Runtime, settings: Settings) -> None:
-        self._meta = meta
-        self._runtime = runtime
-        self._settings = settings
+    meta: Meta
+    runtime: Runtime
+    settings: Settings
 
-    def last(self, name: str) -> Producer | None:
+    def read_last(self, name: str) -> Producer | None:
         """None if the producer is unknown."""
         return self._read_one(name).producer
 
-    def read_known(self, inputs: Mapping[str, Input]) -> dict[str, Known]:
+    def read_known(self, inputs: Mapping[str, Input]) -> dict[str, StoredProducer]:
         names = {name for given in inputs.values() for name in _numbers(given)}
-        if len(names) > _MANY:
-            everyone = self._read_all()
-            return {name: everyone.get(name, Known()) for name in names}
+        if len(names) > _SINGLE_READS_MAX:
+            all_known = self._read_all()
+            return {name: all_known.get(name, _NEW_PRODUCER) for name in names}
         return {name: self._read_one(name) for name in names}
 
-    def before(self, time: int, since: Callable[[], Iterable[Bound]]) -> dict[str, tuple[int, int]]:
+    def read_before(self, time: int, since: Callable[[], Iterable[Bound]]) -> dict[str, tuple[int, int]]:
         """By name, the number and the transaction of each producer as they were before a time.
 
         `since` returns all records from that time on. It is called after the newest producer records are read, so that
@@ -93,7 +96,7 @@ class Producers:
                         found[name] = number.before
         return found
 
-    def writes(self, bound: Bound, known: Mapping[str, Known]) -> list[Write]:
+    def make_writes(self, bound: Bound, known: Mapping[str, StoredProducer]) -> list[Write]:
         """The writes to include in the commit that binds a transaction."""
         return [
             Write(
@@ -106,12 +109,12 @@ class Producers:
 
     def truncate_old(self, writes: Iterable[Write]) -> None:
         for write in writes:
-            truncate_sometimes(self._meta, write.key, write.expected + 1)
+            truncate_sometimes(self.meta, write.key, write.expected + 1)
 
     def forget(self, writer: Writer) -> int:
         """Forget producers that have been silent for too long; return how many."""
-        settings = self._settings
-        before_s = self._runtime.wall_s() - settings.producers_kept_days * _DAY_S
+        settings = self.settings
+        before_s = self.runtime.wall_s() - settings.producers_kept_days * _DAY_S
         known = [one for one in self._read_all().values() if one.producer is not None]
         known.sort(key=lambda one: one.producer.at_s if one.producer else 0.0)
         old = [
@@ -120,37 +123,37 @@ class Producers:
             if one.producer is not None and one.producer.at_s < before_s
         ]
         count = 0
-        for first in range(0, len(old), _FORGET_AT_ONCE):
-            some = old[first : first + _FORGET_AT_ONCE]
-            stale = commit_until_known(self._meta, some, writer.guards(), self._runtime, settings)
+        for first in range(0, len(old), _FORGET_BATCH):
+            some = old[first : first + _FORGET_BATCH]
+            stale = commit_until_known(self.meta, some, writer.guards(), self.runtime, settings)
             if stale is not None:
                 writer.check(stale)  # otherwise a producer has just sent something: retry in the next sweep
                 continue
             count += len(some)
         return count
 
-    def _read_one(self, name: str) -> Known:
+    def _read_one(self, name: str) -> StoredProducer:
         key = producer_key(name)
-        record = retry_read(lambda: self._meta.head(key), self._runtime, self._settings)
-        return self._decode(key, record) if record else Known()
+        record = retry_read(lambda: self.meta.head(key), self.runtime, self.settings)
+        return self._decode(key, record) if record else _NEW_PRODUCER
 
-    def _read_all(self) -> dict[str, Known]:
-        heads = retry_read(lambda: self._meta.heads(producer_key("")), self._runtime, self._settings)
+    def _read_all(self) -> dict[str, StoredProducer]:
+        heads = retry_read(lambda: self.meta.heads(producer_key("")), self.runtime, self.settings)
         found = [self._decode(key, record) for key, record in heads.items()]
         return {known.producer.name: known for known in found if known.producer is not None}
 
-    def _decode(self, key: str, record: Record) -> Known:
-        return Known(record.seqno, unseal(record.data, Producer, self._meta.path(key)))
+    def _decode(self, key: str, record: Record) -> StoredProducer:
+        return StoredProducer(record.seqno, unseal(record.data, Producer, self.meta.path(key)))
 
 
-def add_before(inputs: Mapping[str, Input], known: Mapping[str, Known]) -> dict[str, Input]:
+def add_before(inputs: Mapping[str, Input], known: Mapping[str, StoredProducer]) -> dict[str, Input]:
     """Add the known number of each producer to the inputs as `before`."""
-    made = dict(inputs)
+    completed = dict(inputs)
     for source, given in inputs.items():
         numbers = {name: _add_before(number, known[name].producer) for name, number in _numbers(given).items()}
         if numbers:
-            made[source] = msgspec.structs.replace(given, producers=numbers)
-    return made
+            completed[source] = msgspec.structs.replace(given, producers=numbers)
+    return completed
 
 
 def _add_before(number: ProducerNumber, known: Producer | None) -> ProducerNumber:

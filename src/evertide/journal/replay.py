@@ -7,7 +7,7 @@ below the second (*committed*), the journal below the third (*bound*).
 2. Transactions in [restored, committed) are replayed: their table deltas come from the shards (or from the source, for
    a table with `evertide.keep = 'none'`), and the result is compared with the record. Nothing is appended.
 3. Transactions in [committed, bound) are completed: their bound input is read, computed and appended.
-4. Consecutive transactions can be replayed as one (`ReplayGroup`): digests add up, so comparing the sum checks all.
+4. Consecutive transactions can be replayed as one (`ReplayStretch`): digests add up, so comparing the sum checks all.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ from evertide.journal.records import Bound, Committed, Content
 from evertide.rows.digest import add_digests
 from evertide.types import Time
 
-__all__ = ["ReplayGroup", "ReplayResult", "check_replay", "check_times", "find_divergences"]
+__all__ = ["ReplayResult", "ReplayStretch", "check_replay", "check_times", "find_divergences"]
 
 
-_GROUP_MAX = 1_000
+_STRETCH_MAX = 1_000
 
 
 @dataclass(frozen=True, slots=True)
-class ReplayGroup:
+class ReplayStretch:
     """Consecutive transactions that are replayed in one step, as they were bound and recorded."""
 
     bound: tuple[Bound, ...]
     records: tuple[Committed, ...]
 
     @classmethod
-    def take(cls, transactions: Iterable[tuple[Bound, Committed]], rows_max: int) -> ReplayGroup:
+    def take(cls, transactions: Iterable[tuple[Bound, Committed]], rows_max: int) -> ReplayStretch:
         """Take the first transaction and those after it that can join its group, up to `rows_max` rows."""
         found: list[tuple[Bound, Committed]] = []
         rows = 0
         for bound, recorded in transactions:
-            if found and not _can_group(found[0], (bound, recorded)):
+            if found and not _can_join(found[0], (bound, recorded)):
                 break
             found.append((bound, recorded))
             rows += sum(content.rows for content in recorded.shards.values())
-            if rows >= rows_max or len(found) == _GROUP_MAX:
+            if rows >= rows_max or len(found) == _STRETCH_MAX:
                 break
         return cls(tuple(bound for bound, _ in found), tuple(recorded for _, recorded in found))
 
@@ -70,7 +70,7 @@ class ReplayGroup:
         )
 
 
-def _can_group(first: tuple[Bound, Committed], other: tuple[Bound, Committed]) -> bool:
+def _can_join(first: tuple[Bound, Committed], other: tuple[Bound, Committed]) -> bool:
     """Return whether both have the same generation, sources and shards, and neither was computed in portions."""
     (bound, recorded), (later, other_recorded) = first, other
     return (
@@ -129,7 +129,7 @@ def check_replay(found: ReplayResult, recorded: Committed) -> None:
 def find_divergences(found: ReplayResult, recorded: Committed) -> dict[str, Diverged]:
     """By name, an error for each shard whose content differs from the record."""
     if recorded.portions > 1:  # how many rows cancel out depends on where the portions end
-        recorded = _by_digest(found, recorded)
+        recorded = _ignore_rows(found, recorded)
     return _compare("shard", found.shards, recorded.shards, recorded.time)
 
 
@@ -151,7 +151,7 @@ def _compare(
     return differ
 
 
-def _by_digest(found: ReplayResult, recorded: Committed) -> Committed:
+def _ignore_rows(found: ReplayResult, recorded: Committed) -> Committed:
     rows = {name: content.rows for name, content in found.shards.items() if content is not None}
     shards = {name: Content(rows.get(name, known.rows), known.digest) for name, known in recorded.shards.items()}
     return msgspec.structs.replace(recorded, shards=shards)

@@ -34,7 +34,7 @@ from evertide.store.paths import Name, check_source, staged_key, staged_prefix
 from evertide.store.retry import put_until_known, retry_read
 from evertide.store.writers import Writer
 
-__all__ = ["FORMAT_VERSION", "Staging", "settle_named", "source_of", "staged_of"]
+__all__ = ["FORMAT_VERSION", "StagingArea", "list_staged", "parse_source", "settle_named"]
 
 logger = logging.getLogger(__name__)
 
@@ -45,18 +45,18 @@ _SUFFIX = "arrow"
 _LZ4 = pa.ipc.IpcWriteOptions(compression="lz4")
 
 
-def staged_of(bound: Bound) -> list[Staged]:
+def list_staged(bound: Bound) -> list[Staged]:
     inputs = bound.inputs.values()
     return [fragment for source in inputs for fragment in source.fragments if isinstance(fragment, Staged)]
 
 
-def source_of(key: str) -> str:
+def parse_source(key: str) -> str:
     return key.removeprefix(staged_prefix()).partition("/")[0]
 
 
 def settle_named(records: Iterable[Bound], writer: Writer) -> None:
     for record in records:
-        for fragment in staged_of(record):
+        for fragment in list_staged(record):
             name = Name.parse(fragment.key)
             if name is not None and name.writer == writer.id:
                 writer.settle(name.seq)
@@ -70,7 +70,7 @@ class _Doubt:
     keys: frozenset[str]
 
 
-class Staging:
+class StagingArea:
     """The fragments that this process has staged and not bound. The journal never runs `drop` during a bind."""
 
     def __init__(self, blob: Blob, bound: TimeLog[Bound], runtime: Runtime, settings: Settings) -> None:
@@ -111,7 +111,7 @@ class Staging:
         """Raise an error for a fragment that garbage collection may have deleted (2)."""
         for fragment in fragments:
             name = Name.parse(fragment.key)
-            if source_of(fragment.key) != source:
+            if parse_source(fragment.key) != source:
                 raise Unexpected(where="Journal.bind", why=f"{fragment.key} was not staged by source {source!r}")
             if name is None or name.writer != writer.id:
                 raise Unexpected(where="Journal.bind", why=f"{fragment.key} was not staged by writer {writer.id}")
@@ -121,7 +121,7 @@ class Staging:
     @contextmanager
     def doubt(self, number: int, bound: Bound) -> Iterator[None]:
         """Surrounds the commit of a record. If the outcome stays unknown, the doubt remains (3)."""
-        doubt = _Doubt(number, frozenset(fragment.key for fragment in staged_of(bound)))
+        doubt = _Doubt(number, frozenset(fragment.key for fragment in list_staged(bound)))
         self._doubts.append(doubt)
         try:
             yield
@@ -156,9 +156,7 @@ class Staging:
             if name is None or name.writer != writer.id or not writer.is_open(name.seq):
                 continue
             if fragment.key in doubtful:
-                logger.warning(
-                    "keeping staged rows, which a bind of unknown outcome names: %s", self._blob.path(fragment.key)
-                )
+                logger.warning("keeping rows that a bind of unknown outcome names: %s", self._blob.path(fragment.key))
                 continue
             writer.settle(name.seq)  # first, so that it can no longer be bound
             dropped.append(fragment.key)
@@ -171,7 +169,7 @@ class Staging:
 
 def _describe(staged: Staged, time: int | None) -> str:
     bound = "not bound yet" if time is None else f"bound in transaction {time}"
-    return f"{staged.rows} rows of table {staged.table!r} from source {source_of(staged.key)!r}, {bound}"
+    return f"{staged.rows} rows of table {staged.table!r} from source {parse_source(staged.key)!r}, {bound}"
 
 
 def _encode(rows: pa.Table) -> bytes:

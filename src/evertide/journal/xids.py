@@ -1,7 +1,7 @@
 """`Xids`: the upstream transactions that each transaction contains, for readers that publish them.
 
 A transaction of pushed rows is not a transaction of the upstream database. In a pipeline that follows a database it
-gets a number above the database's 32-bit ids (`own_number`).
+gets a number above the database's 32-bit ids (`make_own_number`).
 
 The ids come from the records under the key `committed` (`evertide.journal.records`), which is written in the same
 commit as the shards. Old records are deleted; their transactions then have no known ids, and no client waits for them.
@@ -23,8 +23,9 @@ from evertide.store.meta import Meta
 from evertide.store.paths import COMMITTED
 from evertide.store.retry import retry_read
 from evertide.store.sealed import unseal
+from evertide.types import SequenceNumber
 
-__all__ = ["PUSH", "Xids", "own_number"]
+__all__ = ["PUSH", "Xids", "make_own_number"]
 
 PUSH = "push"
 """The source of pushed rows (`evertide.pipeline.input.pushes`)."""
@@ -35,7 +36,7 @@ _NUMBERS_MAX = 200_000
 """Limits of the cache."""
 
 
-def own_number(time: int, *, has_upstream: bool) -> int:
+def make_own_number(time: int, *, has_upstream: bool) -> int:
     """The number of a pushed transaction, for clients that wait for it."""
     return time + 1 + (_OWN if has_upstream else 0)
 
@@ -58,7 +59,7 @@ class Xids:
         self._runtime = runtime
         self._settings = settings
         self._lock = threading.Lock()
-        self._record = 0
+        self._record = SequenceNumber(0)
         self._known: dict[int, tuple[int, ...]] = {}
         """By time, in order."""
         self._pushed: dict[int, None] = {}
@@ -67,14 +68,14 @@ class Xids:
         self._last = -1
         self._has_any = False
 
-    def of(self, time: int) -> Sequence[int] | None:
+    def find(self, time: int) -> Sequence[int] | None:
         """Return the ids of a transaction; None if the pipeline has no source with ids."""
         with self._lock:
             if time > self._last:
                 self._read()
             return self._known.get(time, () if self._has_any else None)
 
-    def latest(self, time: int, count: int) -> list[int] | None:
+    def list_latest(self, time: int, count: int) -> list[int] | None:
         """Return at most `count` ids up to a time, the newest first; None if the pipeline has no source with ids."""
         with self._lock:
             if time > self._last:
@@ -89,7 +90,7 @@ class Xids:
                 self._read()
             return time in self._pushed
 
-    def pushed(self, time: int, count: int) -> list[int]:
+    def list_pushed(self, time: int, count: int) -> list[int]:
         """Return the last `count` transactions with pushed rows up to a time; none if no source has ids."""
         with self._lock:
             if time > self._last:

@@ -17,7 +17,15 @@ from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
 from evertide.metrics.tallies import Counts, Times
-from evertide.observer import CheckpointEvent, DeliveryEvent, FaultEvent, Observer, RequestEvent, TransactionEvent
+from evertide.observer import (
+    CheckpointEvent,
+    DeliveryEvent,
+    FaultEvent,
+    Observer,
+    RequestEvent,
+    TransactionEvent,
+    TransactionOrigin,
+)
 
 __all__ = ["Metrics"]
 
@@ -68,7 +76,7 @@ class Metrics(Observer, Collector):
             self._transactions.add(1, event.how)
             for phase, took_s in phases.items():
                 self._phase_s.add(took_s, phase)
-            if event.how != "committed":  # otherwise every replica would count the same rows
+            if event.how is not TransactionOrigin.COMMITTED:  # otherwise every replica would count the same rows
                 return
             self._transaction_s.add(event.took_s)
             for source, rows in event.sources.items():

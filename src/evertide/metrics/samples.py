@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from evertide.pipeline.reading.reader import Reader
+from evertide.pipeline.reading.reader import StorageReader
 from evertide.pipeline.status.status import Status
 from evertide.shapes.log.registry import Shapes
 
@@ -85,7 +85,7 @@ def make_pipeline_sampler(pipeline: Pipeline) -> TakeSample:
     return take
 
 
-def make_reader_sampler(reader: Reader) -> TakeSample:
+def make_reader_sampler(reader: StorageReader) -> TakeSample:
     """Samples no arrangements and no Spark driver, which belong to another process."""
     leases = reader.shards.leases
     return lambda: Sample(reader.status(), leases.held, leases.lost)

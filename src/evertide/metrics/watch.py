@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from evertide.metrics.gauges import StatusCollector
 from evertide.metrics.metrics import Metrics
 from evertide.metrics.samples import make_pipeline_sampler, make_reader_sampler, measure_shapes
-from evertide.pipeline.reading.reader import Reader
+from evertide.pipeline.reading.reader import StorageReader
 from evertide.runtime import Runtime, SystemRuntime
 from evertide.shapes.service import ShapeService
 
@@ -29,7 +29,7 @@ def watch_pipeline(
     pipeline.watch(collector.list_thread_problems)
 
 
-def watch_reader(metrics: Metrics, reader: Reader, shapes: ShapeService) -> None:
+def watch_reader(metrics: Metrics, reader: StorageReader, shapes: ShapeService) -> None:
     metrics.watch(
         StatusCollector(make_reader_sampler(reader), reader.runtime, shapes=lambda: measure_shapes(shapes.shapes))
     )

@@ -7,8 +7,7 @@ script_change    what a script changes in a storage, for people
 column_changes   which changes of a table's columns are refused
 engine           the interface to what computes views
 spark_engine     the engine on Spark
-script           reads a script
-project          reads a project of Spark Declarative Pipelines
+script           reads a script: text, a file or a project
 names            names that readers need, too
 pause            whether new transactions are paused
 transaction      bind, compute and commit

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -22,7 +23,7 @@ import pyarrow as pa
 
 from evertide.errors import InvalidInput, RecordDamaged, StateDiverged, ViewFailed
 from evertide.pipeline.column_changes import find_refused_columns
-from evertide.pipeline.names import ERRORS, path_name
+from evertide.pipeline.names import ERRORS, encode_path_name
 from evertide.problem import ComponentState
 from evertide.store.meta import Meta, Write
 from evertide.store.paths import PIPELINE
@@ -33,7 +34,7 @@ if TYPE_CHECKING:  # an engine imports Spark, which readers of a definition do n
     from evertide.pipeline.engine import DeclaredTable, DeclaredView, Engine
 
 __all__ = [
-    "Away",
+    "AwayReason",
     "Definition",
     "Evolution",
     "LastPosition",
@@ -46,9 +47,9 @@ __all__ = [
     "list_spellings",
     "make_definition_write",
     "make_missing_error",
+    "make_shard_name",
     "mark_redefined",
     "read_definition",
-    "shard_name",
     "to_stored_key",
 ]
 
@@ -79,7 +80,7 @@ class TableRecord(msgspec.Struct, frozen=True):
         return pa.ipc.read_schema(pa.py_buffer(self.schema))
 
 
-class Away(msgspec.Struct, frozen=True):
+class AwayReason(msgspec.Struct, frozen=True):
     """Why a view is not a member: its state (`hydrating` or `failed`), the transaction, and the reason."""
 
     state: str
@@ -92,7 +93,7 @@ class Away(msgspec.Struct, frozen=True):
     """True if the stored content is that of another query than the declared one; not stored otherwise."""
 
     @classmethod
-    def from_failure(cls, failure: ViewFailed, now_s: float) -> Away:
+    def from_failure(cls, failure: ViewFailed, now_s: float) -> AwayReason:
         if isinstance(failure, StateDiverged):
             why = f"{failure.why}; Evertide recomputes the view from its tables"
             return cls(ComponentState.HYDRATING, failure.time, why, now_s, failure.error_code)
@@ -105,7 +106,7 @@ class ViewRecord(msgspec.Struct, frozen=True):
     reads: tuple[str, ...]
     shard: str
     """If the view is away, the shard of its last content, or empty."""
-    away: Away | None = None
+    away: AwayReason | None = None
     key: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
     """Columns that identify a row; not stored if none are known."""
     query: str | msgspec.UnsetType = msgspec.UNSET
@@ -132,7 +133,7 @@ class Definition(msgspec.Struct, frozen=True):
     def list_away(self, state: str) -> list[str]:
         return [name for name, view in self.views.items() if view.away is not None and view.away.state == state]
 
-    def find_diverged(self) -> dict[str, Away]:
+    def find_diverged(self) -> dict[str, AwayReason]:
         """The views whose state diverged, and is recomputed."""
         away = {name: view.away for name, view in self.views.items() if view.away is not None}
         return {name: one for name, one in away.items() if one.error_code == StateDiverged.error_code}
@@ -142,17 +143,24 @@ class Definition(msgspec.Struct, frozen=True):
         return (*tables, *(view.shard for view in self.live_views().values()), self.errors)
 
 
+class _TableChange(Enum):
+    NONE = "none"
+    NEW = "new"
+    WIDENED = "widened"
+    REDECLARED = "redeclared"
+
+
 @dataclass(frozen=True, slots=True)
 class Evolution:
     """The differences between a script and the stored definition."""
 
     tables_new: tuple[str, ...] = ()
     tables_widened: tuple[str, ...] = ()
-    tables_back: tuple[str, ...] = ()
-    tables_gone: tuple[str, ...] = ()
+    tables_redeclared: tuple[str, ...] = ()
+    tables_removed: tuple[str, ...] = ()
     views_new: tuple[str, ...] = ()
     """New or changed: to be hydrated."""
-    views_gone: tuple[str, ...] = ()
+    views_removed: tuple[str, ...] = ()
     """No longer declared, or changed."""
     views_keyed: tuple[str, ...] = ()
     """Only the key changed: nothing has to be computed."""
@@ -199,16 +207,17 @@ def make_definition_write(number: SequenceNumber, definition: Definition) -> Wri
 def compare_definition(known: Definition | None, engine: Engine) -> Evolution:
     if known is None:
         return Evolution(tables_new=tuple(engine.tables), views_new=tuple(engine.views))
-    changed = {name: _compare_table(known.tables.get(name), table) for name, table in engine.tables.items()}
+    changes = {name: _compare_table(known.tables.get(name), table) for name, table in engine.tables.items()}
     declared = {name for name, table in known.tables.items() if table.is_declared}
-    views_new = tuple(name for name, view in engine.views.items() if _is_new(known.views.get(name), view))
+    prints = {name: view.fingerprint for name, view in known.views.items()}
+    views_new = tuple(name for name, view in engine.views.items() if prints.get(name) != view.fingerprint)
     return Evolution(
-        tables_new=_select_changed(changed, "new"),
-        tables_widened=_select_changed(changed, "widened"),
-        tables_back=_select_changed(changed, "back"),
-        tables_gone=tuple(sorted(declared - set(engine.tables))),
+        tables_new=_select(changes, _TableChange.NEW),
+        tables_widened=_select(changes, _TableChange.WIDENED),
+        tables_redeclared=_select(changes, _TableChange.REDECLARED),
+        tables_removed=tuple(sorted(declared - set(engine.tables))),
         views_new=views_new,
-        views_gone=tuple(name for name in known.views if name not in engine.views or name in views_new),
+        views_removed=tuple(name for name in known.views if name not in engine.views or name in views_new),
         views_keyed=tuple(
             name
             for name, view in engine.views.items()
@@ -227,7 +236,7 @@ def is_same_query(known: ViewRecord, view: DeclaredView) -> bool:
     return bool(view.query_digest) and known.query == view.query_digest and not is_redefined(known)
 
 
-def mark_redefined(away: Away, known: ViewRecord | None) -> Away:
+def mark_redefined(away: AwayReason, known: ViewRecord | None) -> AwayReason:
     """`away` for a view whose stored content is that of another query, if that of `known` is."""
     is_other = known is not None and is_redefined(known)
     return msgspec.structs.replace(away, is_redefined=True) if is_other else away
@@ -237,17 +246,13 @@ def to_stored_key(view: DeclaredView) -> tuple[str, ...] | msgspec.UnsetType:
     return view.key or msgspec.UNSET
 
 
-def _is_new(known: ViewRecord | None, view: DeclaredView) -> bool:
-    return known is None or known.fingerprint != view.fingerprint
+def _select(changes: Mapping[str, _TableChange], kind: _TableChange) -> tuple[str, ...]:
+    return tuple(name for name, change in changes.items() if change is kind)
 
 
-def _select_changed(changed: Mapping[str, str], kind: str) -> tuple[str, ...]:
-    return tuple(name for name, found in changed.items() if found == kind)
-
-
-def _compare_table(known: TableRecord | None, table: DeclaredTable) -> str:
+def _compare_table(known: TableRecord | None, table: DeclaredTable) -> _TableChange:
     if known is None:
-        return "new"
+        return _TableChange.NEW
     where = f"{table.where}, table {table.name!r}" if table.where else f"table {table.name!r}"
     if known.key != table.key:
         why = f"the key was {_list(known.key)} and is now {_list(table.key)}; the key of a stored table cannot change"
@@ -260,14 +265,14 @@ def _compare_table(known: TableRecord | None, table: DeclaredTable) -> str:
         why = f"{'; '.join(refused)}. The stored rows have the old columns. Restore these, or declare a new table"
         raise InvalidInput(where=where, why=why)
     if len(table.schema) > len(before):
-        return "widened"
-    return "same" if known.is_declared else "back"
+        return _TableChange.WIDENED
+    return _TableChange.NONE if known.is_declared else _TableChange.REDECLARED
 
 
 def _list(names: Iterable[str]) -> str:
     return f"({', '.join(names)})"
 
 
-def shard_name(collection: str, token: str) -> str:
+def make_shard_name(collection: str, token: str) -> str:
     """A new shard's name, unique by its token, so that the shard of an interrupted try is never reused."""
-    return f"{path_name(collection)}.{token[:8]}"
+    return f"{encode_path_name(collection)}.{token[:8]}"

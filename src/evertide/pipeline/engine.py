@@ -72,6 +72,12 @@ class StateStore:
     abandoned: list[str] = field(default_factory=list)
     """Keys of parts of discarded state, until `drain` returns them."""
 
+    def abandon(self, cohort: Cohort) -> tuple[str, ...]:
+        """Let garbage collection delete the state of a discarded cohort; return the keys of its parts."""
+        keys = tuple(part.key for part in cohort.parts())
+        self.abandoned.extend([*keys, *cohort.drain_released()])
+        return keys
+
 
 def drain(keys: list[str]) -> list[str]:
     """Remove and return all keys; other threads may append to the list meanwhile."""
@@ -89,7 +95,7 @@ class Cohort(Protocol):
         """Apply the deltas of tables; return the deltas of views. If it raises `ViewFailed`, nothing changed."""
         ...
 
-    def fails(self, deltas: Mapping[str, pa.Table]) -> bool:
+    def has_failing_row(self, deltas: Mapping[str, pa.Table]) -> bool:
         """Whether `step` would raise `ViewFailed`; the deltas are not applied."""
         ...
 
@@ -107,7 +113,7 @@ class Cohort(Protocol):
         """The state. Any thread may call it at any time."""
         ...
 
-    def released(self) -> list[str]:
+    def drain_released(self) -> list[str]:
         """Keys of parts that are no longer used; each is returned once."""
         ...
 

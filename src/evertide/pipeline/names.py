@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-__all__ = ["ERRORS", "path_name"]
+__all__ = ["ERRORS", "encode_path_name"]
 
 ERRORS = "evertide_errors"
 """The collection of the dead letters of all tables."""
 
 
-def path_name(name: str) -> str:
+def encode_path_name(name: str) -> str:
     """A collection's name for use in a path: characters other than ASCII letters, digits and `_` are encoded."""
     return "".join(each if each.isascii() and (each.isalnum() or each == "_") else f"={ord(each):x}=" for each in name)

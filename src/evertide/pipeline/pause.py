@@ -30,9 +30,8 @@ class Pause:
 
     def check(self) -> None:
         if self.is_on:
-            raise NotAllowedNow(
-                where="commit", why="the pipeline is paused; resume it with `evertide resume`, then retry"
-            )
+            why = "the pipeline is paused; resume it with `evertide resume`, then retry"
+            raise NotAllowedNow(where="commit", why=why)
 
     def problem(self, running_since_s: float) -> Problem:
         """The state, `running` or `paused`, of a pipeline without other problems."""

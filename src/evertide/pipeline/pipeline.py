@@ -29,7 +29,7 @@ from evertide.checkpoint.records import CatalogEntry
 from evertide.errors import Closed, EvertideError, Fenced, NotAllowedNow, OutcomeUnknown, Unavailable, Unexpected
 from evertide.flow.state.arrangement import Arrangement
 from evertide.journal.journal import Journal
-from evertide.journal.xids import own_number
+from evertide.journal.xids import make_own_number
 from evertide.observer import NO_OBSERVER, Observer
 from evertide.pipeline.definition import Definition, list_spellings, read_definition
 from evertide.pipeline.engine import Engine
@@ -38,7 +38,8 @@ from evertide.pipeline.input.open_sources import open_declared_sources
 from evertide.pipeline.input.pushes import PushTransaction
 from evertide.pipeline.maintenance.state_maintenance import StateMaintenance
 from evertide.pipeline.process_context import OnProgress, ProcessContext
-from evertide.pipeline.reading.collections import Collections, View
+from evertide.pipeline.reading.collections import Collections, ReadableCollection
+from evertide.pipeline.recovery.opening import open_in_role
 from evertide.pipeline.recovery.storage_wait import StorageWait, register_with_retry
 from evertide.pipeline.replicas.leader_tasks import LeaderTasks
 from evertide.pipeline.replicas.leadership import Leadership
@@ -54,7 +55,7 @@ from evertide.pipeline.status.process_state import ProcessState
 from evertide.pipeline.status.source_record import SourceReporter
 from evertide.pipeline.status.status import Status
 from evertide.pipeline.status.stored_facts import StoredFacts
-from evertide.pipeline.transaction.advancer import Advancer, open_in_role
+from evertide.pipeline.transaction.advancer import Advancer
 from evertide.pipeline.transaction.loop import Loop
 from evertide.pipeline.transaction.machine import make_state_store
 from evertide.pipeline.transaction.phases import CurrentPhase, Phase
@@ -119,7 +120,7 @@ class Pipeline:
         self._until_answered = StorageWait(self._process_state, self._check_heartbeat, self._stopping, settings)
         activity = engine.activity if isinstance(engine, SparkEngine) else lambda: None
         self._opening_phase = CurrentPhase(Phase.OPEN, -1, runtime.monotonic_s(), "opening the pipeline")
-        self.liveness = Liveness(self._current_phase, self._ended, runtime, settings.hang_after_s, activity)
+        self.liveness = Liveness(self._current_phase, self._list_ended, runtime, settings.hang_after_s, activity)
         try:
             with register_opening(self.liveness):
                 self._start(base, progress or (lambda *_: None), observer, threads=threads)
@@ -133,9 +134,7 @@ class Pipeline:
             raise found from found.__cause__
         self._is_open = True
         self._process_state.publish()
-        logger.info(
-            "the pipeline is open at time %d in the role %r, on storage %s", self.time, role.value, storage.root
-        )
+        logger.info("the pipeline is open at time %d, in the role %r, on %s", self.time, role.value, storage.root)
 
     @classmethod
     def open(
@@ -296,7 +295,7 @@ class Pipeline:
     def spark(self) -> SparkSession:
         return self._spark_engine().spark
 
-    def view(self, name: str) -> View:
+    def view(self, name: str) -> ReadableCollection:
         """A view or a table."""
         return self.collections.view(name)
 
@@ -326,11 +325,11 @@ class Pipeline:
 
     def txid_of(self, time: int) -> int:
         """The number by which clients of shapes can wait for a pushed transaction."""
-        return own_number(time, has_upstream=self._runner.has_upstream)
+        return make_own_number(time, has_upstream=self._runner.has_upstream)
 
-    def watch_feeds(self, look: Callable[[], Iterable[Problem]]) -> None:
+    def watch_feeds(self, read_problems: Callable[[], Iterable[Problem]]) -> None:
         """Include the problems of feeds in the status."""
-        self._leader_tasks.watch_feeds(look)
+        self._leader_tasks.watch_feeds(read_problems)
 
     def close(self, *, checkpoint: bool = True) -> None:
         """Close the pipeline, by default with a checkpoint, so that the next start is fast. May be called twice."""
@@ -439,15 +438,15 @@ class Pipeline:
 
     def _commit_pushed(self, pushed: PushTransaction) -> int:
         """Make transactions, at least one, until the pushed rows are committed."""
-        made = self.advance()
+        advanced = self.advance()
         while pushed.rows and (pushed.time is None or pushed.time > self.time):
             self._check_can_commit()
-            if made is None:
+            if advanced is None:
                 self._stopping.wait(self.settings.poll_interval_s)  # a peer commits them
-            made = self.advance()
+            advanced = self.advance()
         if pushed.rows and pushed.time is not None:
             return pushed.time
-        return self.time if made is None else made
+        return self.time if advanced is None else advanced
 
     def _publish_progress(self) -> tuple[str, int]:
         """A separate thread calls it, so that storage shows a hang of the thread that makes transactions."""
@@ -460,14 +459,13 @@ class Pipeline:
     def _current_phase(self) -> CurrentPhase:
         return self._runner.phases.current if self._is_open else self._opening_phase
 
-    def _ended(self) -> list[str]:
+    def _list_ended(self) -> list[str]:
         return [] if self._is_closed else [name for thread in self._threads for name in thread.list_ended()]
 
     def _spark_engine(self) -> SparkEngine:
         if not isinstance(self.engine, SparkEngine):
-            raise Unexpected(
-                where="Pipeline", why=f"this call needs Spark, and the engine is {type(self.engine).__name__}"
-            )
+            why = f"this call needs Spark, and the engine is {type(self.engine).__name__}"
+            raise Unexpected(where="Pipeline", why=why)
         return self.engine
 
     def _check_can_commit(self) -> None:

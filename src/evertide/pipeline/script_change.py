@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
+from evertide.checkpoint.context import CollectionKind
 from evertide.errors import Damaged, InvalidInput
 from evertide.pipeline.column_changes import describe_column
 from evertide.pipeline.definition import (
@@ -56,8 +57,7 @@ _SIGNS = {Effect.ADDED: "+", Effect.CHANGED: "~", Effect.REMOVED: "-"}
 
 @dataclass(frozen=True, slots=True)
 class CollectionChange:
-    kind: str
-    """`table` or `view`."""
+    kind: CollectionKind
     name: str
     effect: Effect
     what: str
@@ -76,15 +76,18 @@ class ScriptChange:
 
     def announce(self, approve: Approve | None) -> None:
         """Log each change of an existing pipeline, and call `approve`."""
-        for line in [] if self.is_new else self.lines():
+        for line in [] if self.is_new else self.format_lines():
             logger.info("script change: %s", line)
         if approve is not None:
             approve(self)
 
     def list_undeclared_tables(self) -> list[str]:
-        return [one.name for one in self.changes if one.kind == "table" and one.effect is Effect.REMOVED]
+        return self._list_names(CollectionKind.TABLE, Effect.REMOVED)
 
-    def recomputed_rows(self) -> int:
+    def _list_names(self, kind: CollectionKind, effect: Effect) -> list[str]:
+        return [one.name for one in self.changes if one.kind is kind and one.effect is effect]
+
+    def count_recomputed_rows(self) -> int:
         """About how many rows the stored views that change are computed from, in total."""
         return sum(one.rows or 0 for one in self.changes if one.effect is Effect.CHANGED)
 
@@ -93,12 +96,12 @@ class ScriptChange:
         reasons = []
         if tables := self.list_undeclared_tables():
             reasons.append(f"the script no longer declares {_count(tables, 'table')}: {', '.join(tables)}")
-        if (rows := self.recomputed_rows()) > rows_max:
-            views = [one.name for one in self.changes if one.kind == "view" and one.effect is Effect.CHANGED]
+        if (rows := self.count_recomputed_rows()) > rows_max:
+            views = self._list_names(CollectionKind.VIEW, Effect.CHANGED)
             reasons.append(f"{_count(views, 'stored view')} will be recomputed from about {rows:,} rows")
         return reasons
 
-    def lines(self) -> list[str]:
+    def format_lines(self) -> list[str]:
         """A line for each change, as in a diff."""
         width = max((len(one.name) for one in self.changes), default=0)
         return [f"{_SIGNS[one.effect]} {one.kind:<5}  {one.name:<{width}}  {one.what}" for one in self.changes]
@@ -110,7 +113,7 @@ def describe_change(known: Definition | None, engine: Engine, count_rows: CountR
     under = {name: find_tables_under(engine.views, name) for name in evolution.views_new}
     stored = known.tables if known is not None else {}
     counts = {name: count_rows(name) for name in set[str]().union(*under.values()) if name in stored}
-    changes = [*_describe_tables(known, engine, evolution.tables_gone)]
+    changes = [*_describe_tables(known, engine, evolution.tables_removed)]
     for name in evolution.views_new:
         rows = sum(counts.get(table, 0) for table in under[name])
         before = known.views.get(name) if known is not None else None
@@ -120,13 +123,14 @@ def describe_change(known: Definition | None, engine: Engine, count_rows: CountR
             what = f"recomputed with the same query from {_about(rows)}; reads return its present rows until then"
         else:
             what = f"changed: recomputed from {_about(rows)}; until then, only earlier times can be read"
-        changes.append(CollectionChange("view", name, Effect.CHANGED if before else Effect.ADDED, what, rows))
+        effect = Effect.CHANGED if before else Effect.ADDED
+        changes.append(CollectionChange(CollectionKind.VIEW, name, effect, what, rows))
     for name in evolution.views_keyed:
         what = f"its key is now {_list(engine.views[name].key)}; nothing is recomputed"
-        changes.append(CollectionChange("view", name, Effect.CHANGED, what))
+        changes.append(CollectionChange(CollectionKind.VIEW, name, Effect.CHANGED, what))
     changes += [
-        CollectionChange("view", name, Effect.REMOVED, "no longer declared: its content is deleted")
-        for name in evolution.views_gone
+        CollectionChange(CollectionKind.VIEW, name, Effect.REMOVED, "no longer declared: its content is deleted")
+        for name in evolution.views_removed
         if name not in engine.views
     ]
     return ScriptChange(known is None, tuple(changes))
@@ -162,7 +166,7 @@ def _describe_tables(known: Definition | None, engine: Engine, gone: Iterable[st
     for name, table in engine.tables.items():
         stored = known.tables.get(name) if known is not None else None
         if stored is None:
-            yield CollectionChange("table", name, Effect.ADDED, _describe_new(table))
+            yield CollectionChange(CollectionKind.TABLE, name, Effect.ADDED, _describe_new(table))
             continue
         what = []
         if not stored.is_declared:
@@ -173,10 +177,10 @@ def _describe_tables(known: Definition | None, engine: Engine, gone: Iterable[st
             what.append(f"fed by {table.connector or 'pushes'}; before, by {stored.connector or 'pushes'}")
         if what:
             effect = Effect.CHANGED if stored.is_declared else Effect.ADDED
-            yield CollectionChange("table", name, effect, "; ".join(what))
+            yield CollectionChange(CollectionKind.TABLE, name, effect, "; ".join(what))
     for name in gone:
-        what_then = "no longer declared: its rows stay, and return when it is declared again"
-        yield CollectionChange("table", name, Effect.REMOVED, what_then)
+        why = "no longer declared: its rows stay, and return when it is declared again"
+        yield CollectionChange(CollectionKind.TABLE, name, Effect.REMOVED, why)
 
 
 def _describe_new(table: DeclaredTable) -> str:

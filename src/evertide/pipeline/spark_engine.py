@@ -42,7 +42,7 @@ class SparkCohort:
     def step(self, deltas: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
         return self.circuit.step(deltas)
 
-    def fails(self, deltas: Mapping[str, pa.Table]) -> bool:
+    def has_failing_row(self, deltas: Mapping[str, pa.Table]) -> bool:
         return self.circuit.has_failing_row(deltas)
 
     def drop(self, views: Collection[str]) -> None:
@@ -60,7 +60,7 @@ class SparkCohort:
     def arrangements(self) -> Iterable[Arrangement]:
         return [*self.circuit.arrangements.values()]
 
-    def released(self) -> list[str]:
+    def drain_released(self) -> list[str]:
         return [key for kept in self.circuit.arrangements.values() for key in drain(kept.released)]
 
     def maintain(self, is_stopping: IsStopping = never_stopping) -> bool:

@@ -67,7 +67,7 @@ class _Action(msgspec.Struct):
 def prepare_delta(declaration: SinkDeclaration) -> Prepared:
     secrets = Secrets(declaration.base)
     options = declaration.read_options(secrets)
-    place = options.required("path", "./lake/orders")
+    place = options.require("path", "./lake/orders")
     client = options.read_prefixed("option.")
     options.check_unknown()
     for field in declaration.schema:

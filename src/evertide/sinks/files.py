@@ -52,7 +52,7 @@ class _Mark(msgspec.Struct, frozen=True):
 
 def prepare_files(declaration: SinkDeclaration) -> Prepared:
     options = declaration.read_options(Secrets(declaration.base))
-    place = options.required("path", "./changes")
+    place = options.require("path", "./changes")
     options.check_unknown()
     target = _FilesTarget(declaration, place)
     return Prepared(target.open, target.probe)

@@ -50,7 +50,7 @@ _SHOWN = 200
 def prepare_webhook(declaration: SinkDeclaration) -> Prepared:
     secrets = Secrets(declaration.base)
     options = declaration.read_options(secrets)
-    url = urlsplit(options.required("url", "https://example.org/hook"))
+    url = urlsplit(options.require("url", "https://example.org/hook"))
     if url.scheme not in ("http", "https") or not url.hostname:
         raise options.refusal("url", f"is {url.geturl()!r}: expected http://host/path or https://host/path")
     if url.username is not None:

@@ -38,13 +38,14 @@ from evertide.store.metas.sqlite import SqliteMeta
 from evertide.store.paths import FORMAT, META_FILE, STORAGE
 from evertide.store.retry import retry_read
 
-__all__ = ["FORMAT_VERSION", "Storage", "StorageAddress", "open_for_repair", "open_storage"]
+__all__ = ["FORMAT_TEXT", "FORMAT_VERSION", "Storage", "StorageAddress", "open_for_repair", "open_storage"]
 
 logger = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
 
-_FORMAT_TEXT = re.compile(rb"[1-9][0-9]{0,8}\n")
+FORMAT_TEXT = b"%d\n" % FORMAT_VERSION
+_VALID_FORMAT = re.compile(rb"[1-9][0-9]{0,8}\n")
 _POSTGRES = ("postgresql://", "postgres://")
 _READ_BYTES = 1 << 20
 _OWNER_ONLY = 0o700
@@ -242,7 +243,7 @@ def _has_format(blob: Blob) -> bool:
         text = blob.get(FORMAT)
     except BlobMissing:
         return False
-    if not _FORMAT_TEXT.fullmatch(text):
+    if not _VALID_FORMAT.fullmatch(text):
         raise RecordDamaged(path=blob.path(FORMAT), why=f"expected a version, found {text[:32]!r}")
     if int(text) > FORMAT_VERSION:
         raise UnsupportedFormat(path=blob.path(FORMAT), found=int(text), supported=FORMAT_VERSION)
@@ -264,10 +265,9 @@ def _check_meta(blob: Blob, meta: Meta, *, exists: bool) -> None:
 
 def _create_records(blob: Blob, meta: Meta) -> None:
     """Create the records and FORMAT. A concurrent process writes the same values, so losing the race is harmless."""
-    text = b"%d\n" % FORMAT_VERSION
-    meta.commit([Write(STORAGE, 0, text)])
-    blob.put(FORMAT, text)
-    meta.commit([Write(STORAGE, 1, text)])
+    meta.commit([Write(STORAGE, 0, FORMAT_TEXT)])
+    blob.put(FORMAT, FORMAT_TEXT)
+    meta.commit([Write(STORAGE, 1, FORMAT_TEXT)])
 
 
 def _read_number(meta: Meta) -> int:

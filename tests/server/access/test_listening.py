@@ -20,7 +20,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from evertide.errors import InvalidInput
-from evertide.pipeline.reading.reader import Reader
+from evertide.pipeline.reading.reader import StorageReader
 from evertide.server.access import Access, ListenOptions, Tls
 from evertide.server.http.server import Server
 from evertide.server.http.shapes_app import make_shapes_app
@@ -420,7 +420,7 @@ def test_health_of_a_process_for_shapes_has_a_reason_only_without_tokens(
     tmp_path: Path, access: Access | None, told: set[str]
 ) -> None:
     folder = make_storage(tmp_path / "s", 1)
-    with Reader.open(str(folder)) as reader, ShapeService(reader.collections) as service, Server() as server:
+    with StorageReader.open(str(folder)) as reader, ShapeService(reader.collections) as service, Server() as server:
         server.start(make_shapes_app(reader, service, access))
         found = Client(server.host, server.port).get("/v1/health")
         assert (found.status, found.body["status"], {*found.body}) == (202, "waiting", told)

@@ -14,7 +14,7 @@ from starlette.routing import Route
 
 from evertide.metrics.metrics import Metrics
 from evertide.pgexpr.restriction import read_restriction
-from evertide.pipeline.reading.reader import Reader
+from evertide.pipeline.reading.reader import StorageReader
 from evertide.server.access import ROLES, Access, Gate, Role, Rule, Token
 from evertide.server.http.app import make_app
 from evertide.server.http.shapes_app import make_shapes_app
@@ -100,7 +100,7 @@ def known(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, str]]:
     with open_pipeline(storage(), engine()) as pipeline:
         service = ShapeService(pipeline.collections)
         found = {*endpoints(make_app(pipeline, shapes=service, metrics=Metrics()))}
-    with Reader.open(str(folder)) as reader:
+    with StorageReader.open(str(folder)) as reader:
         found |= {*endpoints(make_shapes_app(reader, ShapeService(reader.collections)))}
     return sorted(found)
 

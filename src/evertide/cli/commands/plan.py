@@ -8,7 +8,7 @@ from evertide.cli.options import Json, Master, Meta, Script, Storage
 from evertide.cli.output.output import Bars, Output, report_errors
 from evertide.cli.running.consent import render_change
 from evertide.cli.running.spark import open_spark
-from evertide.pipeline.reading.reader import Reader, is_there
+from evertide.pipeline.reading.reader import StorageReader, is_there
 from evertide.pipeline.script import read_script
 from evertide.settings import Settings
 
@@ -24,7 +24,7 @@ def plan(*, script: Script, storage: Storage, meta: Meta = None, master: Master 
     output = Output(is_json=is_json)
     text, path, _ = read_script(script)
     with ExitStack() as stack, Bars(output) as bars:
-        reader = stack.enter_context(Reader.open(storage, meta)) if is_there(storage) else None
+        reader = stack.enter_context(StorageReader.open(storage, meta)) if is_there(storage) else None
         with bars.show_work("Spark"):
             session = stack.enter_context(open_spark(master))
         from evertide.pipeline.script_change import describe_change, read_script_change  # noqa: PLC0415 - pyspark

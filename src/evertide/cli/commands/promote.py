@@ -8,7 +8,7 @@ import typer
 
 from evertide.cli.options import Json, Meta, Storage
 from evertide.cli.output.output import Output, report_errors
-from evertide.pipeline.reading.reader import Reader
+from evertide.pipeline.reading.reader import StorageReader
 from evertide.pipeline.replicas.leadership import promote as promote_replica
 
 __all__ = ["promote"]
@@ -33,7 +33,7 @@ def promote(
     Example: evertide promote --storage shop.evertide
     """
     output = Output(is_json=is_json)
-    with Reader.open(storage, meta) as reader:
+    with StorageReader.open(storage, meta) as reader:
         chosen = promote_replica(reader.storage.meta, writer, runtime=reader.runtime, settings=reader.settings)
     output.report(
         {"writer": chosen.writer, "host": chosen.host, "pid": chosen.pid},

@@ -13,7 +13,7 @@ from rich.text import Text
 from evertide.cli.options import Json, Master, Meta, StorageOrUrl
 from evertide.cli.output.output import Output, format_value, make_table, report_errors
 from evertide.cli.target.target import StorageOptions, open_target
-from evertide.pipeline.reading.query import Chosen, Question
+from evertide.pipeline.reading.query import EngineChoice, Question
 from evertide.rows.changes import DIFF, TIME
 from evertide.rows.python_rows import to_python_rows
 from evertide.server.endpoints.formats import make_names_unique, write_csv
@@ -72,8 +72,8 @@ def query(
         int | None, typer.Option("--as-of", metavar="T", help="Read at this time; by default the last.")
     ] = None,
     engine: Annotated[
-        Chosen, typer.Option("--engine", help="By default DuckDB for small collections, otherwise Spark.")
-    ] = Chosen.auto,
+        EngineChoice, typer.Option("--engine", help="By default DuckDB for small collections, otherwise Spark.")
+    ] = EngineChoice.auto,
     limit: Annotated[int | None, typer.Option("--limit", metavar="N", min=0, help="Print at most N rows.")] = None,
     form: Annotated[RowFormat, typer.Option("--format", help="Format of the rows.")] = RowFormat.table,
     meta: Meta = None,

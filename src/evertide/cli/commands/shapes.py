@@ -30,7 +30,7 @@ from evertide.cli.output.output import Output, report_errors
 from evertide.cli.running.listen_options import make_listen_options
 from evertide.cli.running.observers import open_observers
 from evertide.cli.running.serve import open_server
-from evertide.pipeline.reading.reader import Reader
+from evertide.pipeline.reading.reader import StorageReader
 
 if TYPE_CHECKING:
     from evertide.server.http.server import Server
@@ -85,7 +85,7 @@ def shapes(
     with (
         open_server(listen, listen_options) as server,
         open_observers(storage, listens=True, traces=traces) as observers,
-        Reader.open(storage, meta, observer=observers.observer) as reader,
+        StorageReader.open(storage, meta, observer=observers.observer) as reader,
         ShapeService(reader.collections, options) as service,
     ):
         observers.watch_reader(reader, service)
@@ -101,8 +101,8 @@ def shapes(
             server.stop()
 
 
-def _report_start(output: Output, server: Server, reader: Reader) -> None:
+def _report_start(output: Output, server: Server, reader: StorageReader) -> None:
     if output.is_json:
-        output.write_line({"event": "listening", "time": reader.collections.time(), "address": server.address})
+        output.write_line({"event": "listening", "time": reader.collections.find_time(), "address": server.address})
     else:
         output.say(Text(f"shapes of {reader.storage.root} at {server.address}/v1/shape"))

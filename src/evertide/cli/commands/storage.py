@@ -19,7 +19,7 @@ from evertide.cli.output.output import Bars, Output, error_to_dict, format_bytes
 from evertide.errors import Damaged, InvalidInput
 from evertide.json_values import to_json_value
 from evertide.pipeline.maintenance.sweep import sweep
-from evertide.pipeline.reading.reader import Reader, check_is_there
+from evertide.pipeline.reading.reader import StorageReader, check_is_there
 from evertide.pipeline.recovery.damaged_views import PipelineCollections
 from evertide.runtime import SystemRuntime
 from evertide.settings import Settings
@@ -100,7 +100,7 @@ def gc(*, storage: Storage, meta: Meta = None, is_json: Json = False) -> None:
     Example: evertide gc --storage shop.evertide
     """
     output = Output(is_json=is_json)
-    with Reader.open(storage, meta) as reader, Bars(output) as bars:
+    with StorageReader.open(storage, meta) as reader, Bars(output) as bars:
         garbage = sweep(reader.storage, bars.show, runtime=reader.runtime, settings=reader.settings)
     kinds = {kind: getattr(garbage, kind) for kind in ("parts", "rollups", "state", "checkpoints", "staged")}
     if is_json:
@@ -137,7 +137,7 @@ def export(
     output = Output(is_json=is_json)
     if file.exists() and not force:
         raise InvalidInput(where=str(file), why="the file exists; set --force to replace it")
-    with Reader.open(storage, meta) as reader, Bars(output) as bars, bars.show_work("export"):
+    with StorageReader.open(storage, meta) as reader, Bars(output) as bars, bars.show_work("export"):
         entries = {entry.number: entry for entry in reader.checkpoints.entries()}
         if number not in entries:
             raise InvalidInput(

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.text import Text
 
-from evertide.logs import ROOT, JsonLines, line_of
+from evertide.logs import ROOT, JsonFormatter, make_line
 
 __all__ = ["LogFormat", "LogLevel", "LogOptions", "configure_logging"]
 
@@ -51,7 +51,7 @@ class _TextHandler(logging.Handler):
         self._console = console
 
     def emit(self, record: logging.LogRecord) -> None:
-        line = line_of(record)
+        line = make_line(record)
         transaction = "" if line.transaction is None else f" (transaction {line.transaction})"
         colour = "yellow" if record.levelno >= logging.WARNING else "dim"
         self._console.print(Text(f"evertide: {line.level}: {line.message}{transaction}", colour))
@@ -60,7 +60,7 @@ class _TextHandler(logging.Handler):
 class _JsonHandler(logging.Handler):
     def __init__(self, options: LogOptions) -> None:
         super().__init__(options.level_number)
-        self.setFormatter(JsonLines(options.pipeline))
+        self.setFormatter(JsonFormatter(options.pipeline))
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write each line at once, so that lines of several threads do not mix."""

@@ -26,7 +26,7 @@ from rich.text import Text
 
 from evertide.cli.output.logs import LogOptions, configure_logging
 from evertide.errors import EvertideError
-from evertide.json_values import error_to_json, one_line, to_json_value
+from evertide.json_values import error_to_json, join_lines, to_json_value
 
 if TYPE_CHECKING:  # pyarrow, not needed for `--help`
     from evertide.sources.contract import Lag
@@ -134,7 +134,7 @@ def report_errors(command: Callable[P, T]) -> Callable[P, T]:
 
 
 def report_error(error: EvertideError, *, is_json: bool) -> None:
-    text = json.dumps(error_to_dict(error), ensure_ascii=False) if is_json else f"evertide: {one_line(str(error))}"
+    text = json.dumps(error_to_dict(error), ensure_ascii=False) if is_json else f"evertide: {join_lines(str(error))}"
     sys.stderr.write(f"{text}\n")
 
 

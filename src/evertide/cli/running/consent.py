@@ -60,5 +60,5 @@ def render_change(change: ScriptChange, script: str) -> Text:
     if change.is_empty():
         return Text(f"{script} changes nothing")
     title = f"{script} declares a new pipeline:" if change.is_new else f"{script} changes the pipeline:"
-    lines = [Text(f"  {line}", _COLOURS[line[0]]) for line in change.lines()]
+    lines = [Text(f"  {line}", _COLOURS[line[0]]) for line in change.format_lines()]
     return Text("\n").join([Text(title), *lines])

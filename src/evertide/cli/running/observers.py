@@ -14,7 +14,7 @@ from evertide.runtime import SystemRuntime
 if TYPE_CHECKING:
     from evertide.metrics.metrics import Metrics
     from evertide.pipeline.pipeline import Pipeline
-    from evertide.pipeline.reading.reader import Reader
+    from evertide.pipeline.reading.reader import StorageReader
     from evertide.shapes.service import ShapeService
 
 __all__ = ["Observers", "open_observers"]
@@ -33,7 +33,7 @@ class Observers:
 
             watch_pipeline(self.metrics, pipeline, shapes)
 
-    def watch_reader(self, reader: Reader, shapes: ShapeService) -> None:
+    def watch_reader(self, reader: StorageReader, shapes: ShapeService) -> None:
         if self.metrics is not None:
             from evertide.metrics import watch_reader  # noqa: PLC0415
 

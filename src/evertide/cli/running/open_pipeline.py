@@ -15,7 +15,7 @@ from evertide.cli.running.consent import Consent
 from evertide.cli.running.silence import end_if_silent
 from evertide.cli.running.spark import open_spark
 from evertide.observer import NO_OBSERVER, Observer
-from evertide.pipeline.reading.reader import Reader, check_is_there, is_there
+from evertide.pipeline.reading.reader import StorageReader, check_is_there, is_there
 from evertide.pipeline.replicas.liveness import watch_for_hang
 from evertide.pipeline.replicas.ownership import ProcessRole
 from evertide.pipeline.script import read_script
@@ -83,7 +83,7 @@ def _check_free(storage: str, meta: str | None, settings: Settings, *, must_exis
         check_is_there(storage)
     elif not is_there(storage):
         return
-    with Reader.open(storage, meta, settings=settings) as reader:
+    with StorageReader.open(storage, meta, settings=settings) as reader:
         reader.check_free()
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from evertide.checkpoint.summary import CheckpointSummary, summarize_checkpoints
+from evertide.checkpoint.catalog import CheckpointSummary
 from evertide.cli.output.output import Bars, Output
 from evertide.cli.running.open_pipeline import open_pipeline
 from evertide.cli.running.spark import open_spark
@@ -23,7 +23,7 @@ from evertide.errors import InvalidInput
 from evertide.journal.journal import TransactionSummary
 from evertide.pipeline.input.pushed_files import PushFormat, read_pushed_file
 from evertide.pipeline.reading.query import Answer, Question
-from evertide.pipeline.reading.reader import Reader
+from evertide.pipeline.reading.reader import StorageReader
 from evertide.pipeline.script import read_script
 from evertide.pipeline.status.status import Status
 
@@ -43,8 +43,8 @@ class StorageTarget:
     bars: Bars = field(repr=False)
 
     @cached_property
-    def _reader(self) -> Reader:
-        return self.stack.enter_context(Reader.open(self._storage, self.options.meta))
+    def _reader(self) -> StorageReader:
+        return self.stack.enter_context(StorageReader.open(self._storage, self.options.meta))
 
     @property
     def _storage(self) -> str:
@@ -69,7 +69,7 @@ class StorageTarget:
         return self._reader.journal.describe(first, last)
 
     def checkpoints(self) -> list[CheckpointSummary]:
-        return summarize_checkpoints(self._reader.checkpoints)
+        return self._reader.checkpoints.summarize()
 
     def query(self, question: Question) -> Answer:
         from evertide.server.query.workers import Workers  # noqa: PLC0415 - not needed by other commands

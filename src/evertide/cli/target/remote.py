@@ -13,7 +13,7 @@ from typing import Any, Self
 import msgspec
 import pyarrow as pa
 
-from evertide.checkpoint.summary import CheckpointSummary
+from evertide.checkpoint.catalog import CheckpointSummary
 from evertide.cli.target.push_file import choose_format, open_push_file
 from evertide.cli.target.target import NewCheckpoint, ServerOptions
 from evertide.client import Client

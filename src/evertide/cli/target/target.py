@@ -20,7 +20,7 @@ from evertide.pipeline.reading.query import Answer, Question
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from evertide.checkpoint.summary import CheckpointSummary
+    from evertide.checkpoint.catalog import CheckpointSummary
     from evertide.journal.journal import TransactionSummary
     from evertide.pipeline.input.pushed_files import PushFormat
     from evertide.pipeline.status.status import Status

@@ -29,11 +29,11 @@ from evertide.errors import (
     ViewFailed,
 )
 from evertide.observer import FaultEvent
-from evertide.pipeline.definition import Away, find_tables_under, mark_redefined, shard_name
+from evertide.pipeline.definition import AwayReason, find_tables_under, make_shard_name, mark_redefined
 from evertide.pipeline.engine import Cohort
 from evertide.pipeline.recovery.hydration import hydrate_cohort, make_view_record
 from evertide.pipeline.sinks.sink_record import find_shards_of_sinks
-from evertide.pipeline.transaction.members import Members, at_time
+from evertide.pipeline.transaction.members import Members, add_time
 from evertide.pipeline.transaction.portions import PendingChanges
 from evertide.pipeline.transaction.runner import Runner
 from evertide.problem import ComponentState
@@ -43,13 +43,13 @@ from evertide.store.writers import Writer
 from evertide.threads.conditions import Condition
 from evertide.threads.stopping import IsStopping, Stopped, check_not_stopping, never_stopping
 
-__all__ = ["HOLDS", "Backfill", "hold_name"]
+__all__ = ["HOLD_PREFIX", "Backfill", "name_backfill_hold"]
 
 logger = logging.getLogger(__name__)
 
-HOLDS = "backfill-"
+HOLD_PREFIX = "backfill-"
 """The prefix of the names of holds; the writer's id follows."""
-_FEW = 2
+_JOIN_TRANSACTIONS_MAX = 2
 """At most this many transactions are caught up with while the pipeline waits."""
 
 
@@ -65,10 +65,10 @@ class _NewShards:
         self._is_stopping = is_stopping
         self._pending = PendingChanges(time - 1, runner.writer)
 
-    def take(self, found: Mapping[str, pa.Table]) -> None:
+    def take(self, deltas: Mapping[str, pa.Table]) -> None:
         check_not_stopping(self._is_stopping)
         self._pending.store(self._members)  # the result of the previous portion
-        self._pending.put({self._create_shard(name).name: delta for name, delta in found.items()})
+        self._pending.put({self._create_shard(name).name: delta for name, delta in deltas.items()})
 
     def drop(self) -> None:
         self._pending.drop(self._members)
@@ -83,7 +83,7 @@ class _NewShards:
         if view not in self.shards:
             runner = self._runner
             schema = runner.machine.engine.views[view].schema
-            name = shard_name(view, runner.runtime.new_id())
+            name = make_shard_name(view, runner.runtime.new_id())
             self.shards[view] = self._members.create(name, schema, runner.writer)
         return self.shards[view]
 
@@ -109,7 +109,7 @@ class Backfill:
         self._settle = settle
         self._wait = wait
         self._left = list(views)
-        self._away: dict[str, Away] = {}
+        self._away: dict[str, AwayReason] = {}
         self._shards: dict[str, Shard] = {}
         self._cohort: Cohort | None = None
         self._time = 0
@@ -162,26 +162,30 @@ class Backfill:
         if self._time:
             self._held = [members.open_collection(name) for name in self._tables]
         for shard in self._held:
-            shard.hold(hold_name(self._runner.writer), self._time - 1)
+            shard.hold(name_backfill_hold(self._runner.writer), self._time - 1)
 
     def _release(self) -> None:
         """If a release fails, the next backfill moves the hold, or the next opening releases it."""
         for shard in self._held:
             with log_failure(f"could not release the hold on shard {shard.name}"):
-                shard.release(hold_name(self._runner.writer))
+                shard.release(name_backfill_hold(self._runner.writer))
 
     def _give_up(self) -> None:
         """Discard the results of views that did not join; keep their shards if the outcome of the join is unknown."""
         machine = self._runner.machine
         if self._cohort is not None and not any(self._cohort is one for one in machine.cohorts):
-            machine.store.abandoned.extend([*(part.key for part in self._cohort.parts()), *self._cohort.released()])
+            machine.store.abandon(self._cohort)
         if not self._is_joining:
             self._finalize([shard.name for shard in self._shards.values()])
 
     def _try_join(self, is_stopping: IsStopping) -> bool:
         """Catch up and join. True if the views are members."""
         runner = self._runner
-        while not self._is_behind and runner.journal.committed_upper - self._time > _FEW and not is_stopping():
+        while (
+            not self._is_behind
+            and runner.journal.committed_upper - self._time > _JOIN_TRANSACTIONS_MAX
+            and not is_stopping()
+        ):
             with self._share_cores():
                 self._catch_up(runner.journal.committed_upper)
             self._hold(runner.members)
@@ -190,25 +194,25 @@ class Backfill:
                 return False
             self._settle()
             self._is_behind = False
-            if self._is_joining and self._are_members():  # the commit of unknown outcome succeeded
+            if self._is_joining and self._has_joined():  # the commit of unknown outcome succeeded
                 return True
             self._catch_up(runner.time)
             return self._join()
 
-    def _are_members(self) -> bool:
+    def _has_joined(self) -> bool:
         views = self._runner.definition.views
         joined = [views[name].shard == self._shards[name].name for name in self._left if name in views]
         return bool(joined) and all(joined)
 
     def _compute(self, members: Members, is_stopping: IsStopping) -> None:
-        filling = _NewShards(self._runner, members, self._time, is_stopping)
-        self._shards = filling.shards
+        new_shards = _NewShards(self._runner, members, self._time, is_stopping)
+        self._shards = new_shards.shards
         while self._left and self._cohort is None:
             try:
-                self._cohort = hydrate_cohort(self._runner.machine, members, self._left, self._time, filling)
+                self._cohort = hydrate_cohort(self._runner.machine, members, self._left, self._time, new_shards)
             except ViewFailed as error:
                 self._leave(error, self._time - 1)
-        filling.fill(self._left)
+        new_shards.fill(self._left)
 
     def _catch_up(self, upper: int) -> None:
         """Apply the transactions below `upper`. Safe to repeat after a storage error: none is applied twice."""
@@ -232,19 +236,19 @@ class Backfill:
                 self._cohort.drop(error.views)
         return {}
 
-    def _append(self, found: Mapping[str, pa.Table], time: int) -> None:
-        if found:
+    def _append(self, deltas: Mapping[str, pa.Table], time: int) -> None:
+        if deltas:
             appends = [
-                Append(self._shards[name].log, at_time(delta, time), time, time + 1) for name, delta in found.items()
+                Append(self._shards[name].log, add_time(delta, time), time, time + 1) for name, delta in deltas.items()
             ]
             append_together(appends, self._runner.writer)
 
     def _leave(self, error: ViewFailed, time: int) -> None:
-        told = ViewFailed(views=error.views, time=time, why=error.why)
-        logger.warning("%s", told)
+        failure = ViewFailed(views=error.views, time=time, why=error.why)
+        logger.warning("%s", failure)
         for name in error.views:
             self._runner.observer.on_fault(FaultEvent("view", name, error.error_code, time=time))
-        away = Away(ComponentState.FAILED, time, error.why, self._runner.runtime.wall_s())
+        away = AwayReason(ComponentState.FAILED, time, error.why, self._runner.runtime.wall_s())
         self._away |= dict.fromkeys(error.views, away)
         self._left = [name for name in self._left if name not in error.views]
 
@@ -260,7 +264,7 @@ class Backfill:
             left = mark_redefined(away, known)
             views[name] = make_view_record(runner.machine.engine, name, known.shard if known else "", left)
         try:
-            guard = runner.journal.commit_guard(self._time)
+            guard = runner.journal.make_commit_guard(self._time)
             self._is_joining = True
             runner.change(guards=[guard], views=views)
         except Conflict as error:
@@ -294,5 +298,5 @@ def log_failure(what: str) -> Iterator[None]:
         logger.warning("%s: %s", what, error)
 
 
-def hold_name(writer: Writer) -> str:
-    return f"{HOLDS}{writer.id}"
+def name_backfill_hold(writer: Writer) -> str:
+    return f"{HOLD_PREFIX}{writer.id}"

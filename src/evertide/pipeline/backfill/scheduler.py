@@ -33,7 +33,7 @@ from evertide.errors import (
 from evertide.pipeline.backfill.backfill import Backfill
 from evertide.pipeline.definition import find_tables_under
 from evertide.pipeline.recovery.divergence import RecomputationBackoff
-from evertide.pipeline.status.status import divergences
+from evertide.pipeline.status.status import list_divergences
 from evertide.pipeline.transaction.runner import Runner
 from evertide.problem import ComponentState, Problem
 from evertide.threads.stopping import never_stopping
@@ -43,7 +43,7 @@ __all__ = ["BackfillScheduler"]
 
 logger = logging.getLogger(__name__)
 
-_PASSING = (Unavailable, OutcomeUnknown, GenerationMoved, TimeCompacted, LeaseLost)
+_TRANSIENT = (Unavailable, OutcomeUnknown, GenerationMoved, TimeCompacted, LeaseLost)
 """Errors after which a new backfill may succeed."""
 
 
@@ -90,7 +90,7 @@ class BackfillScheduler:
         failed = definition.list_away(ComponentState.FAILED)
         self._due = {*self._due.intersection(failed), *definition.list_away(ComponentState.HYDRATING)}
         if failed:
-            self._due.update(self._find_touched(failed))
+            self._due.update(self._find_changed(failed))
         diverged = definition.find_diverged()
         views = [name for name in sorted(self._due) if not self._wait_s(name, now_s)]
         if not views:
@@ -112,10 +112,10 @@ class BackfillScheduler:
     def problems(self) -> list[Problem]:
         """The problems of views that diverged or that damaged data keeps from being computed."""
         now_s = self._runner.runtime.monotonic_s()
-        found = {**divergences(self._runner.definition), **self._stuck}
+        found = {**list_divergences(self._runner.definition), **self._stuck}
         return [replace(one, wait_s=self._wait_s(name, now_s) or None) for name, one in found.items()]
 
-    def _find_touched(self, failed: Iterable[str]) -> list[str]:
+    def _find_changed(self, failed: Iterable[str]) -> list[str]:
         """The failed views with a table that changed since the failure."""
         members = self._runner.members
         found = []
@@ -192,11 +192,11 @@ class BackfillScheduler:
             raise
 
     def _try(self, views: Collection[str]) -> None:
-        """Run a backfill. After a `_PASSING` error or damage, the views are due again."""
+        """Run a backfill. After a `_TRANSIENT` error or damage, the views are due again."""
         try:
             self._run(views)
             self._stuck = {name: one for name, one in self._stuck.items() if name not in views}
-        except _PASSING as error:
+        except _TRANSIENT as error:
             logger.warning("the backfill of the views %s failed, will retry: %s", views, error)
             self._due.update(views)
         except Damaged as error:

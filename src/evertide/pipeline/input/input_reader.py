@@ -39,10 +39,10 @@ class InputReader:
         self._moving: set[str] = set(runner.sources)
         """Sources that may have more: their last offer had input, or they have made none yet."""
 
-    def read(self, asked: Collection[str] | None = None) -> tuple[dict[str, Input], dict[str, list[Rows]]]:
+    def read(self, only: Collection[str] | None = None) -> tuple[dict[str, Input], dict[str, list[Rows]]]:
         """The input for the journal, and the rows that were read. A source without input keeps its position.
 
-        If `asked` is given, only these sources make an offer; the leader reads the others.
+        If `only` is given, only these sources make an offer; the leader reads the others.
         """
         runner, settings = self._runner, self._runner.settings
         limit = Limit(settings.transaction_rows_max, settings.transaction_bytes_max)
@@ -52,14 +52,12 @@ class InputReader:
         for name, position in read_positions(runner.journal, runner.definition, runner.sources).items():
             source = runner.sources[name]
             inputs[name] = Input(position, position)
-            if asked is not None and name not in asked:
+            if only is not None and name not in only:
                 continue
             try:
                 offer = source.offer(position, limit)
                 if offer is not None and not _is_staged(offer.fragments):
-                    read[name] = [
-                        rows for fragment in offer.fragments for rows in note_each_step(source.read(fragment))
-                    ]
+                    read[name] = [rows for one in offer.fragments for rows in note_each_step(source.read(one))]
             except SourceFailed as error:
                 self.note_stall(name, error)
                 continue
@@ -80,8 +78,8 @@ class InputReader:
 
     def is_idle(self) -> bool:
         """Whether no source has more input, as far as known. Stalled sources are not waited for."""
-        going = [source for name, source in self._runner.sources.items() if name not in self.stalled]
-        return "" not in self.stalled and not any(map(self._has_more, going))
+        running = [source for name, source in self._runner.sources.items() if name not in self.stalled]
+        return "" not in self.stalled and not any(map(self._has_more, running))
 
     def _has_more(self, source: Source) -> bool:
         is_moving = source.name in self._moving and not isinstance(source, HasGoal)
@@ -98,8 +96,8 @@ class InputReader:
                 self.note_stall(name, error)
 
     def make_status(self, source: Source, position: str) -> SourceStatus:
-        found = self._record(source)
-        return SourceStatus(source.name, found.tables, position, found.state, found.lag, found.problems)
+        record = self._record(source)
+        return SourceStatus(source.name, record.tables, position, record.state, record.lag, record.problems)
 
     def make_records(self) -> dict[str, SourceRecord]:
         return {name: self._record(source) for name, source in self._runner.sources.items()}
@@ -107,14 +105,14 @@ class InputReader:
     def _record(self, source: Source) -> SourceRecord:
         """The problems that a source reports are newer than the error of its last offer: a paused one makes none."""
         stalled = self.stalled.get(source.name)
-        told = source.problems if isinstance(source, Monitored) else ()
+        problems = source.problems if isinstance(source, Monitored) else ()
         is_old = isinstance(source, Monitored) and stalled is not None and stalled.state == ComponentState.RECONNECTING
-        if stalled is not None and not is_old and not any(problem.state == stalled.state for problem in told):
-            told = (stalled, *told)
+        if stalled is not None and not is_old and not any(problem.state == stalled.state for problem in problems):
+            problems = (stalled, *problems)
         state = next(
-            (problem.state for problem in told if problem.state != ComponentState.WARNING), ComponentState.RUNNING
+            (problem.state for problem in problems if problem.state != ComponentState.WARNING), ComponentState.RUNNING
         )
-        return SourceRecord(source.tables, state, source.lag if isinstance(source, Monitored) else None, told)
+        return SourceRecord(source.tables, state, source.lag if isinstance(source, Monitored) else None, problems)
 
     def note_stall(self, name: str, error: EvertideError) -> None:
         """Note a problem. Its `since_s` is kept while the state is the same, even if the reason changes."""
@@ -124,13 +122,13 @@ class InputReader:
         if known is None or known.why != error.message:
             before, self._errors[name] = self._errors.get(name), error
             now_s = self._runner.runtime.wall_s()
-            found = Problem.from_error(ComponentState.STALLED, error, now_s)
-            found = to_problem(error, now_s) if isinstance(error, SourceFailed) else found
-            if known is not None and known.state == found.state:
-                found = replace(found, since_s=known.since_s)
-            self.stalled[name] = found
-            if before is None or known is None or known.state != found.state or not is_same_reason(before, error):
-                logger.error("%s is %s: %s", f"source {name!r}" if name else "the pipeline", found.state, error)
+            problem = Problem.from_error(ComponentState.STALLED, error, now_s)
+            problem = to_problem(error, now_s) if isinstance(error, SourceFailed) else problem
+            if known is not None and known.state == problem.state:
+                problem = replace(problem, since_s=known.since_s)
+            self.stalled[name] = problem
+            if before is None or known is None or known.state != problem.state or not is_same_reason(before, error):
+                logger.error("%s is %s: %s", f"source {name!r}" if name else "the pipeline", problem.state, error)
 
     def note_progress(self, name: str) -> None:
         if (known := self.stalled.pop(name, None)) is not None:

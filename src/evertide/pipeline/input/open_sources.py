@@ -24,7 +24,7 @@ __all__ = ["open_declared_sources"]
 
 
 @dataclass(frozen=True, slots=True)
-class _Staging:
+class _SourceStaging:
     source: str
     journal: Journal
     writer: Writer
@@ -61,7 +61,10 @@ def open_declared_sources(  # noqa: PLR0917
     for table in tables.values():
         _check_deletable(table)
     opened = open_sources(
-        list(declared.values()), runtime=runtime, base=base, staging=lambda source: _Staging(source, journal, writer)
+        list(declared.values()),
+        runtime=runtime,
+        base=base,
+        staging=lambda source: _SourceStaging(source, journal, writer),
     )
     for source in opened:
         if executors is not None and isinstance(source, Distributed):

@@ -22,7 +22,7 @@ import pyarrow as pa
 from evertide.errors import EvertideError, InvalidInput, NotAllowedNow, OutcomeUnknown, TimeCompacted, Unexpected
 from evertide.journal.journal import Journal
 from evertide.journal.records import Fragment, ProducerNumber, Staged
-from evertide.journal.staging import staged_of
+from evertide.journal.staging import list_staged
 from evertide.journal.xids import PUSH
 from evertide.settings import Settings
 from evertide.sources.contract import Limit, Offer, Rows, TableDeclaration
@@ -35,11 +35,11 @@ __all__ = ["PUSH", "PushTransaction", "Pushes", "complete_position"]
 logger = logging.getLogger(__name__)
 
 
-_APART = 2
+_IN_JOURNAL = 2
 """Stands in place of the producers, which the journal stores. An earlier version of Evertide refuses it."""
 
 
-class _Position(msgspec.Struct, frozen=True):
+class _PushPosition(msgspec.Struct, frozen=True):
     pushes: int = 0
     producers: dict[str, tuple[int, int]] | int = {}
 
@@ -51,8 +51,8 @@ class _Position(msgspec.Struct, frozen=True):
 
 def complete_position(position: str, producers: Mapping[str, tuple[int, int]]) -> str:
     """The position with the producers in it. `producers` are those of the journal at that position."""
-    at = msgspec.json.decode(position, type=_Position)
-    return msgspec.json.encode(_Position(at.pushes, dict(producers if at.own is None else at.own))).decode()
+    at = msgspec.json.decode(position, type=_PushPosition)
+    return msgspec.json.encode(_PushPosition(at.pushes, dict(producers if at.own is None else at.own))).decode()
 
 
 class PushTransaction:
@@ -73,20 +73,20 @@ class PushTransaction:
 
     def push(self, table: str, rows: Any = (), *, deletes: Any = ()) -> None:
         """Add rows to upsert, and rows or keys to delete. A call that fails adds none, so it can be repeated."""
-        made = convert_push(self._pushes.find_declaration(table), rows, deletes)
-        if made.rows.num_rows == 0:
+        batch = convert_push(self._pushes.find_declaration(table), rows, deletes)
+        if batch.rows.num_rows == 0:
             return
-        before = self._waiting.pop(made.table, [])
-        self._waiting[made.table] = [*before, made.rows]  # the last table, so that these rows are staged last
-        self._bytes += made.rows.nbytes
+        before = self._waiting.pop(batch.table, [])
+        self._waiting[batch.table] = [*before, batch.rows]  # the last table, so that these rows are staged last
+        self._bytes += batch.rows.nbytes
         if self._bytes > self._pushes.settings.push_buffer_bytes:
             try:
                 self.stage()
             except BaseException:
-                self._waiting[made.table] = before
-                self._bytes -= made.rows.nbytes
+                self._waiting[batch.table] = before
+                self._bytes -= batch.rows.nbytes
                 raise
-        self.rows += made.rows.num_rows
+        self.rows += batch.rows.num_rows
 
     def stage(self) -> None:
         """Store the rows in memory as staged fragments, one per table. If it fails, a repeated call stores the rest."""
@@ -118,7 +118,7 @@ class Pushes:
     """The source of all tables without a connector. Safe to share between threads."""
 
     name = PUSH
-    start = msgspec.json.encode(_Position()).decode()
+    start = msgspec.json.encode(_PushPosition()).decode()
 
     def __init__(
         self,
@@ -137,7 +137,7 @@ class Pushes:
         self._lock = threading.Lock()
         self._ready: list[PushTransaction] = []
         self._offered: list[PushTransaction] = []
-        self._echoes: list[PushTransaction] = []
+        self._repeats: list[PushTransaction] = []
         """Repeats of offered push transactions; they are settled once the bind is durable."""
         self._offered_time = 0
         self._begun: list[PushTransaction] = []
@@ -189,12 +189,12 @@ class Pushes:
             except EvertideError as error:  # no record names them, and the client receives another error
                 logger.warning("could not delete staged rows; garbage collection will: %s", error)
 
-    def _find_repeat(self, at: _Position, pushed: PushTransaction) -> int | None:
+    def _find_repeat(self, at: _PushPosition, pushed: PushTransaction) -> int | None:
         """The time that bound the producer's last number; None if this number is higher."""
         if at.own is not None:
             number, time = at.own.get(pushed.producer, (-1, -1))
         else:
-            last = self._journal.producers.last(pushed.producer)
+            last = self._journal.producers.read_last(pushed.producer)
             number, time = (last.number, last.time) if last is not None else (-1, -1)
         return time if pushed.sequence <= number else None
 
@@ -231,32 +231,32 @@ class Pushes:
         self._forget_bound()
         with self._lock:
             ready = list(self._ready)
-        at = msgspec.json.decode(position, type=_Position)
+        at = msgspec.json.decode(position, type=_PushPosition)
         time = self._next_time()
         numbers: dict[str, ProducerNumber] = {}
-        taken: list[PushTransaction] = []
-        echoes: list[PushTransaction] = []
+        offered: list[PushTransaction] = []
+        repeats: list[PushTransaction] = []
         for pushed in ready:
             if not pushed.producer:
-                taken.append(pushed)
+                offered.append(pushed)
             elif pushed.producer in numbers and pushed.sequence <= numbers[pushed.producer].number:
-                echoes.append(pushed)
+                repeats.append(pushed)
             elif pushed.producer not in numbers and (bound := self._find_repeat(at, pushed)) is not None:
                 self._mark_repeated([pushed], bound)
             else:
                 before = (at.own or {}).get(pushed.producer)
                 numbers[pushed.producer] = ProducerNumber(pushed.sequence, Time(time), before)
-                taken.append(pushed)
-        self._offered, self._echoes, self._offered_time = taken, echoes, time
-        if not taken:
+                offered.append(pushed)
+        self._offered, self._repeats, self._offered_time = offered, repeats, time
+        if not offered:
             return None
-        after = msgspec.json.encode(_Position(at.pushes + len(taken), _APART)).decode()
-        fragments = tuple(fragment for pushed in taken for fragment in pushed.fragments)
-        given = {
+        after = msgspec.json.encode(_PushPosition(at.pushes + len(offered), _IN_JOURNAL)).decode()
+        fragments = tuple(fragment for pushed in offered for fragment in pushed.fragments)
+        moved = {
             name: ProducerNumber(number, Time(bound), (number, bound))
             for name, (number, bound) in (at.own or {}).items()
         }
-        return Offer(after, fragments, sum(pushed.rows for pushed in taken), producers={**given, **numbers})
+        return Offer(after, fragments, sum(pushed.rows for pushed in offered), producers={**moved, **numbers})
 
     def read(self, fragment: Fragment) -> Iterator[Rows]:
         if not isinstance(fragment, Staged):
@@ -267,8 +267,8 @@ class Pushes:
         for pushed in self._offered:
             pushed.time = self._offered_time
         self._forget(self._offered)
-        self._mark_repeated(self._echoes, self._offered_time)
-        self._offered, self._echoes = [], []
+        self._mark_repeated(self._repeats, self._offered_time)
+        self._offered, self._repeats = [], []
 
     def _forget_bound(self) -> None:
         """After a bind of unknown outcome: do not offer again what the journal shows as bound."""
@@ -276,7 +276,7 @@ class Pushes:
         if not doubtful or self._next_time() <= self._offered_time:
             return  # the next bind has the same number, so at most one of the two succeeds
         try:
-            named = {fragment.key for fragment in staged_of(self._journal.read(self._offered_time))}
+            named = {fragment.key for fragment in list_staged(self._journal.read(self._offered_time))}
         except TimeCompacted:
             rows = sum(pushed.rows for pushed in doubtful)
             why = f"transaction {self._offered_time} may have them, and the journal no longer has its record"

@@ -75,8 +75,8 @@ def assign_sources(
 
     `InvalidInput` if a table would miss rows, or its connector cannot interpret the position.
     """
-    fed, made = map_tables_to_sources(sources), {}
-    came: list[str] = []
+    fed, records = map_tables_to_sources(sources), {}
+    rejoined: list[str] = []
     for name, table in definition.tables.items():
         before = _find_previous_source(name, table, definition)
         changes: dict[str, object] = {"is_declared": name in declared}
@@ -87,12 +87,12 @@ def assign_sources(
         if before not in ("", PUSH, fed.get(name)) and before in positions:
             changes["left"] = LastPosition(before, find_family(table.connector), positions[before])
             logger.info("source %r stops feeding the table %r, at position %s", before, name, positions[before])
-        made[name] = msgspec.structs.replace(table, **changes)
+        records[name] = msgspec.structs.replace(table, **changes)
         if name in declared and before != fed[name]:
-            came.append(name)
-    for name in came:
-        _check_gap(declared[name], made, positions)
-    return made
+            rejoined.append(name)
+    for name in rejoined:
+        _check_gap(declared[name], records, positions)
+    return records
 
 
 def _find_previous_source(name: str, table: TableRecord, definition: Definition) -> str:
@@ -138,14 +138,18 @@ def _check_gap(table: DeclaredTable, tables: Mapping[str, TableRecord], position
         for name, other in tables.items()
         if (one := _find_last_position(other)) and one.source == left.source
     }
-    stands = positions.get(left.source)
+    position_now = positions.get(left.source)
     other = next((name for name, position in others.items() if position != left.position), None)
-    if (stands is None and other is None) or stands == left.position:
+    if (position_now is None and other is None) or position_now == left.position:
         return
-    went = f"is at {stands} now" if stands is not None else f"fed the table {other!r} until {others[other or '']}"
+    source_now = (
+        f"is at {position_now} now"
+        if position_now is not None
+        else f"fed the table {other!r} until {others[other or '']}"
+    )
     why = (
         f"the script did not have this table while its source {left.source!r} fed others: the table was fed until "
-        f"{left.position}, the source {went}, and the changes between are missing. Declare a table with another name "
-        "and a source of its own"
+        f"{left.position}, the source {source_now}, and the changes between are missing. Declare a table with another "
+        "name and a source of its own"
     )
     raise InvalidInput(where=f"{table.where}, table {table.name!r}", why=why)

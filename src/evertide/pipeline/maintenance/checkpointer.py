@@ -75,7 +75,7 @@ class Checkpointer:
     @property
     def damaged(self) -> frozenset[int]:
         """The numbers of checkpoints with a damaged file, which must be replaced."""
-        return self._runner.checkpoints.damage.find_catalogued()
+        return self._runner.checkpoints.damage.list_catalogued()
 
     def is_due(self) -> bool:
         """Whether anything changed since the last checkpoint, or a checkpoint is damaged."""
@@ -125,8 +125,8 @@ class Checkpointer:
         logger.info(
             "made checkpoint %d at time %d: %d files, in %.1f s", self.last.number, state.time, len(state.parts), took_s
         )
-        made = CheckpointEvent(self.last.number, state.time, len(state.parts), size, began_s, took_s)
-        runner.observer.on_checkpoint(made)
+        event = CheckpointEvent(self.last.number, state.time, len(state.parts), size, began_s, took_s)
+        runner.observer.on_checkpoint(event)
         try:
             self.release_history()
         except (Unavailable, OutcomeUnknown, Conflict, GenerationMoved) as error:  # the next checkpoint retries
@@ -160,19 +160,19 @@ class Checkpointer:
         """Delete what neither a checkpoint nor this process needs. A refusal is in `failing` until a run succeeds."""
         runner = self._runner
         runner.journal.drop_unbound(runner.writer)
-        self._released.update(runner.machine.released())
-        done = runner.checkpoints.collect(self._live, runner.writer)
-        self._released.difference_update(done.parts)
-        if done.refused is not None:
-            self.failing.add(GARBAGE_COLLECTION, done.refused)
+        self._released.update(runner.machine.drain_released())
+        garbage = runner.checkpoints.collect(self._live, runner.writer)
+        self._released.difference_update(garbage.parts)
+        if garbage.refused is not None:
+            self.failing.add(GARBAGE_COLLECTION, garbage.refused)
         else:
             self.failing.remove(GARBAGE_COLLECTION)
-        return done
+        return garbage
 
-    def _live(self) -> _Live:
+    def _live(self) -> _LiveParts:
         runner = self._runner
         used = {part.key for part in runner.machine.parts()}
-        return _Live(runner.writer.id, used, frozenset(self._released))
+        return _LiveParts(runner.writer.id, used, frozenset(self._released))
 
     def _draft(self, definition: Definition) -> Draft:
         runner = self._runner
@@ -182,12 +182,15 @@ class Checkpointer:
         state, saved = runner.machine.save(shards, tables)
         parts = tuple({part.key: StateFile(part.key, part.bytes, part.checksum) for part in saved}.values())
         record = retry_read(lambda: runner.meta.head(PIPELINE), runner.runtime, runner.settings)
-        where = read_positions(runner.journal, definition, runner.sources, runner.time)
+        positions = read_positions(runner.journal, definition, runner.sources, runner.time)
         return Draft(
             time=Time(runner.time),
             fingerprint=definition.fingerprint,
             generation=definition.generation,
-            positions={**where, PUSH: complete_position(where[PUSH], runner.journal.producers_before(runner.time))},
+            positions={
+                **positions,
+                PUSH: complete_position(positions[PUSH], runner.journal.read_producers_before(runner.time)),
+            },
             state=state,
             parts=parts,
             shards=states,
@@ -208,7 +211,7 @@ def _cut_state(shard: Shard, upper: int) -> ShardState:
     return msgspec.structs.replace(state, upper=upper, batches=batches)
 
 
-class _Live:
+class _LiveParts:
     """The parts in use: those that this process wrote and has not released, and others that it uses."""
 
     def __init__(self, writer: str, used: Set[str], released: Set[str]) -> None:

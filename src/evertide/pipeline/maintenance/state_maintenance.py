@@ -14,7 +14,7 @@ from evertide.threads.ticker import Ticker
 __all__ = ["StateMaintenance"]
 
 _INTERVAL_S = 0.2
-_PATIENCE_S = 2.0
+_TURN_WAIT_S = 2.0
 _MERGING = "merging of state"
 
 
@@ -58,7 +58,7 @@ class StateMaintenance(Ticker):
         if runtime.monotonic_s() - self._collected_at_s < settings.collection_interval_s:
             return
         # Only between two transactions, as a lookup may read released parts; wait for a busy pipeline.
-        if self._turn.acquire(timeout=_PATIENCE_S):
+        if self._turn.acquire(timeout=_TURN_WAIT_S):
             try:
                 self._checkpointer.collect()
                 self._collected_at_s = runtime.monotonic_s()

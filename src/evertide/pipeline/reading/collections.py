@@ -22,7 +22,7 @@ from evertide.problem import ComponentState
 from evertide.rows.changes import DIFF, TIME, expand
 from evertide.rows.python_rows import to_python_rows
 
-__all__ = ["Collections", "StaleViewWarning", "View"]
+__all__ = ["Collections", "ReadableCollection", "StaleViewWarning"]
 
 
 class StaleViewWarning(UserWarning):
@@ -32,7 +32,7 @@ class StaleViewWarning(UserWarning):
 ToFrame = Callable[[pa.Table], Any]
 
 
-class View:
+class ReadableCollection:
     """A table or view as of a time: `to_arrow`, `to_df`, `changes`."""
 
     def __init__(self, collections: Collections, name: str, time: int | None = None) -> None:
@@ -40,8 +40,8 @@ class View:
         self._collections = collections
         self._time = time
 
-    def as_of(self, time: int) -> View:
-        return View(self._collections, self.name, time)
+    def as_of(self, time: int) -> ReadableCollection:
+        return ReadableCollection(self._collections, self.name, time)
 
     @property
     def time(self) -> int:
@@ -49,14 +49,14 @@ class View:
 
     def to_arrow(self) -> pa.Table:
         """The rows, repeated by their count, in an order that depends only on the content."""
-        return expand(self.counted(), self.name)
+        return expand(self._read_counted(), self.name)
 
-    def counted(self) -> pa.Table:
+    def _read_counted(self) -> pa.Table:
         """Each distinct row once, with its count as `__diff`."""
         if self._time is None:
             self._collections.warn_of_stale([self.name])
-        with self._collections.members().open_collection(self.name).snapshot(self.time) as found:
-            return found.to_arrow()
+        with self._collections.members().open_collection(self.name).snapshot(self.time) as snapshot:
+            return snapshot.to_arrow()
 
     def to_df(self) -> Any:
         """The rows as a DataFrame of the pipeline's Spark session."""
@@ -91,13 +91,13 @@ class Collections:
         tables = [name for name, table in definition.tables.items() if table.is_declared and table.shard]
         return [*tables, *definition.views, ERRORS]
 
-    def view(self, name: str) -> View:
+    def view(self, name: str) -> ReadableCollection:
         known = {one.lower(): one for one in self.names()}
         if name.lower() not in known:
             self.members().open_collection(name)  # raises with the reason
-        return View(self, known.get(name.lower(), name))
+        return ReadableCollection(self, known.get(name.lower(), name))
 
-    def time(self) -> int:
+    def find_time(self) -> int:
         """The last committed transaction; -1 if there is none."""
         return self.members().shard(self.definition.errors).upper - 1
 
@@ -105,15 +105,14 @@ class Collections:
         record = self.definition.views.get(name)
         if asked is None and record is not None and is_redefined(record):
             raise NotAllowedNow(where=f"view {name!r}", why=self._explain_redefined(name, record))
-        last = self.time()
+        last = self.find_time()
         if isinstance(record, ViewRecord) and record.away is not None:
             last = min(last, self.members().open_collection(name).upper - 1)
         if asked is None:
             return last
         if asked > last:
-            raise InvalidInput(
-                where=f"collection {name!r}", why=f"time {asked} is not committed yet; the last time is {last}"
-            )
+            why = f"time {asked} is not committed yet; the last time is {last}"
+            raise InvalidInput(where=f"collection {name!r}", why=why)
         return asked
 
     def find_stale(self, names: Iterable[str]) -> list[str]:
@@ -146,15 +145,14 @@ class Collections:
 
     def find_common_time(self, names: Iterable[str]) -> int:
         """The last time that all of these collections have."""
-        return min([self.view(name).time for name in names] or [self.time()])
+        return min([self.view(name).time for name in names] or [self.find_time()])
 
     def read_tables_at(self, names: Iterable[str], time: int | None) -> dict[str, pa.Table]:
         chosen = [self.view(name) for name in names]
         if time is None:
             self.warn_of_stale(view.name for view in chosen)
-        if time is not None and time > self.time():
-            raise InvalidInput(
-                where=f"time {time}", why=f"this time is not committed yet; the last time is {self.time()}"
-            )
+        if time is not None and time > self.find_time():
+            why = f"this time is not committed yet; the last time is {self.find_time()}"
+            raise InvalidInput(where=f"time {time}", why=why)
         at = self.find_common_time(view.name for view in chosen) if time is None else time
         return {view.name: view.as_of(self.resolve_time(view.name, at)).to_arrow() for view in chosen}

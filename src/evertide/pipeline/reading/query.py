@@ -11,10 +11,10 @@ import pyarrow as pa
 
 from evertide.media import ARROW
 
-__all__ = ["Answer", "Chosen", "Question"]
+__all__ = ["Answer", "EngineChoice", "Question"]
 
 
-class Chosen(StrEnum):
+class EngineChoice(StrEnum):
     auto = "auto"
     duckdb = "duckdb"
     spark = "spark"
@@ -25,7 +25,7 @@ class Question:
     sql: str
     as_of: int | None = None
     """The time of all collections; by default the last that all of them have."""
-    engine: Chosen = Chosen.auto
+    engine: EngineChoice = EngineChoice.auto
     limit: int | None = None
     """The maximum number of rows; `Answer.is_truncated` tells whether there are more."""
     parameters: Sequence[Any] = ()
@@ -38,7 +38,7 @@ class Answer:
     time: int
     rows: pa.Table
     is_truncated: bool
-    engine: Chosen
+    engine: EngineChoice
     took_ms: float
     stale: tuple[str, ...] = ()
     """A sentence for each view whose content stands at an earlier transaction than the other collections."""

@@ -1,4 +1,4 @@
-"""`Reader`: reads a storage from a process that does not run its pipeline, without Spark.
+"""`StorageReader`: reads a storage from a process that does not run its pipeline, without Spark.
 
 Every call reads the current records, also while a pipeline runs: only immutable data is cached.
 """
@@ -27,10 +27,10 @@ from evertide.store.open import Storage, open_storage
 from evertide.store.paths import FORMAT, META_FILE
 from evertide.store.retry import retry_read
 
-__all__ = ["Reader", "check_is_there", "is_there"]
+__all__ = ["StorageReader", "check_is_there", "is_there"]
 
 
-class Reader:
+class StorageReader:
     def __init__(self, storage: Storage, *, runtime: Runtime, settings: Settings) -> None:
         self.storage = storage
         self.runtime = runtime
@@ -50,7 +50,7 @@ class Reader:
         *,
         settings: Settings | None = None,
         observer: Observer = NO_OBSERVER,
-    ) -> Reader:
+    ) -> StorageReader:
         """Open an existing storage; a missing one is not created."""
         check_is_there(location)
         settings, runtime = settings or Settings(), SystemRuntime()

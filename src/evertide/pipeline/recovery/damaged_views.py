@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 
 import msgspec
 
+from evertide.checkpoint.context import CollectionKind
 from evertide.errors import Damaged, EvertideError, InvalidInput
 from evertide.pipeline.definition import (
-    Away,
+    AwayReason,
     Definition,
     ViewRecord,
     make_definition_write,
@@ -50,66 +52,66 @@ __all__ = ["PipelineCollections", "set_unreadable_views_aside"]
 logger = logging.getLogger(__name__)
 
 
-class _Followed(msgspec.Struct, frozen=True):
+class _ShapeShard(msgspec.Struct, frozen=True):
     """The fields that are read of a shape's record (`evertide.shapes.log.record`)."""
 
     shard: str
 
 
+@dataclass(frozen=True, slots=True)
 class PipelineCollections:
     """The collections of a storage's pipeline, for `evertide.checkpoint.repair`, which knows only shards."""
 
-    def __init__(self, meta: Meta, runtime: Runtime, settings: Settings) -> None:
-        self._meta = meta
-        self._runtime = runtime
-        self._settings = settings
+    meta: Meta
+    runtime: Runtime
+    settings: Settings
 
-    def collections(self, record: bytes | None = None) -> dict[str, tuple[str, str]]:
-        """By shard, its kind (`table`, `view` or `errors`) and name, from `record` or else the definition in force.
+    def collections(self, record: bytes | None = None) -> dict[str, tuple[CollectionKind, str]]:
+        """By shard, its kind and name, from `record` or else the definition in force.
 
         Empty if the record is missing or damaged.
         """
         try:
-            definition = self._read() if record is None else unseal(record, Definition, self._meta.path(PIPELINE))
+            definition = self._read() if record is None else unseal(record, Definition, self.meta.path(PIPELINE))
         except EvertideError:
             return {}
         if definition is None:
             return {}
-        tables = {table.shard: ("table", name) for name, table in definition.tables.items() if table.shard}
-        views = {view.shard: ("view", name) for name, view in definition.views.items() if view.shard}
-        return {**tables, **views, definition.errors: ("errors", ERRORS)}
+        tables = {table.shard: (CollectionKind.TABLE, name) for name, table in definition.tables.items() if table.shard}
+        views = {view.shard: (CollectionKind.VIEW, name) for name, view in definition.views.items() if view.shard}
+        return {**tables, **views, definition.errors: (CollectionKind.ERRORS, ERRORS)}
 
     def renumber(self, record: bytes, generation: Generation) -> bytes:
         """The record of a definition, with another generation."""
-        definition = unseal(record, Definition, self._meta.path(PIPELINE))
-        return seal(msgspec.structs.replace(definition, generation=generation, change=self._runtime.new_id()))
+        definition = unseal(record, Definition, self.meta.path(PIPELINE))
+        return seal(msgspec.structs.replace(definition, generation=generation, change=self.runtime.new_id()))
 
     def renew_generation(self) -> bool:
         """Write the generation's record again from the definition. False if the definition is missing or damaged."""
-        head = self._meta.head(GENERATION)
+        head = self.meta.head(GENERATION)
         try:
-            number, definition = read_definition(self._meta)
+            number, definition = read_definition(self.meta)
         except EvertideError:
             return False
         if definition is None:
             return False
-        made = max(definition.generation, head.seqno if head else 0) + 1
+        next_number = max(definition.generation, head.seqno if head else 0) + 1
         seqno = head.seqno if head else 0
-        changed = msgspec.structs.replace(definition, generation=seqno + 1, change=self._runtime.new_id())
-        if made != seqno + 1:  # records are missing: a generation has the number of its record
+        changed = msgspec.structs.replace(definition, generation=seqno + 1, change=self.runtime.new_id())
+        if next_number != seqno + 1:  # records are missing: a generation has the number of its record
             return False
         writes = [
             Write(GENERATION, seqno, seal(GenerationRecord(Generation(seqno + 1), changed.list_members(), "repair"))),
             make_definition_write(number, changed),
         ]
-        return self._meta.commit(writes) is None
+        return self.meta.commit(writes) is None
 
     def recompute(self, shards: Mapping[str, str], writer: Writer) -> tuple[str, ...]:
         """Remove the shards, each with a reason; return the names of the views that will be recomputed.
 
         A shard of no collection is removed, too.
         """
-        number, definition = retry_read(lambda: read_definition(self._meta), self._runtime, self._settings)
+        number, definition = retry_read(lambda: read_definition(self.meta), self.runtime, self.settings)
         if definition is None:
             return ()
         views = {name: view for name, view in definition.views.items() if view.shard in shards}
@@ -117,40 +119,42 @@ class PipelineCollections:
         for name in _find_dependents(definition.views, views):
             view = changed[name]
             reason = shards.get(view.shard, "a view that this view reads is computed again")
-            away = Away(
+            away = AwayReason(
                 ComponentState.HYDRATING,
                 -1,
                 f"the view is computed again from its tables: {reason}",
-                self._runtime.wall_s(),
+                self.runtime.wall_s(),
             )
             changed[name] = msgspec.structs.replace(
                 view, shard="" if name in views else view.shard, away=mark_redefined(away, view)
             )
-        made = msgspec.structs.replace(
-            definition, views=changed, generation=writer.generation + 1, change=self._runtime.new_id()
+        changed_definition = msgspec.structs.replace(
+            definition, views=changed, generation=writer.generation + 1, change=self.runtime.new_id()
         )
-        removals = [*self._list_shard_removals(shards), *self._list_follower_removals(shards)]
-        writer.change_generation(made.list_members(), [make_definition_write(number, made), *removals])
+        removals = [*self._list_shard_removals(shards), *self._list_consumer_removals(shards)]
+        writer.change_generation(
+            changed_definition.list_members(), [make_definition_write(number, changed_definition), *removals]
+        )
         return tuple(name for name, view in changed.items() if view != definition.views[name])
 
     def _read(self) -> Definition | None:
-        return retry_read(lambda: read_definition(self._meta), self._runtime, self._settings)[1]
+        return retry_read(lambda: read_definition(self.meta), self.runtime, self.settings)[1]
 
     def _list_shard_removals(self, shards: Collection[str]) -> Iterator[Write]:
         for name in shards:
-            leases = self._meta.heads(lease_prefix(name))
+            leases = self.meta.heads(lease_prefix(name))
             for key in (shard_key(name), rollup_key(name), hold_key(name), *leases):
-                head = self._meta.head(key)
+                head = self.meta.head(key)
                 if head is not None:
                     yield Write(key, head.seqno, None)
 
-    def _list_follower_removals(self, shards: Collection[str]) -> Iterator[Write]:
-        for name, found in read_sinks(self._meta, self._runtime, self._settings).items():
+    def _list_consumer_removals(self, shards: Collection[str]) -> Iterator[Write]:
+        for name, found in read_sinks(self.meta, self.runtime, self.settings).items():
             if found.record.shards & set(shards):
                 logger.warning("sink %r will receive the whole content again, as its shard is damaged", name)
                 yield Write(sink_key(name), found.number, None)
-        for key, head in self._meta.heads(shape_prefix()).items():
-            if unseal(head.data, _Followed, self._meta.path(key)).shard in shards:
+        for key, head in self.meta.heads(shape_prefix()).items():
+            if unseal(head.data, _ShapeShard, self.meta.path(key)).shard in shards:
                 yield Write(key, head.seqno, None)
 
 

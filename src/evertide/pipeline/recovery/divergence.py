@@ -29,16 +29,16 @@ from evertide.store.blob import Blob
 from evertide.store.paths import evidence_key
 from evertide.types import Generation
 
-__all__ = ["Evidence", "RecomputationBackoff", "add_evidence", "store_evidence"]
+__all__ = ["DivergenceEvidence", "RecomputationBackoff", "add_evidence", "store_evidence"]
 
 logger = logging.getLogger(__name__)
 
-_MAX_S = 600.0
-_QUIET_S = 3600.0
+_WAIT_MAX_S = 600.0
+_RESET_AFTER_S = 3600.0
 _PACKAGES = ("evertide", "pyspark", "pyarrow")
 
 
-class Evidence(msgspec.Struct, frozen=True):
+class DivergenceEvidence(msgspec.Struct, frozen=True):
     """The facts for a bug report. It contains no rows."""
 
     views: tuple[str, ...]
@@ -55,7 +55,7 @@ class Evidence(msgspec.Struct, frozen=True):
     format: int = 1
 
 
-def store_evidence(evidence: Evidence, blob: Blob, runtime: Runtime) -> str:
+def store_evidence(evidence: DivergenceEvidence, blob: Blob, runtime: Runtime) -> str:
     """Store the evidence and return its path; empty if that fails, which must not prevent the recomputation."""
     key = evidence_key(evidence.writer, runtime.new_id()[:8])
     data = msgspec.json.format(msgspec.json.encode(evidence))
@@ -81,7 +81,7 @@ def add_evidence(  # noqa: PLR0917
     error: StateDiverged, definition: Definition, parts: tuple[str, ...], writer: str, blob: Blob, runtime: Runtime
 ) -> StateDiverged:
     """Store the evidence of an error; return the error with its path."""
-    evidence = Evidence(
+    evidence = DivergenceEvidence(
         views=error.views,
         transaction=error.time,
         why=error.why,
@@ -98,11 +98,11 @@ def add_evidence(  # noqa: PLR0917
 
 
 class RecomputationBackoff:
-    """The wait before the next try: none before the first, then waits that double, up to `_MAX_S`."""
+    """The wait before the next try: none before the first, then waits that double, up to `_WAIT_MAX_S`."""
 
     def __init__(self, first_s: float) -> None:
         self._first_s = first_s
-        self._last_s = -_QUIET_S
+        self._last_s = -_RESET_AFTER_S
         self._next_s = 0.0
         self.tries = 0
 
@@ -110,6 +110,6 @@ class RecomputationBackoff:
         return max(0.0, self._next_s - now_s) if self.tries else 0.0
 
     def note_try(self, now_s: float) -> None:
-        self.tries = self.tries + 1 if now_s - self._last_s < _QUIET_S else 1
+        self.tries = self.tries + 1 if now_s - self._last_s < _RESET_AFTER_S else 1
         self._last_s = now_s
-        self._next_s = now_s + min(self._first_s * 2 ** (self.tries - 1), _MAX_S)
+        self._next_s = now_s + min(self._first_s * 2 ** (self.tries - 1), _WAIT_MAX_S)

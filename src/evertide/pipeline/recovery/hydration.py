@@ -19,11 +19,11 @@ import msgspec
 import pyarrow as pa
 
 from evertide.errors import Diverged, InvalidInput, ViewFailed
-from evertide.pipeline.definition import Away, ViewRecord, find_tables_under, to_stored_key
+from evertide.pipeline.definition import AwayReason, ViewRecord, find_tables_under, to_stored_key
 from evertide.pipeline.engine import Cohort, DeclaredTable, Engine, StateStore
 from evertide.pipeline.transaction.machine import Machine
 from evertide.pipeline.transaction.members import Members
-from evertide.pipeline.transaction.portions import content_of
+from evertide.pipeline.transaction.portions import measure_content
 from evertide.pipeline.transaction.table_deltas import Tables
 from evertide.rows.changes import TIME
 from evertide.rows.digest import ZERO, add_digests
@@ -57,7 +57,7 @@ class ContentDigests:
 
     def take(self, found: Mapping[str, pa.Table]) -> None:
         for name, delta in found.items():
-            self.all[name] = add_digests(self.all.get(name, ZERO), content_of(delta).digest)
+            self.all[name] = add_digests(self.all.get(name, ZERO), measure_content(delta).digest)
 
     def drop(self) -> None:
         self.all.clear()
@@ -72,13 +72,13 @@ def hydrate_cohort(
         return engine.cohort(views, store, None)
     tables = sorted({table for view in views for table in find_tables_under(engine.views, view)})
     check_computable(engine, views)
-    portions = _Portions(members, tables, time)
+    portions = _ContentPortions(members, tables, time)
     try:
         return _compute_cohort(engine.cohort(views, store, None), store, portions, receiver)
     except ViewFailed as error:
         if not portions.is_several:
             raise
-        if portions.are_more_than(_WHOLE_PORTIONS):
+        if portions.has_more_than(_WHOLE_PORTIONS):
             most = members.shards.settings
             why = f"{error.why}. This happened in a portion of {most.portion_rows_max} rows or"
             why = f"{why} {most.portion_bytes_max} bytes; if the view does not fail over all rows,"
@@ -97,13 +97,13 @@ def _compute_cohort(
             while not is_last and cohort.maintain():
                 pass
     except BaseException:
-        store.abandoned.extend([*(part.key for part in cohort.parts()), *cohort.released()])
+        store.abandon(cohort)
         receiver.drop()
         raise
     return cohort
 
 
-class _Portions:
+class _ContentPortions:
     """The content of the tables in portions, at least one, each with whether it is the last."""
 
     def __init__(self, members: Members, tables: Iterable[str], time: int) -> None:
@@ -122,7 +122,7 @@ class _Portions:
             ahead = portion
         yield ahead or {}, True
 
-    def are_more_than(self, count: int) -> bool:
+    def has_more_than(self, count: int) -> bool:
         """Reads up to `count` portions and one more: how large rows are in memory is only known then."""
         return next(islice(self._gather(), count, None), None) is not None
 
@@ -131,8 +131,9 @@ class _Portions:
         found: dict[str, pa.Table] = {}
         for name in self._tables:
             for piece in self._members.read_table_pieces(name, self._time):
-                rows, size = _measure([*found.values(), piece])
-                is_over = rows > settings.portion_rows_max or size > settings.portion_bytes_max
+                pieces = [*found.values(), piece]
+                is_over = sum(one.num_rows for one in pieces) > settings.portion_rows_max
+                is_over = is_over or sum(one.nbytes for one in pieces) > settings.portion_bytes_max
                 if found and (name in found or is_over):
                     yield found
                     found = {}
@@ -141,18 +142,14 @@ class _Portions:
             yield found
 
 
-def _measure(tables: Iterable[pa.Table]) -> tuple[int, int]:
-    return sum(table.num_rows for table in tables), sum(table.nbytes for table in tables)
-
-
 def hydrate_tables(declared: Mapping[str, DeclaredTable], store: StateStore, members: Members, time: int) -> Tables:
     tables = Tables(declared, store)
     if time:
         for name, table in declared.items():
             for piece in members.read_table_pieces(name, time) if table.key else ():
-                tables.settle({name: piece}, None)
+                tables.apply({name: piece}, None)
         with members.shard(members.definition.errors).snapshot(time - 1) as letters:
-            tables.settle({}, letters.to_arrow())
+            tables.apply({}, letters.to_arrow())
     return tables
 
 
@@ -172,16 +169,16 @@ def find_differing_views(
     differ = {}
     for name in views:
         with members.open_collection(name).snapshot(time - 1) as stored:
-            parts = (content_of(rows.drop_columns([TIME])).digest for rows in stored.scan())
+            parts = (measure_content(rows.drop_columns([TIME])).digest for rows in stored.scan())
             expected = reduce(add_digests, parts, ZERO)
         found = digests.get(name, ZERO)
         if found != expected:
-            told = {"expected": f"rows with digest {expected}", "found": f"rows with digest {found}"}
-            differ[name] = Diverged(where=f"view {name!r}", time=time - 1, **told)
+            contents = {"expected": f"rows with digest {expected}", "found": f"rows with digest {found}"}
+            differ[name] = Diverged(where=f"view {name!r}", time=time - 1, **contents)
     return differ
 
 
-def make_view_record(engine: Engine, name: str, shard: str, away: Away | None = None) -> ViewRecord:
+def make_view_record(engine: Engine, name: str, shard: str, away: AwayReason | None = None) -> ViewRecord:
     view = engine.views[name]
     return ViewRecord(
         view.schema.serialize().to_pybytes(),

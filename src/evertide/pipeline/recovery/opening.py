@@ -15,19 +15,21 @@ Whether a view is new depends on the definition alone, never on missing state (C
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 
 import msgspec
 import pyarrow as pa
 
-from evertide.checkpoint.draft import Restored
+from evertide.checkpoint.draft import RestoredCheckpoint
 from evertide.errors import CheckpointDamaged, Conflict, ViewFailed
 from evertide.journal.records import Input
 from evertide.journal.replay import check_replay, check_times
-from evertide.pipeline.backfill.backfill import HOLDS, Backfill, hold_name
+from evertide.observer import TransactionOrigin
+from evertide.pipeline.backfill.backfill import HOLD_PREFIX, Backfill, name_backfill_hold
 from evertide.pipeline.definition import (
-    Away,
+    AwayReason,
     Definition,
     Evolution,
     TableRecord,
@@ -35,8 +37,8 @@ from evertide.pipeline.definition import (
     compare_definition,
     is_same_query,
     make_missing_error,
+    make_shard_name,
     read_definition,
-    shard_name,
     to_stored_key,
 )
 from evertide.pipeline.engine import Cohort, DeclaredTable, Engine
@@ -51,6 +53,8 @@ from evertide.pipeline.recovery.hydration import (
     hydrate_tables,
     make_view_record,
 )
+from evertide.pipeline.replicas.leadership import Leadership
+from evertide.pipeline.replicas.ownership import ProcessRole
 from evertide.pipeline.replicas.peer_follower import PeerFollower
 from evertide.pipeline.sinks.sink_record import find_shards_of_sinks
 from evertide.pipeline.transaction.machine import Machine, MachineState
@@ -66,11 +70,27 @@ from evertide.store.retry import retry_read
 from evertide.store.sealed import unseal
 from evertide.types import Generation, Time
 
-__all__ = ["open_follower", "open_runner", "take_lead"]
+__all__ = ["open_follower", "open_in_role", "open_runner", "take_lead"]
 
 logger = logging.getLogger(__name__)
 
-_TOLD_EVERY_S = 10.0
+_LOG_EVERY_S = 10.0
+
+
+def open_in_role(
+    context: ProcessContext, leadership: Leadership, stopping: threading.Event, role: ProcessRole
+) -> Runner:
+    """Open as the leader if there is none, else as a follower once the leader has committed. Can be retried."""
+    context.writer.adopt_generation()
+    while not leadership.try_acquire():
+        leader, is_read_only = leadership.read_registration(), role is ProcessRole.READ_ONLY
+        if context.journal.committed_upper and (leader is not None or is_read_only):
+            who = f"process {leader.pid} on {leader.host}" if leader is not None else "no process"
+            logger.info("%s leads; this process follows", who)
+            return open_follower(context, who, is_read_only=is_read_only)
+        stopping.wait(context.settings.poll_interval_s)
+    logger.info("this process leads")
+    return open_runner(context)
 
 
 def open_runner(context: ProcessContext) -> Runner:
@@ -134,11 +154,11 @@ def _create(context: ProcessContext) -> Runner:
 def _restore(context: ProcessContext, known: Definition, evolution: Evolution, *, leads: bool) -> Runner:
     members = Members(context.shards, known)
     committed, bound = context.journal.committed_upper, context.journal.upper
-    changed = {*evolution.tables_new, *evolution.tables_widened, *evolution.tables_back}
+    changed = {*evolution.tables_new, *evolution.tables_widened, *evolution.tables_redeclared}
     tables = {name: table for name, table in context.engine.tables.items() if name not in changed}
-    stable = {name: view for name, view in known.live_views().items() if name not in evolution.views_gone}
+    stable = {name: view for name, view in known.live_views().items() if name not in evolution.views_removed}
     state = _restore_state(context, known, tables, committed)
-    late = set() if state is None else _find_kept(known, tables) - state.shards.keys()
+    late = set() if state is None else {name for name in tables if known.tables[name].shard} - state.shards.keys()
     """Tables that were declared after the checkpoint: their shards have no earlier times."""
     if state is None:
         machine = _rebuild_machine(context, members, tables, stable, Time(committed))
@@ -147,7 +167,7 @@ def _restore(context: ProcessContext, known: Definition, evolution: Evolution, *
         machine = _build_machine(context, before, stable, state)
     runner = Runner(context, known, machine)
     check_times(machine.time, committed, bound, context.journal.path)
-    began_s = told_s = context.runtime.monotonic_s()
+    began_s = logged_s = context.runtime.monotonic_s()
     first = machine.time
     logger.info(
         "replaying from time %d: %d transactions committed, %d bound but not committed",
@@ -158,10 +178,10 @@ def _restore(context: ProcessContext, known: Definition, evolution: Evolution, *
     while machine.time < committed:
         stretch = runner.read_stretch(committed)
         check_replay(runner.discard_diverged(runner.replay(stretch), stretch.recorded), stretch.recorded)
-        runner.finish_replay(stretch, "replayed")
+        runner.finish_replay(stretch, TransactionOrigin.REPLAYED)
         context.progress("replay", stretch.upper - first, committed - first)
-        if (now_s := context.runtime.monotonic_s()) - told_s >= _TOLD_EVERY_S:
-            told_s = now_s
+        if (now_s := context.runtime.monotonic_s()) - logged_s >= _LOG_EVERY_S:
+            logged_s = now_s
             logger.info("replayed %d of %d transactions", machine.time - first, committed - first)
     if machine.time > first:
         took_s = context.runtime.monotonic_s() - began_s
@@ -169,7 +189,7 @@ def _restore(context: ProcessContext, known: Definition, evolution: Evolution, *
     for name in sorted(late):
         machine.tables.add(tables[name])
         for piece in members.read_table_pieces(name, machine.time) if tables[name].key else ():
-            machine.tables.settle({name: piece}, None)
+            machine.tables.apply({name: piece}, None)
     if not leads:
         runner.set_lost(())  # a follower computes them in place
     _hydrate_missing(runner, stable, context.progress)
@@ -194,21 +214,17 @@ def _restore_state(
     return _select_state(restored, known, tables)
 
 
-def _select_state(restored: Restored, known: Definition, tables: Mapping[str, DeclaredTable]) -> MachineState | None:
+def _select_state(
+    restored: RestoredCheckpoint, known: Definition, tables: Mapping[str, DeclaredTable]
+) -> MachineState | None:
     for skipped in restored.skipped:
         logger.error("checkpoint %d is damaged and was not used: %s", skipped.entry.number, skipped.error)
     state = unseal(restored.state, MachineState, f"state of checkpoint {restored.entry.number}")
     moved = [name for name in tables if name in state.shards and known.tables[name].shard != state.shards[name]]
     if moved:
-        logger.warning(
-            "the tables %s have other shards than in the checkpoint; computing all state from the tables", moved
-        )
+        logger.warning("the checkpoint has other shards of the tables %s; computing all state from tables", moved)
         return None
     return state
-
-
-def _find_kept(known: Definition, tables: Mapping[str, DeclaredTable]) -> set[str]:
-    return {name for name in tables if known.tables[name].shard}
 
 
 def _build_machine(
@@ -244,7 +260,7 @@ def _hydrate_missing(runner: Runner, stable: Mapping[str, ViewRecord], progress:
     waits meanwhile (`PeerFollower`).
     """
     machine = runner.machine
-    here = machine.views() | runner.lost_views()
+    here = machine.views() | runner.lost_views
     missing = [name for name in stable if name not in here]
     if not missing:
         return
@@ -261,7 +277,7 @@ def _hydrate_missing(runner: Runner, stable: Mapping[str, ViewRecord], progress:
         machine.add(cohort)
     wrong = find_differing_views(runner.members, digests.all, left, machine.time) if machine.time else {}
     for name, diverged in wrong.items():
-        runner.lose(name, diverged)
+        runner.discard_view(name, diverged)
     progress("rebuild", len(missing), len(missing))
 
 
@@ -275,13 +291,13 @@ def _evolve(runner: Runner, evolution: Evolution) -> None:
     tables = assign_sources(definition, engine.tables, runner.sources, runner.journal.positions())
     if runner.time:
         check_computable(engine, evolution.views_new)
-    for name in (*evolution.tables_new, *evolution.tables_widened, *evolution.tables_back):
+    for name in (*evolution.tables_new, *evolution.tables_widened, *evolution.tables_redeclared):
         tables[name] = _create_table(runner, engine.tables[name], tables.get(name))
     known = definition.views
-    away = Away(
+    away = AwayReason(
         ComponentState.HYDRATING, runner.time - 1, "the view is computed from its tables", runner.runtime.wall_s()
     )
-    views = {name: known[name] for name in known if name not in evolution.views_gone}
+    views = {name: known[name] for name in known if name not in evolution.views_removed}
     for name in evolution.views_keyed:
         views[name] = msgspec.structs.replace(views[name], key=to_stored_key(engine.views[name]))
     for name in evolution.views_new:
@@ -292,12 +308,12 @@ def _evolve(runner: Runner, evolution: Evolution) -> None:
         views={name: views[name] for name in engine.views},
         fingerprint=engine.fingerprint,
     )
-    for name in evolution.views_gone:
+    for name in evolution.views_removed:
         if name not in evolution.views_new and known[name].shard:
             runner.members.shard(known[name].shard).finalize(runner.writer)
 
 
-def _make_hydrating_record(engine: Engine, name: str, known: ViewRecord | None, away: Away) -> ViewRecord:
+def _make_hydrating_record(engine: Engine, name: str, known: ViewRecord | None, away: AwayReason) -> ViewRecord:
     record = make_view_record(engine, name, known.shard if known is not None else "", away)
     if known is None or is_same_query(known, engine.views[name]):
         return record
@@ -319,10 +335,8 @@ def _end_strays(runner: Runner) -> None:
             runner.members.shard(name).finalize(runner.writer)
     for shard in runner.members.open_all().values():
         for hold in shard.holds:
-            if hold.startswith(HOLDS) and hold != hold_name(runner.writer):
-                logger.warning(
-                    "releasing hold %s on shard %s, which an interrupted backfill left behind", hold, shard.name
-                )
+            if hold.startswith(HOLD_PREFIX) and hold != name_backfill_hold(runner.writer):
+                logger.warning("releasing hold %s on shard %s, left by an interrupted backfill", hold, shard.name)
                 shard.release(hold)
 
 
@@ -331,15 +345,15 @@ def _create_table(runner: Runner, table: DeclaredTable, known: TableRecord | Non
     runner.machine.tables.add(table)
     shard = ""
     if table.is_kept:
-        shard = shard_name(table.name, runner.runtime.new_id())
-        made = runner.members.create(shard, table.schema, runner.writer)
+        shard = make_shard_name(table.name, runner.runtime.new_id())
+        new_shard = runner.members.create(shard, table.schema, runner.writer)
         if runner.time:
-            held = PendingChanges(runner.time - 1, runner.writer)
+            pending = PendingChanges(runner.time - 1, runner.writer)
             for piece in _read_known_content(runner, table, known):
-                held.store(runner.members)  # the previous piece
-                held.put({shard: piece})
-                runner.machine.tables.settle({table.name: piece}, None)
-            held.fill([made], runner.members)
+                pending.store(runner.members)  # the previous piece
+                pending.put({shard: piece})
+                runner.machine.tables.apply({table.name: piece}, None)
+            pending.fill([new_shard], runner.members)
     schema, source = table.schema.serialize().to_pybytes(), map_tables_to_sources(runner.sources)[table.name]
     if known is not None:
         return msgspec.structs.replace(known, schema=schema, shard=shard)

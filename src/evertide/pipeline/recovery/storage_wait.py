@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeVar
 
 from evertide.errors import EvertideError, OutcomeUnknown, StorageForbidden, StorageFull, Unavailable
@@ -29,27 +30,25 @@ logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 
+@dataclass(frozen=True, slots=True)
 class StorageWait:
     """Retries a call of the opening, after the registration, and reports the wait in the status."""
 
-    def __init__(
-        self, process_state: ProcessState, check: Callable[[], None], stopping: threading.Event, settings: Settings
-    ) -> None:
-        """`check` raises to prevent a retry."""
-        self._process_state = process_state
-        self._check = check
-        self._stopping = stopping
-        self._settings = settings
+    process_state: ProcessState
+    check: Callable[[], None]
+    """Raises to prevent a retry."""
+    stopping: threading.Event
+    settings: Settings
 
     def __call__(self, call: Callable[[], _T]) -> _T:
-        runtime = self._process_state.runtime
-        answer = _retry_until_answered(call, self._stopping, runtime, self._settings, self._report_wait)
-        self._process_state.clear_storage_wait()
+        runtime = self.process_state.runtime
+        answer = _retry_until_answered(call, self.stopping, runtime, self.settings, self._report_wait)
+        self.process_state.clear_storage_wait()
         return answer
 
     def _report_wait(self, error: EvertideError) -> None:
-        self._process_state.report_storage_wait(error)
-        self._check()
+        self.process_state.report_storage_wait(error)
+        self.check()
 
 
 def _retry_until_answered(
@@ -57,9 +56,9 @@ def _retry_until_answered(
     stopping: threading.Event,
     runtime: Runtime,
     settings: Settings,
-    waits: Callable[[EvertideError], None] = lambda _: None,
+    on_wait: Callable[[EvertideError], None] = lambda _: None,
 ) -> _T:
-    """`waits` is called with the error before each retry."""
+    """`on_wait` is called with the error before each retry."""
     waiting = Condition(logger, "the opening of the pipeline waits for storage", runtime)
     while True:
         try:
@@ -69,7 +68,7 @@ def _retry_until_answered(
             raise
         except (Unavailable, OutcomeUnknown) as error:
             waiting.note(error)
-            waits(error)
+            on_wait(error)
             note_step()  # waiting is not a hang
             stopping.wait(settings.retry_wait_max_s)
         else:

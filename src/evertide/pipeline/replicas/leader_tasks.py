@@ -19,7 +19,7 @@ from evertide.pipeline.process_context import ProcessContext
 from evertide.pipeline.replicas.ownership import read_live_holder
 from evertide.pipeline.sinks.delivery_threads import DeliveryThreads, PreparedSinks
 from evertide.pipeline.status.source_record import SourceReporter, read_source_records
-from evertide.pipeline.status.status import SinkStatus, sink_statuses
+from evertide.pipeline.status.status import SinkStatus, read_sink_statuses
 from evertide.pipeline.transaction.runner import Runner
 from evertide.problem import Problem
 from evertide.shard.maintenance import Maintenance
@@ -80,24 +80,23 @@ class LeaderTasks:
             self.checkpointer.refresh()
         self.delivery_threads = delivery_threads
         self._reporter.watch_sinks(lambda: delivery_threads.list_healths(self._runner.time - 1))
-        self._reporter.watch_warnings(lambda: [*self._failures(), *self.list_thread_problems()])
+        self._reporter.watch_warnings(lambda: [*self._list_failures(), *self.list_thread_problems()])
         self._reporter.begin(threads=self._has_threads)
         if self._has_threads:
             self._maintenance = Maintenance(context.shards, context.writer, context.checkpoints.find_pins).start()
             delivery_threads.start()
         self.backfills.start_due()
 
-    def watch_feeds(self, look: Callable[[], Iterable[Problem]]) -> None:
-        """Report why live clients are not served. Any thread may call `look`, which must not block."""
-        self._feeds = look
-        self._reporter.watch_feeds(look)
+    def watch_feeds(self, read_problems: Callable[[], Iterable[Problem]]) -> None:
+        """Report why live clients are not served. Any thread may call `read_problems`, which must not block."""
+        self._feeds = read_problems
+        self._reporter.watch_feeds(read_problems)
 
     def checkpoint(self, catch_up: Callable[[], object]) -> CatalogEntry:
         """Make a checkpoint of the current state; return the last one if nothing changed since."""
         if not self.is_active:
-            raise NotAllowedNow(
-                where="checkpoint", why="only the leader makes checkpoints; send this request to the leader"
-            )
+            why = "only the leader makes checkpoints; send this request to the leader"
+            raise NotAllowedNow(where="checkpoint", why=why)
         try:
             catch_up()
             if not self.checkpointer.is_due() and self.checkpointer.last is not None:
@@ -136,20 +135,20 @@ class LeaderTasks:
         """Whether every sink that can continue has received all transactions up to `time`."""
         return self.delivery_threads is None or self.delivery_threads.has_delivered(time)
 
-    def sink_statuses(self, time: int) -> tuple[SinkStatus, ...]:
+    def read_sink_statuses(self, time: int) -> tuple[SinkStatus, ...]:
         """A process that does not lead reads what the leader recorded."""
         if self.delivery_threads is not None:
             return self.delivery_threads.list_statuses(time)
         meta, runtime, settings = self._context.meta, self._context.runtime, self._context.settings
-        told = retry_read(lambda: read_source_records(meta), runtime, settings)
-        held = read_live_holder(meta, runtime, settings)
-        return sink_statuses(meta, told, held, time, runtime, settings)
+        reports = retry_read(lambda: read_source_records(meta), runtime, settings)
+        leader = read_live_holder(meta, runtime, settings)
+        return read_sink_statuses(meta, reports, leader, time, runtime, settings)
 
     def warnings(self) -> list[Problem]:
         """Problems that stop no transaction."""
-        return [*self.backfills.problems(), *self._failures(), *self._feeds()]
+        return [*self.backfills.problems(), *self._list_failures(), *self._feeds()]
 
-    def _failures(self) -> list[Problem]:
+    def _list_failures(self) -> list[Problem]:
         """Failures of checkpoints, garbage collection and maintenance."""
         checkpointer = self.checkpointer
         found = [] if checkpointer.problem is None else [checkpointer.problem]

@@ -19,7 +19,7 @@ import logging
 
 from evertide.errors import Conflict, NotAllowedNow
 from evertide.pipeline.replicas.ownership import (
-    FOLLOWING,
+    READ_ONLY,
     RUNNING,
     Leader,
     ReplicaRole,
@@ -88,8 +88,8 @@ class Leadership:
         guards = [self._writer.guards()[0]]
         if before is not None:
             guards.append(Guard(writer_key(before.writer), 0))
-        made = Leader(self._writer.id, self._runtime.wall_s(), self._runtime.new_id())
-        write = Write(LEADER, number, seal(made))
+        leader = Leader(self._writer.id, self._runtime.wall_s(), self._runtime.new_id())
+        write = Write(LEADER, number, seal(leader))
         stale = commit_until_known(self._meta, [write], guards, self._runtime, self._settings)
         if stale is None:
             truncate_sometimes(self._meta, LEADER, number + 1)
@@ -102,26 +102,26 @@ def promote(meta: Meta, writer: str, *, runtime: Runtime, settings: Settings) ->
     """Make a read-only replica the leader: `writer`, or the only one. All replicas that can write are fenced."""
     known = retry_read(lambda: read_registrations(meta), runtime, settings)
     alive = {name: one for name, one in known.items() if not one.has_ended()}
-    chosen = _choose(meta, {name: one for name, one in alive.items() if one.label == FOLLOWING}, writer)
+    chosen = _choose(meta, {name: one for name, one in alive.items() if one.label == READ_ONLY}, writer)
     for name, other in known.items():
         if name != chosen.writer and other.label == RUNNING:
             logger.warning("the promotion fences process %d on %s", other.pid, other.host)
             while not end_registration(meta, other, runtime, settings):
                 pass  # a heartbeat came in between: retry
     number, _ = retry_read(lambda: read_leader(meta), runtime, settings)
-    made = Leader(chosen.writer, runtime.wall_s(), runtime.new_id())
+    leader = Leader(chosen.writer, runtime.wall_s(), runtime.new_id())
     guards = [Guard(writer_key(chosen.writer), 1)]
-    if commit_until_known(meta, [Write(LEADER, number, seal(made))], guards, runtime, settings) is not None:
+    if commit_until_known(meta, [Write(LEADER, number, seal(leader))], guards, runtime, settings) is not None:
         raise Conflict(where=meta.path(LEADER), why="another process took the lead at the same time; retry")
     return chosen
 
 
 def _choose(meta: Meta, following: dict[str, Registration], writer: str) -> Registration:
-    told = ", ".join(f"{name} (process {one.pid} on {one.host})" for name, one in sorted(following.items())) or "none"
+    listed = ", ".join(f"{name} (process {one.pid} on {one.host})" for name, one in sorted(following.items())) or "none"
     if writer and writer not in following:
-        why = f"{writer!r} is not a running read-only replica; running read-only replicas: {told}"
+        why = f"{writer!r} is not a running read-only replica; running read-only replicas: {listed}"
         raise NotAllowedNow(where=meta.path(LEADER), why=why)
     if not writer and len(following) != 1:
-        why = f"name the replica to promote: {told}" if following else "no read-only replica runs; start one"
+        why = f"name the replica to promote: {listed}" if following else "no read-only replica runs; start one"
         raise NotAllowedNow(where=meta.path(LEADER), why=why)
     return following[writer] if writer else next(iter(following.values()))

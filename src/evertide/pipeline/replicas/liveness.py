@@ -35,7 +35,7 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-_LOOK_EVERY_S = 5.0
+_CHECK_EVERY_S = 5.0
 
 _OPENING: list[Liveness] = []
 """One per pipeline that this process is opening: a server reports liveness before its pipeline is open."""
@@ -74,7 +74,7 @@ class Liveness:
         self._moved_s = 0.0
         """When the current phase made its last step."""
         self._round_s: float | None = None
-        """When the loop last came round; None while no loop runs."""
+        """When the loop last began a round; None while no loop runs."""
 
     def note_round(self) -> None:
         self._round_s = self._clock()
@@ -150,7 +150,7 @@ class HangLog(Ticker):
     """Logs once that a process hangs, and once that it recovered. It calls no storage, which may be what hangs."""
 
     def __init__(self, liveness: Liveness, settings: Settings) -> None:
-        super().__init__("evertide-hang", min(_LOOK_EVERY_S, settings.hang_after_s / 4))
+        super().__init__("evertide-hang", min(_CHECK_EVERY_S, settings.hang_after_s / 4))
         self._liveness = liveness
         self._is_logged = False
 

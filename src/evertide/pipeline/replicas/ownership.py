@@ -15,7 +15,7 @@ import enum
 
 import msgspec
 
-from evertide.checkpoint.exclusive import REPAIRING
+from evertide.checkpoint.registration import REPAIRING
 from evertide.errors import Conflict
 from evertide.runtime import Runtime
 from evertide.settings import Settings
@@ -27,7 +27,7 @@ from evertide.store.writers import Beat, Registration, Writer, end_silent_writer
 from evertide.types import SequenceNumber
 
 __all__ = [
-    "FOLLOWING",
+    "READ_ONLY",
     "RUNNING",
     "Leader",
     "ProcessRole",
@@ -45,7 +45,7 @@ __all__ = [
 RUNNING = "pipeline"
 """The label of a writer that runs a pipeline."""
 
-FOLLOWING = "read-only"
+READ_ONLY = "read-only"
 """The label of a read-only replica, which does not write until it is promoted."""
 
 
@@ -108,7 +108,7 @@ def register_as(role: ProcessRole, meta: Meta, *, runtime: Runtime, settings: Se
             end_registration(meta, other, runtime, settings)
     if role is ProcessRole.ALONE:
         return take_over(meta, runtime=runtime, settings=settings, instance=instance)
-    label = FOLLOWING if role is ProcessRole.READ_ONLY else RUNNING
+    label = READ_ONLY if role is ProcessRole.READ_ONLY else RUNNING
     writer = Writer.register(meta, runtime=runtime, settings=settings, label=label, instance=instance)
     for other in _read_holders(meta, runtime, settings):
         if other.label == REPAIRING and not is_gone(meta, other, runtime, settings):

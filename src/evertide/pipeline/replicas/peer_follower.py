@@ -26,7 +26,8 @@ from evertide.errors import (
     ViewFailed,
 )
 from evertide.journal.records import Committed
-from evertide.journal.replay import ReplayGroup, ReplayResult, check_replay
+from evertide.journal.replay import ReplayResult, ReplayStretch, check_replay
+from evertide.observer import TransactionOrigin
 from evertide.pipeline.definition import Definition, Evolution, compare_definition, read_definition
 from evertide.pipeline.recovery.divergence import RecomputationBackoff
 from evertide.pipeline.recovery.hydration import ContentDigests, find_differing_views, hydrate_cohort
@@ -46,9 +47,9 @@ class PeerFollower:
         self._runner = runner
         self._leads = leads
         self._backoff = RecomputationBackoff(runner.settings.retry_view_s)
-        self._taken = 0
+        self._aligned_generation = 0
         """The generation whose views the machine has."""
-        self._stretch: ReplayGroup | None = None
+        self._stretch: ReplayStretch | None = None
         """The stretch under replay: the machine may have applied a part of it."""
         self._differs: tuple[Evolution, tuple[str, ...]]
         """How this script differs from the one in force: not at all, unless this replica is read-only."""
@@ -70,21 +71,25 @@ class PeerFollower:
             while runner.time < committed:
                 self._replay(runner.read_stretch(committed))
                 self._recover()
-            if self._taken == runner.writer.generation:
+            if self._aligned_generation == runner.writer.generation:
                 break
             if (
                 runner.journal.committed_upper == committed
                 and self._read_generation_number() == runner.writer.generation
             ):
                 self._align(runner.definition.list_members())  # nothing was committed since the generation was made
-                self._taken = runner.writer.generation
+                self._aligned_generation = runner.writer.generation
                 self._recover()
         return runner.time - first
 
     def race(self, call: Callable[[], object]) -> bool:
         """Call what a peer may be doing at the same time. False if the peer was first, or the call must be retried."""
         before = self._runner.journal.upper
-        if self._runner.outcome is not None and self._taken != self._runner.writer.generation and self._settle():
+        if (
+            self._runner.outcome is not None
+            and self._aligned_generation != self._runner.writer.generation
+            and self._settle()
+        ):
             return False  # the alignment that a storage error interrupted is done now
         try:
             call()
@@ -100,19 +105,19 @@ class PeerFollower:
     def restart(self) -> None:
         """Start over, after the machine was restored or this process changed the definition."""
         runner = self._runner
-        self._taken = runner.writer.generation
+        self._aligned_generation = runner.writer.generation
         self._stretch = None
         runner.stop_replaying()
-        self._differs = (compare_definition(runner.definition, runner.machine.engine), runner.definition.sources)
+        self._differs = self._compare_script(runner.definition)
 
-    def _replay(self, stretch: ReplayGroup) -> None:
+    def _replay(self, stretch: ReplayStretch) -> None:
         """Replay the next stretch; views join and leave before it begins.
 
         The call can be repeated with the same stretch after a storage or Spark error: see `Runner.replay`.
         """
         runner = self._runner
         try:
-            if self._stretch is None and self._taken != runner.writer.generation:
+            if self._stretch is None and self._aligned_generation != runner.writer.generation:
                 self._align(stretch.records[0].shards)
             self._stretch = stretch
             found = runner.replay(stretch, is_peers=True)
@@ -123,23 +128,26 @@ class PeerFollower:
             runner.machine.mark_broken(error)  # the machine may have applied a part of the stretch
             raise
         self._stretch = None
-        runner.finish_replay(stretch, "peer")
+        runner.finish_replay(stretch, TransactionOrigin.PEER)
 
     def _adopt(self) -> None:
         """Adopt the generation in force, if it is not the one that this process knows."""
         runner = self._runner
         if self._read_generation_number() == runner.writer.generation:
             return
-        number, made, definition = self._read_in_force()
-        if made.writer == runner.writer.id:  # a change of this process, whose outcome was unknown
+        number, generation, definition = self._read_in_force()
+        if generation.writer == runner.writer.id:  # a change of this process, whose outcome was unknown
             runner.adopt(definition, number)
-            self._differs = (compare_definition(definition, runner.machine.engine), definition.sources)
+            self._differs = self._compare_script(definition)
             return
-        if (compare_definition(definition, runner.machine.engine), definition.sources) != self._differs:
+        if self._compare_script(definition) != self._differs:
             why = f"generation {definition.generation} belongs to another version of the script, which took over"
             raise Fenced(writer=runner.writer.id, why=why)
         logger.info("adopting generation %d, which a peer made", definition.generation)
         runner.adopt(definition, number)
+
+    def _compare_script(self, definition: Definition) -> tuple[Evolution, tuple[str, ...]]:
+        return compare_definition(definition, self._runner.machine.engine), definition.sources
 
     def _read_generation_number(self) -> Generation:
         runner = self._runner
@@ -151,10 +159,10 @@ class PeerFollower:
         runner = self._runner
         while True:
             number = self._read_generation_number()
-            made = retry_read(lambda: read_generation(runner.meta), runner.runtime, runner.settings)
+            generation = retry_read(lambda: read_generation(runner.meta), runner.runtime, runner.settings)
             _, definition = retry_read(lambda: read_definition(runner.meta), runner.runtime, runner.settings)
-            if made and definition and self._read_generation_number() == number:
-                return number, made, definition
+            if generation and definition and self._read_generation_number() == number:
+                return number, generation, definition
 
     def _align(self, shards: Collection[str]) -> None:
         """Make the machine's views those of `shards`."""
@@ -163,14 +171,14 @@ class PeerFollower:
         live = {
             name: view
             for name, view in runner.definition.live_views().items()
-            if name not in self._differs[0].views_gone
+            if name not in self._differs[0].views_removed
         }
-        here = machine.views() | runner.lost_views()  # `_recover` handles lost views
+        here = machine.views() | runner.lost_views  # `_recover` handles lost views
         missing = [name for name, view in live.items() if name not in here and view.shard in shards]
         if missing:
-            self._take_in(missing)
+            self._hydrate_views(missing)
 
-    def _take_in(self, views: Sequence[str]) -> None:
+    def _hydrate_views(self, views: Sequence[str]) -> None:
         """Hydrate the views as of `runner.time`, and step them through the transaction under way, if any."""
         runner = self._runner
         machine, outcome = runner.machine, runner.outcome
@@ -181,7 +189,7 @@ class PeerFollower:
             self._note_failure(error)
             left = [name for name in views if name not in error.views]
             if left:
-                self._take_in(left)
+                self._hydrate_views(left)
             return
         if outcome is None or not outcome.count:
             machine.add(cohort)
@@ -208,10 +216,10 @@ class PeerFollower:
         recorded = runner.journal.read_outcome(outcome.time)
         self._adopt()
         try:
-            if self._taken != runner.writer.generation:
+            if self._aligned_generation != runner.writer.generation:
                 self._align(recorded.shards if recorded is not None else runner.definition.list_members())
             if recorded is None:
-                self._taken = runner.writer.generation
+                self._aligned_generation = runner.writer.generation
             if recorded is None or not outcome.is_computed:
                 return False
             self._compare(recorded)
@@ -221,7 +229,7 @@ class PeerFollower:
             runner.machine.mark_broken(error)
             raise
         logger.info("transaction %d was committed by %s", recorded.time, recorded.writer)
-        runner.finish("peer")
+        runner.finish(TransactionOrigin.PEER)
         return True
 
     def _compare(self, recorded: Committed) -> None:
@@ -247,7 +255,7 @@ class PeerFollower:
                 except GenerationMoved:
                     self._adopt()
             return
-        views, now_s = sorted(runner.lost_views()), runner.runtime.monotonic_s()
+        views, now_s = sorted(runner.lost_views), runner.runtime.monotonic_s()
         wait_s = self._backoff.wait_s(now_s)
         if wait_s:
             why = f"{runner.lost[0].why}; attempt {self._backoff.tries + 1} follows in {wait_s:.0f} s"
@@ -261,14 +269,14 @@ class PeerFollower:
             try:
                 cohort = hydrate_cohort(runner.machine, runner.members, left, runner.time, digests)
             except ViewFailed as error:
-                raise self._lose_again(views, error.why) from error
+                raise self._note_lost_again(views, error.why) from error
             for wrong in find_differing_views(runner.members, digests.all, left, runner.time).values():
-                runner.machine.store.abandoned.extend(part.key for part in cohort.parts())
+                runner.machine.store.abandon(cohort)
                 why = f"computed from the tables, {wrong.where} has {wrong.found}, and its shard {wrong.expected}"
-                raise self._lose_again(views, why)
+                raise self._note_lost_again(views, why)
             runner.machine.add(cohort)
         runner.set_lost(())
 
-    def _lose_again(self, views: Sequence[str], why: str) -> Recomputing:
+    def _note_lost_again(self, views: Sequence[str], why: str) -> Recomputing:
         self._runner.set_lost([StateDiverged(views=tuple(views), time=self._runner.time - 1, why=why)])
         return Recomputing(path=f"state of the views {list(views)}", why=why)

@@ -101,11 +101,11 @@ class ReplicaReporter(Ticker):
     def wrap_progress(self, progress: OnProgress) -> OnProgress:
         """Wrap `progress` so that this reporter records long work, too."""
 
-        def noted(what: str, done: int, of: int) -> None:
+        def note_progress(what: str, done: int, of: int) -> None:
             self._work = LongWork(what, done, of) if done < of else None
             progress(what, done, of)
 
-        return noted
+        return note_progress
 
     def tick(self) -> bool:
         now = self._read_progress()
@@ -157,19 +157,7 @@ def read_replica_statuses(
         one = alive.get(record.writer)
         if one is None or is_gone(meta, one, runtime, settings):
             continue
+        known = (record.writer, one.host, one.pid, record.role, record.state, record.time)
         behind = max(committed - 1 - record.time, 0)
-        found.append(
-            ReplicaStatus(
-                record.writer,
-                one.host,
-                one.pid,
-                record.role,
-                record.state,
-                record.time,
-                behind,
-                one.registered_at_s,
-                record.told_at_s,
-                record.work,
-            )
-        )
+        found.append(ReplicaStatus(*known, behind, one.registered_at_s, record.told_at_s, record.work))
     return tuple(sorted(found, key=lambda one: (one.role != ReplicaRole.LEADS, one.since_s, one.writer)))

@@ -28,7 +28,7 @@ from evertide.errors import Conflict, EvertideError, OutcomeUnknown, SinkFailed,
 from evertide.logs import TRANSACTION
 from evertide.observer import NO_OBSERVER, DeliveryEvent, Observer
 from evertide.pipeline.sinks.sink_changes import SinkReader
-from evertide.pipeline.sinks.sink_record import SinkRecord, SinkRecords, StoredSinkRecord, hold_name
+from evertide.pipeline.sinks.sink_record import SinkRecord, SinkRecords, StoredSinkRecord, name_sink_hold
 from evertide.pipeline.transaction.members import Members
 from evertide.rows.changes import DIFF
 from evertide.rows.slices import SLICES_MAX
@@ -40,7 +40,7 @@ __all__ = ["Delivery"]
 
 logger = logging.getLogger(__name__)
 
-_PATIENCE_S = 0.5
+_TURN_WAIT_S = 0.5
 
 
 class Delivery:
@@ -109,7 +109,7 @@ class Delivery:
         if record.moving_to == "" and self._position > record.position:
             record = self._write(position=self._position)
         if record.moving_to == "" and record.position >= 0:
-            self._members().shard(record.shard).hold(hold_name(self.name), record.position)
+            self._members().shard(record.shard).hold(name_sink_hold(self.name), record.position)
 
     def close(self) -> None:
         try:
@@ -177,14 +177,14 @@ class Delivery:
         return self._deliver_new(current, sink)
 
     def _register(self) -> SinkRecord | None:
-        if not self._turn.acquire(timeout=_PATIENCE_S):
+        if not self._turn.acquire(timeout=_TURN_WAIT_S):
             return None
         try:
             shard, collection = self._open_current_shard(), self.declaration.collection
             if shard is None or shard.upper == 0:
                 self.waits_for = f"{collection!r} has no content yet"
                 return None
-            shard.hold(hold_name(self.name), shard.upper - 1)
+            shard.hold(name_sink_hold(self.name), shard.upper - 1)
             token = self._record.token if self._record else f"evertide-{self.declaration.runtime.new_id()}"
             return self._store(SinkRecord(token, collection, self.declaration.connector, shard.name))
         finally:
@@ -291,7 +291,7 @@ class Delivery:
         if time <= self._held:
             self.waits_for = f"the new content of {self.declaration.collection!r} is written with the next transaction"
             return record
-        current.hold(hold_name(self.name), time)
+        current.hold(name_sink_hold(self.name), time)
         return self._write(moving_to=current.name, moving_at=time)
 
     def _move(self, record: SinkRecord, sink: Sink) -> None:
@@ -314,7 +314,7 @@ class Delivery:
         """Release the old shard; finalize it if no collection and no other sink uses it."""
         members = self._members()
         old, definition = members.shard(shard), members.definition
-        old.release(hold_name(self.name))
+        old.release(name_sink_hold(self.name))
         named = {one.shard for one in definition.tables.values()} | {one.shard for one in definition.views.values()}
         others = {
             each

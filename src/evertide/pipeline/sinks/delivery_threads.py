@@ -23,7 +23,7 @@ from evertide.observer import NO_OBSERVER, FaultEvent, Observer
 from evertide.pipeline.definition import ViewRecord
 from evertide.pipeline.engine import DeclaredTable, DeclaredView, Engine
 from evertide.pipeline.sinks.delivery import Delivery
-from evertide.pipeline.sinks.sink_record import SinkRecords, StoredSinkRecord, hold_name
+from evertide.pipeline.sinks.sink_record import SinkRecords, StoredSinkRecord, name_sink_hold
 from evertide.pipeline.status.source_record import SinkHealth
 from evertide.pipeline.status.status import Problem, SinkStatus
 from evertide.pipeline.transaction.members import Members
@@ -72,7 +72,7 @@ class PreparedSinks:
 
 
 @dataclass
-class _Lane:
+class _SinkThread:
     delivery: Delivery
     thread: WatchedThread | None = None
     problem: Problem | None = None
@@ -97,11 +97,11 @@ class DeliveryThreads:
         self._settings = sinks.records.settings
         self._stopping = threading.Event()
         self._began_s = self._runtime.wall_s()
-        self._lanes: dict[str, _Lane] = {}
+        self._lanes: dict[str, _SinkThread] = {}
         for name, declaration in sinks.declarations.items():
             prepared, recorded = sinks.prepared[name], sinks.recorded.get(name)
             delivery = Delivery(declaration, prepared, recorded, sinks.records, members, turn, observer)
-            self._lanes[name] = _Lane(delivery)
+            self._lanes[name] = _SinkThread(delivery)
         self._end_undeclared(sinks.recorded)
 
     def start(self) -> DeliveryThreads:
@@ -157,7 +157,7 @@ class DeliveryThreads:
         """The states of sinks for other processes, which read the positions from the sinks' own records."""
         return {one.name: SinkHealth(one.state, one.problem) for one in self.list_statuses(time)}
 
-    def _make_status(self, lane: _Lane, time: int) -> SinkStatus:
+    def _make_status(self, lane: _SinkThread, time: int) -> SinkStatus:
         delivery, problem = lane.delivery, lane.problem
         declaration, behind = delivery.declaration, time - delivery.position
         waits_for = delivery.waits_for or self._explain_away(declaration.collection)
@@ -177,7 +177,7 @@ class DeliveryThreads:
     def _find_lag(self, position: int, behind: int) -> Problem | None:
         if behind <= 0:
             return None
-        since_s = self._began_s if position < 0 else self._journal.bound_at_s(position + 1)
+        since_s = self._began_s if position < 0 else self._journal.read_bound_at_s(position + 1)
         age_s = self._runtime.wall_s() - since_s
         is_far = position >= 0 and behind > self._settings.sink_lag_transactions
         if age_s <= self._settings.sink_lag_s and not is_far:
@@ -193,7 +193,7 @@ class DeliveryThreads:
             return f"the view {collection!r} is {view.away.state}: {view.away.why}"
         return ""
 
-    def _run(self, lane: _Lane) -> None:
+    def _run(self, lane: _SinkThread) -> None:
         wait_s = self._settings.retry_wait_s
         while not self._stopping.is_set():
             if self._step(lane):
@@ -206,14 +206,14 @@ class DeliveryThreads:
                 self._stopping.wait(wait_s * (0.5 + self._runtime.random()))
                 wait_s = min(wait_s * 2, self._settings.retry_wait_max_s)
 
-    def _wait_for_changes(self, lane: _Lane) -> None:
+    def _wait_for_changes(self, lane: _SinkThread) -> None:
         with self._report_failure(lane):
             lane.delivery.wait(_WAIT_S)
             lane.delivery.record_position(self._settings.beat_interval_s)
         if lane.delivery.waits_for:
             self._stopping.wait(_WAIT_S)
 
-    def _step(self, lane: _Lane) -> bool:
+    def _step(self, lane: _SinkThread) -> bool:
         """True if there may be more to deliver now."""
         has_more = False
         with self._report_failure(lane):
@@ -225,7 +225,7 @@ class DeliveryThreads:
         return has_more and not self._stopping.is_set()
 
     @contextmanager
-    def _report_failure(self, lane: _Lane) -> Iterator[None]:
+    def _report_failure(self, lane: _SinkThread) -> Iterator[None]:
         try:
             yield
         except EvertideError as error:
@@ -233,7 +233,7 @@ class DeliveryThreads:
         except Exception as error:  # noqa: BLE001 - a connector's bug must be reported, and stop nothing else
             self._note_stall(lane, _make_failure(lane.delivery.name, error))
 
-    def _note_stall(self, lane: _Lane, error: EvertideError) -> None:
+    def _note_stall(self, lane: _SinkThread, error: EvertideError) -> None:
         """Note the problem. A fenced process does not retry: the new leader delivers."""
         self._observer.on_fault(FaultEvent("sink", lane.delivery.name, error.error_code))
         if lane.problem is None or lane.problem.why != error.message:
@@ -257,7 +257,7 @@ class DeliveryThreads:
             )
             self._records.write(name, found.number, msgspec.structs.replace(found.record, is_declared=False))
             for shard in found.record.shards:
-                self._members().shard(shard).release(hold_name(name))
+                self._members().shard(shard).release(name_sink_hold(name))
 
 
 def _list_declarations(engine: Engine, base: Path, runtime: Runtime) -> list[SinkDeclaration]:

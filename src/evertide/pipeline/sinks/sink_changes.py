@@ -125,12 +125,12 @@ class SinkReader:
                     placing = choose_by_columns(self.key) if self.key else choose_by_row
                     slices = stack.enter_context(Slices(table.schema, count, placing))
                 slices.add(table)
-            made = slices
+            if slices is None:
+                yield Changes(list, is_addition=is_addition)
+                return
+            read = slices.read
             yield Changes(
-                lambda: (
-                    (consolidate_delta(made.read(index), "sink") for index in range(count)) if made is not None else ()
-                ),
-                is_addition=is_addition,
+                lambda: (consolidate_delta(read(index), "sink") for index in range(count)), is_addition=is_addition
             )
 
     def _split_by_time(self, changes: pa.Table) -> Iterator[tuple[int, Changes]]:

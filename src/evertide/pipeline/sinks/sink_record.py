@@ -16,6 +16,8 @@ registration (I16). The record of a sink that is no longer declared stays, with 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import msgspec
 
 from evertide.errors import Conflict
@@ -28,7 +30,7 @@ from evertide.store.sealed import seal, unseal
 from evertide.store.writers import Writer
 from evertide.types import SequenceNumber
 
-__all__ = ["SinkRecord", "SinkRecords", "StoredSinkRecord", "find_shards_of_sinks", "hold_name", "read_sinks"]
+__all__ = ["SinkRecord", "SinkRecords", "StoredSinkRecord", "find_shards_of_sinks", "name_sink_hold", "read_sinks"]
 
 
 class SinkRecord(msgspec.Struct, frozen=True):
@@ -61,7 +63,7 @@ class StoredSinkRecord(msgspec.Struct, frozen=True):
     record: SinkRecord
 
 
-def hold_name(sink: str) -> str:
+def name_sink_hold(sink: str) -> str:
     return f"sink-{sink}"
 
 
@@ -80,12 +82,12 @@ def find_shards_of_sinks(meta: Meta, runtime: Runtime, settings: Settings) -> se
     return {shard for found in read_sinks(meta, runtime, settings).values() for shard in found.record.shards}
 
 
+@dataclass(frozen=True, slots=True)
 class SinkRecords:
-    def __init__(self, meta: Meta, writer: Writer, runtime: Runtime, settings: Settings) -> None:
-        self.meta = meta
-        self.writer = writer
-        self.runtime = runtime
-        self.settings = settings
+    meta: Meta
+    writer: Writer
+    runtime: Runtime
+    settings: Settings
 
     def read_all(self) -> dict[str, StoredSinkRecord]:
         return read_sinks(self.meta, self.runtime, self.settings)

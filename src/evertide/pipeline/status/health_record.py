@@ -66,13 +66,13 @@ class HealthReporter:
         self._writer = writer
         self._runtime = runtime
         self._settings = settings
-        self._told = ("", "")
+        self._written = ("", "")
         self._lock = threading.Lock()
 
     def __call__(self, now: Problem) -> None:
         with self._lock:
-            is_news = (now.state, now.why) != self._told
-            self._told = (now.state, now.why)
+            is_news = (now.state, now.why) != self._written
+            self._written = (now.state, now.why)
         if is_news:
             change = self._runtime.new_id()
             health = HealthRecord(self._writer, now.state, now.since_s, change, now.error_code, now.why, now.remedy)

@@ -16,7 +16,7 @@ from evertide.pipeline.pause import Pause
 from evertide.pipeline.replicas.leader_tasks import LeaderTasks
 from evertide.pipeline.replicas.leadership import Leadership
 from evertide.pipeline.status.health_record import HealthReporter
-from evertide.pipeline.status.status import Facts, Problem, Status, assemble_status, problem_from_error
+from evertide.pipeline.status.status import Facts, Problem, Status, assemble_status, make_problem
 from evertide.pipeline.transaction.runner import Runner
 from evertide.problem import ComponentState
 from evertide.runtime import Runtime
@@ -63,7 +63,7 @@ class ProcessState:
                 error = fenced
             except EvertideError:
                 logger.warning("could not read whether this process is still registered")
-        self.error, self._failed = error, problem_from_error(error, self.runtime.wall_s())
+        self.error, self._failed = error, make_problem(error, self.runtime.wall_s())
         return error
 
     def warn(self, code: str, why: str, remedy: str) -> None:

@@ -33,7 +33,7 @@ __all__ = ["SinkHealth", "SourceRecord", "SourceRecords", "SourceReporter", "rea
 
 logger = logging.getLogger(__name__)
 
-_LOOK_S = 1.0
+_INTERVAL_S = 1.0
 _LAG_S = 5.0
 _SAME_LAG_S = 30.0
 
@@ -68,37 +68,37 @@ class SourceRecords(msgspec.Struct, frozen=True, omit_defaults=True):
 class SourceReporter(Ticker):
     def __init__(
         self,
-        look: Callable[[], Mapping[str, SourceRecord]],
+        read_sources: Callable[[], Mapping[str, SourceRecord]],
         meta: Meta,
         writer: str,
         runtime: Runtime,
         settings: Settings,
     ) -> None:
-        """`look` returns the state of each source. This reporter's thread calls it; it must not block."""
-        super().__init__("evertide-sources", _LOOK_S)
-        self._look = look
+        """`read_sources` returns the state of each source. This reporter's thread calls it; it must not block."""
+        super().__init__("evertide-sources", _INTERVAL_S)
+        self._read_sources = read_sources
         self._meta = meta
         self._writer = writer
         self._runtime = runtime
         self._settings = settings
         self._failure = Condition(logger, "could not record the state of sources and sinks", runtime)
-        self._look_at_sinks: Callable[[], Mapping[str, SinkHealth]] = dict
-        self._look_at_feeds: Callable[[], Iterable[Problem]] = tuple
-        self._look_at_warnings: Callable[[], Iterable[Problem]] = tuple
-        self._told: _All | None = None
-        self._told_s = 0.0
+        self._read_sinks: Callable[[], Mapping[str, SinkHealth]] = dict
+        self._read_feeds: Callable[[], Iterable[Problem]] = tuple
+        self._read_warnings: Callable[[], Iterable[Problem]] = tuple
+        self._written: SourceRecords | None = None
+        self._written_s = 0.0
 
-    def watch_sinks(self, look: Callable[[], Mapping[str, SinkHealth]]) -> None:
-        """Report sinks, too. This reporter's thread calls `look`, which must not wait for a target."""
-        self._look_at_sinks = look
+    def watch_sinks(self, read: Callable[[], Mapping[str, SinkHealth]]) -> None:
+        """Report sinks, too. This reporter's thread calls `read`, which must not wait for a target."""
+        self._read_sinks = read
 
-    def watch_feeds(self, look: Callable[[], Iterable[Problem]]) -> None:
-        """Report the feeds of live clients, too. This reporter's thread calls `look`, which must not block."""
-        self._look_at_feeds = look
+    def watch_feeds(self, read: Callable[[], Iterable[Problem]]) -> None:
+        """Report the feeds of live clients, too. This reporter's thread calls `read`, which must not block."""
+        self._read_feeds = read
 
-    def watch_warnings(self, look: Callable[[], Iterable[Problem]]) -> None:
-        """Report failures that stop no transaction, too. This reporter's thread calls `look`."""
-        self._look_at_warnings = look
+    def watch_warnings(self, read: Callable[[], Iterable[Problem]]) -> None:
+        """Report failures that stop no transaction, too. This reporter's thread calls `read`."""
+        self._read_warnings = read
 
     def begin(self, *, threads: bool) -> Self:
         """Report once, and then periodically if `threads`."""
@@ -117,16 +117,16 @@ class SourceReporter(Ticker):
 
     def write_if_changed(self) -> None:
         """Write the record if it has changed enough."""
-        found = {name: _drop_waits(record) for name, record in self._look().items()}
-        sinks, feeds = dict(self._look_at_sinks()), tuple(self._look_at_feeds())
-        warnings = tuple(replace(one, wait_s=None) for one in self._look_at_warnings())
+        sources = {name: _drop_waits(record) for name, record in self._read_sources().items()}
+        sinks, feeds = dict(self._read_sinks()), tuple(self._read_feeds())
+        warnings = tuple(replace(one, wait_s=None) for one in self._read_warnings())
+        report = SourceRecords(self._writer, 0.0, "", sources, sinks, feeds, warnings)
         now_s = self._runtime.monotonic_s()
-        if self._told is not None and not _is_news(self._told, (found, sinks, feeds, warnings), now_s - self._told_s):
+        if self._written is not None and not _is_news(self._written, report, now_s - self._written_s):
             return
-        self._told, self._told_s = (found, sinks, feeds, warnings), now_s
-        told_at_s, change = self._runtime.wall_s(), self._runtime.new_id()
-        records = SourceRecords(self._writer, told_at_s, change, found, sinks, feeds, warnings)
-        write_report(self._meta, SOURCES, self._writer, records, self._runtime, self._settings)
+        self._written, self._written_s = report, now_s
+        record = msgspec.structs.replace(report, told_at_s=self._runtime.wall_s(), change=self._runtime.new_id())
+        write_report(self._meta, SOURCES, self._writer, record, self._runtime, self._settings)
 
 
 def read_source_records(meta: Meta) -> SourceRecords | None:
@@ -140,27 +140,21 @@ def _drop_waits(record: SourceRecord) -> SourceRecord:
     return msgspec.structs.replace(record, problems=problems)
 
 
-_All = tuple[Mapping[str, SourceRecord], Mapping[str, SinkHealth], tuple[Problem, ...], tuple[Problem, ...]]
-
-
-def _is_news(told: _All, found: _All, since_s: float) -> bool:
-    if _list_kinds(told) != _list_kinds(found):
+def _is_news(before: SourceRecords, now: SourceRecords, since_s: float) -> bool:
+    if _list_kinds(before) != _list_kinds(now):
         return True
-    if {name: _round_lag(one) for name, one in told[0].items()} != {
-        name: _round_lag(one) for name, one in found[0].items()
-    }:
+    if _round_lags(before) != _round_lags(now):
         return since_s >= _LAG_S
-    return told != found and since_s >= _SAME_LAG_S
+    return before != now and since_s >= _SAME_LAG_S
 
 
-def _list_kinds(reported: _All) -> tuple[object, ...]:
+def _list_kinds(report: SourceRecords) -> tuple[object, ...]:
     """The states and error codes, without reasons and lags."""
-    sources, sinks, feeds, warnings = reported
     return (
-        {name: (one.tables, one.state, set(_list_codes(one.problems))) for name, one in sources.items()},
-        {name: (one.state, one.problem.error_code if one.problem else "") for name, one in sinks.items()},
-        _list_codes(feeds),
-        _list_codes(warnings),
+        {name: (one.tables, one.state, set(_list_codes(one.problems))) for name, one in report.sources.items()},
+        {name: (one.state, one.problem.error_code if one.problem else "") for name, one in report.sinks.items()},
+        _list_codes(report.feeds),
+        _list_codes(report.warnings),
     )
 
 
@@ -168,6 +162,9 @@ def _list_codes(problems: Iterable[Problem]) -> list[tuple[str, str]]:
     return sorted((one.state, one.error_code) for one in problems)
 
 
-def _round_lag(record: SourceRecord) -> tuple[object, ...]:
-    """The lag, each value rounded to a power of two."""
-    return tuple(None if each is None else int(each).bit_length() for each in astuple(record.lag or Lag()))
+def _round_lags(report: SourceRecords) -> dict[str, list[int | None]]:
+    """The lag of each source, its values rounded to powers of two."""
+    return {
+        name: [None if each is None else int(each).bit_length() for each in astuple(one.lag or Lag())]
+        for name, one in report.sources.items()
+    }

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from evertide.checkpoint.catalog import Checkpoints
+from evertide.checkpoint.context import CollectionKind
 from evertide.errors import BlobDamaged, BlobMissing, Diverged, EvertideError, StateDiverged
 from evertide.journal.journal import Journal
 from evertide.pipeline.definition import Definition, read_definition
@@ -52,12 +53,12 @@ __all__ = [
     "SourceStatus",
     "Status",
     "assemble_status",
-    "divergences",
     "find_stall",
+    "list_divergences",
     "make_collection_statuses",
-    "problem_from_error",
+    "make_problem",
+    "read_sink_statuses",
     "read_status",
-    "sink_statuses",
 ]
 
 
@@ -68,8 +69,7 @@ _ENDED = (ComponentState.FAILED, ComponentState.DIVERGED, ComponentState.FROZEN)
 @dataclass(frozen=True, slots=True)
 class CollectionStatus:
     name: str
-    kind: str
-    """`table`, `view` or `errors`."""
+    kind: CollectionKind
     state: str
     """`running`, `hydrating`, `failed` or `undeclared`; without a process that runs the
     pipeline, `stopped` instead of `running`."""
@@ -83,7 +83,7 @@ class CollectionStatus:
     shapes: int = 0
 
 
-class _Followed(msgspec.Struct, frozen=True):
+class _ShapeCollection(msgspec.Struct, frozen=True):
     """The fields that are read of a shape's record (`evertide.shapes.log.record`)."""
 
     collection: str
@@ -203,7 +203,7 @@ def assemble_status(
     )
 
 
-def problem_from_error(error: EvertideError, since_s: float) -> Problem:
+def make_problem(error: EvertideError, since_s: float) -> Problem:
     if isinstance(error, Diverged):
         state = ComponentState.DIVERGED
     elif isinstance(error, BlobMissing | BlobDamaged):
@@ -223,8 +223,8 @@ def find_stall(meta: Meta, journal: Journal, members: Members, runtime: Runtime,
     if runtime.wall_s() - bound_at_s < settings.stall_after_s:
         return None
     behind = [name for name, shard in members.open_all().items() if shard.upper <= waiting]
-    held = read_holder(meta)
-    who = f"process {held.pid} on {held.host} runs the pipeline" if held else "no process runs the pipeline"
+    holder = read_holder(meta)
+    who = f"process {holder.pid} on {holder.host} runs the pipeline" if holder else "no process runs the pipeline"
     why = f"transaction {waiting} is bound and not committed; the shards {behind} wait for it; {who}"
     remedy = "Check the log of that process; if the process hangs, end it and start it again: nothing is lost."
     return Problem(ComponentState.STALLED, "stalled", why, remedy, bound_at_s)
@@ -245,7 +245,7 @@ def read_status(storage: Storage, shards: Shards, journal: Journal, checkpoints:
         positions=journal.positions(),
         collections=make_collection_statuses(members, is_stopped=live is None) if members is not None else (),
         checkpoints=tuple((entry.number, entry.time) for entry in checkpoints.entries()),
-        sinks=sink_statuses(meta, reports, live, committed - 1, runtime, settings),
+        sinks=read_sink_statuses(meta, reports, live, committed - 1, runtime, settings),
         replicas=read_replica_statuses(meta, committed, runtime, settings),
     )
     health = _to_problem(retry_read(lambda: read_health(meta), runtime, settings), live)
@@ -255,7 +255,7 @@ def read_status(storage: Storage, shards: Shards, journal: Journal, checkpoints:
         why = _explain_stop(holder, committed, head.time + 1 if head else 0)
         first = health or Problem(ComponentState.STOPPED, "", why, "", head.bound_at_s if head else 0.0)
     problems = [first] if first.error_code else []
-    problems += divergences(definition).values() if definition else ()
+    problems += list_divergences(definition).values() if definition else ()
     problems += reports.feeds + reports.warnings if reports is not None and _is_current(reports, live) else ()
     sources = _make_source_statuses(facts.positions, reports, definition, live)
     generation = definition.generation if definition else 0
@@ -267,48 +267,53 @@ def _is_current(reports: SourceRecords | None, live: Registration | None) -> boo
     return reports is not None and live is not None and reports.writer == live.writer
 
 
-def _to_problem(health: HealthRecord | None, held: Registration | None) -> Problem | None:
+def _to_problem(health: HealthRecord | None, live: Registration | None) -> Problem | None:
     """The health that the live process reported; if no process lives, the error that the last one ended with."""
-    if health is None or (held is not None and health.writer != held.writer):
+    if health is None or (live is not None and health.writer != live.writer):
         return None
-    if held is None and health.state not in _ENDED:
+    if live is None and health.state not in _ENDED:
         return None
     return Problem(health.state, health.error_code, health.why, health.remedy, health.since_s)
 
 
 def _make_source_statuses(
-    positions: Mapping[str, str], told: SourceRecords | None, definition: Definition | None, held: Registration | None
+    positions: Mapping[str, str],
+    reports: SourceRecords | None,
+    definition: Definition | None,
+    live: Registration | None,
 ) -> tuple[SourceStatus, ...]:
     """State, lag and problems come from the live process; the tables may come from an earlier one."""
-    known = told.sources if told is not None else {}
+    known = reports.sources if reports is not None else {}
     found = []
     for name, position in positions.items():
         # A source without a record has the table of the same name, if there is one.
         tables = (name,) if definition is not None and name in definition.tables else ()
         record = known.get(name) or SourceRecord(tables, "")
-        if told is not None and _is_current(told, held):
-            one = SourceStatus(name, record.tables, position, record.state, record.lag, record.problems, told.told_at_s)
+        if reports is not None and _is_current(reports, live):
+            one = SourceStatus(
+                name, record.tables, position, record.state, record.lag, record.problems, reports.told_at_s
+            )
         else:
-            one = SourceStatus(name, record.tables, position, "" if held is not None else ComponentState.STOPPED)
+            one = SourceStatus(name, record.tables, position, "" if live is not None else ComponentState.STOPPED)
         found.append(one)
     return tuple(found)
 
 
-def sink_statuses(  # noqa: PLR0917
+def read_sink_statuses(  # noqa: PLR0917
     meta: Meta,
-    told: SourceRecords | None,
-    held: Registration | None,
+    reports: SourceRecords | None,
+    live: Registration | None,
     time: int,
     runtime: Runtime,
     settings: Settings,
 ) -> tuple[SinkStatus, ...]:
-    """The recorded status, for a process that does not deliver. `held` is the live leader's registration."""
-    healths = told.sinks if told is not None and _is_current(told, held) else {}
-    unknown = SinkHealth("" if held is not None else ComponentState.STOPPED)
-    found = read_sinks(meta, runtime, settings)
+    """The recorded status, for a process that does not deliver. `live` is the live leader's registration."""
+    healths = reports.sinks if reports is not None and _is_current(reports, live) else {}
+    unknown = SinkHealth("" if live is not None else ComponentState.STOPPED)
+    records = read_sinks(meta, runtime, settings)
     return tuple(
         _make_sink_status(name, one.record, healths.get(name, unknown), time)
-        for name, one in found.items()
+        for name, one in records.items()
         if one.record.is_declared
     )
 
@@ -320,18 +325,18 @@ def _make_sink_status(name: str, record: SinkRecord, health: SinkHealth, time: i
     return SinkStatus(name, record.collection, record.connector, last, behind, health.state, health.problem)
 
 
-def _explain_stop(held: Registration | None, committed: int, bound: int) -> str:
+def _explain_stop(holder: Registration | None, committed: int, bound: int) -> str:
     if bound == 0:
         return "no pipeline ever ran on this storage"
     who = (
-        f"process {held.pid} on {held.host} ended without closing the pipeline"
-        if held
+        f"process {holder.pid} on {holder.host} ended without closing the pipeline"
+        if holder
         else "no process runs the pipeline"
     )
     return f"{who}; the next start completes {bound - committed} bound transactions" if bound > committed else who
 
 
-def divergences(definition: Definition) -> dict[str, Problem]:
+def list_divergences(definition: Definition) -> dict[str, Problem]:
     """By name, the problems of views whose state was discarded and is recomputed (X7)."""
     code, remedy = StateDiverged.error_code, StateDiverged.remedy
     return {
@@ -344,46 +349,33 @@ def make_collection_statuses(
     members: Members, *, is_fresh: bool = True, is_stopped: bool = False
 ) -> tuple[CollectionStatus, ...]:
     """Unless `is_fresh`, from the shard states in memory and without shapes: no storage call is made."""
-    definition: Definition = members.definition
+    definition = members.definition
     running = ComponentState.STOPPED if is_stopped else ComponentState.RUNNING
-    found = []
-
-    def of(name: str, kind: str, shard: str, state: str, why: str = "") -> CollectionStatus:
-        return _make_collection_status(members, name, kind, shard, state, why, is_fresh=is_fresh)
-
-    for name, table in definition.tables.items():
-        if table.shard:
-            found.append(
-                of(
-                    name,
-                    "table",
-                    table.shard,
-                    running if table.is_declared else ComponentState.UNDECLARED,
-                )
-            )
+    listed: list[tuple[str, CollectionKind, str, str, str]] = [
+        (name, CollectionKind.TABLE, table.shard, running if table.is_declared else ComponentState.UNDECLARED, "")
+        for name, table in definition.tables.items()
+        if table.shard
+    ]
     for name, view in definition.views.items():
         state, why = (view.away.state, view.away.why) if view.away else (running, "")
-        found.append(of(name, "view", view.shard, state, why))
-    found.append(of(ERRORS, "errors", definition.errors, running))
+        listed.append((name, CollectionKind.VIEW, view.shard, state, why))
+    listed.append((ERRORS, CollectionKind.ERRORS, definition.errors, running, ""))
     shapes = _count_shapes(members) if is_fresh else Counter()
-    return tuple(replace(one, shapes=shapes[one.name]) for one in found)
+    found = []
+    for name, kind, shard, state, why in listed:
+        known = (members.shard(shard).log.read().state if is_fresh else members.peek(shard)) if shard else None
+        status = CollectionStatus(name, kind, state, 0, 0, 0, 0, why, shapes=shapes[name])
+        if known is not None:
+            rows, size = sum(batch.rows for batch in known.batches), sum(batch.bytes for batch in known.batches)
+            parts = sum(len(batch.parts) for batch in known.batches)
+            status = replace(status, upper=known.upper, since=known.since, rows=rows, bytes=size, parts=parts)
+        found.append(status)
+    return tuple(found)
 
 
 def _count_shapes(members: Members) -> Counter[str]:
     shards = members.shards
     records = retry_read(lambda: shards.meta.heads(shape_prefix()), shards.runtime, shards.settings)
-    return Counter(unseal(record.data, _Followed, shards.meta.path(key)).collection for key, record in records.items())
-
-
-def _make_collection_status(  # noqa: PLR0917
-    members: Members, name: str, kind: str, shard: str, state: str, why: str, *, is_fresh: bool
-) -> CollectionStatus:
-    known = None
-    if shard:
-        known = members.shard(shard).log.read().state if is_fresh else members.peek(shard)
-    if known is None:
-        return CollectionStatus(name, kind, state, 0, 0, 0, 0, why)
-    rows = sum(batch.rows for batch in known.batches)
-    size = sum(batch.bytes for batch in known.batches)
-    parts = sum(len(batch.parts) for batch in known.batches)
-    return CollectionStatus(name, kind, state, known.upper, known.since, rows, size, why, parts)
+    return Counter(
+        unseal(record.data, _ShapeCollection, shards.meta.path(key)).collection for key, record in records.items()
+    )

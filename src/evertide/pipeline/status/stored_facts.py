@@ -66,7 +66,7 @@ class StoredFacts:
         return Facts(
             stalled=find_stall(context.meta, journal, members, context.runtime, context.settings),
             positions=read_positions(journal, runner.definition, runner.sources),
-            sinks=self._leader_tasks.sink_statuses(runner.time - 1),
+            sinks=self._leader_tasks.read_sink_statuses(runner.time - 1),
             bound=journal.upper - 1,
             collections=make_collection_statuses(members),
             checkpoints=tuple((entry.number, entry.time) for entry in context.checkpoints.entries()),

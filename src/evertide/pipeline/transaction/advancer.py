@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Mapping
 
 from evertide.errors import EvertideError, TimeCompacted
@@ -17,7 +16,7 @@ from evertide.journal.records import Bound, Input
 from evertide.pipeline.input.input_reader import InputReader
 from evertide.pipeline.input.pushes import PUSH
 from evertide.pipeline.process_context import ProcessContext
-from evertide.pipeline.recovery.opening import open_follower, open_runner, take_lead
+from evertide.pipeline.recovery.opening import open_follower, take_lead
 from evertide.pipeline.replicas.leader_tasks import LeaderTasks
 from evertide.pipeline.replicas.leadership import Leadership
 from evertide.pipeline.replicas.ownership import ProcessRole
@@ -26,25 +25,9 @@ from evertide.pipeline.transaction.phases import Phase
 from evertide.pipeline.transaction.runner import Runner
 from evertide.sources.contract import Rows
 
-__all__ = ["Advancer", "open_in_role"]
+__all__ = ["Advancer"]
 
 logger = logging.getLogger(__name__)
-
-
-def open_in_role(
-    context: ProcessContext, leadership: Leadership, stopping: threading.Event, role: ProcessRole
-) -> Runner:
-    """Open as the leader if there is none, else as a follower once the leader has committed. Can be retried."""
-    context.writer.adopt_generation()
-    while not leadership.try_acquire():
-        leader, is_read_only = leadership.read_registration(), role is ProcessRole.READ_ONLY
-        if context.journal.committed_upper and (leader is not None or is_read_only):
-            who = f"process {leader.pid} on {leader.host}" if leader is not None else "no process"
-            logger.info("%s leads; this process follows", who)
-            return open_follower(context, who, is_read_only=is_read_only)
-        stopping.wait(context.settings.poll_interval_s)
-    logger.info("this process leads")
-    return open_runner(context)
 
 
 def _is_of(bound: Bound, inputs: Mapping[str, Input]) -> bool:
@@ -105,13 +88,13 @@ class Advancer:
         if all(given.before == given.after for given in inputs.values()):
             self._runner.phases.enter_wait(self._runner.time)
             return None
-        made: list[Bound] = []
-        self._follower.race(lambda: made.append(self._runner.bind(inputs)))
-        if not made or made[0].writer != self._context.writer.id or not _is_of(made[0], inputs):
+        records: list[Bound] = []
+        self._follower.race(lambda: records.append(self._runner.bind(inputs)))
+        if not records or records[0].writer != self._context.writer.id or not _is_of(records[0], inputs):
             self._runner.phases.enter_wait(self._runner.time)
             return None  # a peer or an earlier bind of unknown outcome was first: unbound input is offered again
-        self._input_reader.acknowledge(made[0], is_staged=True)
-        return self._complete(made[0], read)
+        self._input_reader.acknowledge(records[0], is_staged=True)
+        return self._complete(records[0], read)
 
     def _keep_up(self) -> bool:
         """Replay what peers have committed. True if there was something."""
@@ -122,9 +105,7 @@ class Advancer:
                 self._leader_tasks.is_active or self._runner.machine.time > error.since
             ):  # to replay t, t - 1 must be readable
                 raise
-            logger.warning(
-                "this replica needs transactions that storage no longer has; restarting from the newest checkpoint"
-            )
+            logger.warning("storage no longer has the next transactions; restarting from the newest checkpoint")
             fresh = open_follower(self._context, "a peer", is_read_only=not self._asked)
             self._runner.take_state(fresh)
             self._follower.restart()

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Set
+from dataclasses import dataclass
 from typing import Protocol
 
 from evertide.errors import OutcomeUnknown, Unavailable
@@ -40,68 +41,60 @@ class LoopTarget(Protocol):
     def try_checkpoint(self) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
 class Loop:
-    def __init__(  # noqa: PLR0917
-        self,
-        pipeline: LoopTarget,
-        input_reader: InputReader,
-        leader_tasks: LeaderTasks,
-        pause: Pause,
-        liveness: Liveness,
-        stopping: threading.Event,
-        runtime: Runtime,
-        settings: Settings,
-    ) -> None:
-        self._pipeline = pipeline
-        self._input_reader = input_reader
-        self._leader_tasks = leader_tasks
-        self._pause = pause
-        self._liveness = liveness
-        self._stopping = stopping
-        self._clock = runtime.monotonic_s
-        self._settings = settings
+    pipeline: LoopTarget
+    input_reader: InputReader
+    leader_tasks: LeaderTasks
+    pause: Pause
+    liveness: Liveness
+    stopping: threading.Event
+    runtime: Runtime
+    settings: Settings
 
-    def run(self, transactions: int | None, told: Callable[[int, float], None] | None, *, until_idle: bool) -> None:
-        made, last = 0, self._pipeline.time
+    def run(
+        self, transactions: int | None, on_transaction: Callable[[int, float], None] | None, *, until_idle: bool
+    ) -> None:
+        clock, count, last = self.runtime.monotonic_s, 0, self.pipeline.time
         idle_at: int | None = None
         replaced: Set[int] = frozenset()
-        checkpoint_s = self._clock() + self._settings.checkpoint_interval_s
+        checkpoint_s = clock() + self.settings.checkpoint_interval_s
         if until_idle:
-            self._input_reader.set_goals()
-        while not self._stopping.is_set() and (transactions is None or made < transactions):
-            self._liveness.note_round()
-            damaged = self._leader_tasks.checkpointer.damaged
+            self.input_reader.set_goals()
+        while not self.stopping.is_set() and (transactions is None or count < transactions):
+            self.liveness.note_round()
+            damaged = self.leader_tasks.checkpointer.damaged
             if not damaged <= replaced:
                 replaced = damaged  # try once now; if that fails, again at the next interval
-                self._pipeline.try_checkpoint()
-            began_s = self._clock()
-            t = None if self._pause.is_on else self._advance_with_retry()
-            for each in range(last + 1, self._pipeline.time + 1):  # pushes may have made some, too
-                made, last = made + 1, each
-                if told is not None:
-                    told(each, self._clock() - began_s)
-            if until_idle and idle_at is None and self._is_idle(t):
-                idle_at = self._pipeline.time
-            if idle_at is not None and self._leader_tasks.has_delivered(idle_at):
+                self.pipeline.try_checkpoint()
+            began_s = clock()
+            advanced = None if self.pause.is_on else self._advance_with_retry()
+            for time in range(last + 1, self.pipeline.time + 1):  # pushes may have made some, too
+                count, last = count + 1, time
+                if on_transaction is not None:
+                    on_transaction(time, clock() - began_s)
+            if until_idle and idle_at is None and self._is_idle(advanced):
+                idle_at = self.pipeline.time
+            if idle_at is not None and self.leader_tasks.has_delivered(idle_at):
                 break
-            if t is None:
-                self._stopping.wait(self._settings.transaction_interval_s)
-            if self._clock() >= checkpoint_s:
-                self._pipeline.try_checkpoint()
-                checkpoint_s = self._clock() + self._settings.checkpoint_interval_s
-        self._liveness.end_loop()
+            if advanced is None:
+                self.stopping.wait(self.settings.transaction_interval_s)
+            if clock() >= checkpoint_s:
+                self.pipeline.try_checkpoint()
+                checkpoint_s = clock() + self.settings.checkpoint_interval_s
+        self.liveness.end_loop()
 
-    def _is_idle(self, made: int | None) -> bool:
-        """`made` is the result of the last step. After a transaction only the leader knows the sources' state."""
-        is_asked = made is None or self._pipeline.leads
-        return is_asked and not self._pause.is_on and self._input_reader.is_idle()
+    def _is_idle(self, advanced: int | None) -> bool:
+        """`advanced` is the result of the last step. After a transaction only the leader knows the sources' state."""
+        is_asked = advanced is None or self.pipeline.leads
+        return is_asked and not self.pause.is_on and self.input_reader.is_idle()
 
     def _advance_with_retry(self) -> int | None:
         try:
-            made = self._pipeline.advance()
+            advanced = self.pipeline.advance()
         except (Unavailable, OutcomeUnknown) as error:
-            self._input_reader.note_stall("", error)
-            self._stopping.wait(self._settings.retry_wait_max_s)
+            self.input_reader.note_stall("", error)
+            self.stopping.wait(self.settings.retry_wait_max_s)
             return None
-        self._input_reader.note_progress("")
-        return made
+        self.input_reader.note_progress("")
+        return advanced

@@ -118,7 +118,7 @@ class Machine:
                     raise
                 self._failed.append(self._discard_cohort(cohort, error.message))
             except ViewFailed as error:
-                row = find_culprit(cohort.fails, deltas)
+                row = find_culprit(cohort.has_failing_row, deltas)
                 why = f"{error.why}; because of {row}" if row else error.why
                 self._failed.append(ViewFailed(views=error.views, time=self.time, why=why))
                 cohort.drop(error.views)
@@ -161,10 +161,9 @@ class Machine:
         return None
 
     def _discard_cohort(self, cohort: Cohort, why: str) -> StateDiverged:
-        views, keys = tuple(cohort.views), [part.key for part in cohort.parts()]
-        self.store.abandoned.extend([*keys, *cohort.released()])
+        views = tuple(cohort.views)
+        self.lost_parts[views] = self.store.abandon(cohort)
         cohort.drop(views)
-        self.lost_parts[views] = tuple(keys)
         return StateDiverged(views=views, time=self.time, why=why)
 
     def save(self, shards: Mapping[str, str], tables: Mapping[str, str]) -> tuple[bytes, list[PartEntry]]:
@@ -187,8 +186,8 @@ class Machine:
         """All state. Any thread may call it at any time."""
         return [*self.tables.list_arrangements(), *(one for cohort in [*self.cohorts] for one in cohort.arrangements())]
 
-    def released(self) -> list[str]:
-        found = [key for cohort in self.cohorts for key in cohort.released()] + drain(self.store.abandoned)
+    def drain_released(self) -> list[str]:
+        found = [key for cohort in self.cohorts for key in cohort.drain_released()] + drain(self.store.abandoned)
         return found + [key for kept in self.tables.list_arrangements() for key in drain(kept.released)]
 
     def maintain(self, is_stopping: IsStopping = never_stopping) -> bool:

@@ -18,13 +18,13 @@ from evertide.shard.shard import Shard, Shards
 from evertide.shard.state import ShardState
 from evertide.store.writers import Writer
 
-__all__ = ["Members", "at_time"]
+__all__ = ["Members", "add_time"]
 
 _T = TypeVar("_T")
 _TIME_FIELD = pa.field(TIME, pa.int64(), nullable=False)
 
 
-def at_time(delta: pa.Table, time: int) -> pa.Table:
+def add_time(delta: pa.Table, time: int) -> pa.Table:
     times = pa.array(np.full(delta.num_rows, time, np.int64))
     return delta.add_column(delta.num_columns - 1, _TIME_FIELD, times)
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from evertide.errors import EvertideError
 from evertide.logs import TRANSACTION
-from evertide.observer import FaultEvent, Lap, Observer, TransactionEvent, WrittenSize
+from evertide.observer import FaultEvent, Lap, Observer, TransactionEvent, TransactionOrigin, WrittenSize
 from evertide.runtime import Runtime
 from evertide.settings import Settings
 
@@ -65,19 +65,21 @@ class PhaseTracker:
         if self.current.phase is not Phase.WAIT:
             self._end_laps(time)
 
-    def finish(self, time: int, how: str, sources: Mapping[str, int], collections: Mapping[str, WrittenSize]) -> None:
-        made = TransactionEvent(time, how, self._end_laps(time + 1), sources, collections)
+    def finish(
+        self, time: int, how: TransactionOrigin, sources: Mapping[str, int], collections: Mapping[str, WrittenSize]
+    ) -> None:
+        event = TransactionEvent(time, how, self._end_laps(time + 1), sources, collections)
         had_rows, self._had_rows = self._had_rows, self._had_rows or any(sources.values())
-        if made.took_s > self._slow_s:
+        if event.took_s > self._slow_s:
             took: dict[str, float] = {}
-            for lap in made.laps:
+            for lap in event.laps:
                 took[lap.phase] = took.get(lap.phase, 0.0) + lap.took_s
-            told = ", ".join(f"{phase} {seconds:.1f} s" for phase, seconds in took.items())
+            durations = ", ".join(f"{phase} {seconds:.1f} s" for phase, seconds in took.items())
             if had_rows:
-                logger.warning("transaction %d took %.1f s, more than slow_transaction_s: %s", time, made.took_s, told)
+                logger.warning("transaction %d took %.1f s, over slow_transaction_s: %s", time, event.took_s, durations)
             else:
-                logger.info("the first transaction, %d, took %.1f s: %s", time, made.took_s, told)
-        self.observer.on_transaction(made)
+                logger.info("the first transaction, %d, took %.1f s: %s", time, event.took_s, durations)
+        self.observer.on_transaction(event)
 
     def fail(self, time: int, error: EvertideError) -> None:
         """Report the failed transaction with its laps."""

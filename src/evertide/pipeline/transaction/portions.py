@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from evertide.errors import EvertideError, ViewFailed
 from evertide.journal.records import Bound, Content
-from evertide.pipeline.transaction.members import Members, at_time
+from evertide.pipeline.transaction.members import Members, add_time
 from evertide.pipeline.transaction.table_deltas import TableDeltas
 from evertide.rows.changes import DIFF, TIME, check_changes, consolidate_delta
 from evertide.rows.digest import ZERO, add_digests, compute_digest, to_hex
@@ -32,7 +32,7 @@ from evertide.sources.contract import Rows
 from evertide.store.retry import retry_read
 from evertide.store.writers import Writer
 
-__all__ = ["ContentSums", "PendingChanges", "Portions", "TransactionOutcome", "content_of"]
+__all__ = ["ContentSums", "InputPortions", "PendingChanges", "TransactionOutcome", "measure_content"]
 
 logger = logging.getLogger(__name__)
 
@@ -41,14 +41,14 @@ Batch = tuple[str, Rows]
 _EMPTY = Content(0, ZERO)
 
 
-class Portions:
+class InputPortions:
     """Groups the batches that `read` yields, which must be the same at each call."""
 
     def __init__(self, read: Callable[[], Iterable[Batch]], settings: Settings) -> None:
         self._read = read
         self._settings = settings
-        self._taken = 0
-        self._left: Iterator[Batch] | None = None
+        self._finished_batches = 0
+        self._batches: Iterator[Batch] | None = None
         self._ahead: Batch | None = None
         self._current: list[Batch] | None = None
 
@@ -58,7 +58,7 @@ class Portions:
             try:
                 self._current = self._gather()
             except BaseException:
-                self._left = None  # the position of the iterator is lost
+                self._batches = None  # the position of the iterator is lost
                 raise
         return self._current
 
@@ -68,16 +68,16 @@ class Portions:
 
     @property
     def is_over(self) -> bool:
-        return self._current is None and self._left is not None and self._ahead is None
+        return self._current is None and self._batches is not None and self._ahead is None
 
     def finish(self) -> None:
-        self._taken += len(self._current or ())
+        self._finished_batches += len(self._current or ())
         self._current = None
 
     def _gather(self) -> list[Batch]:
-        if self._left is None:
-            self._left = islice(self._read(), self._taken, None)
-            self._ahead = next(self._left, None)
+        if self._batches is None:
+            self._batches = islice(self._read(), self._finished_batches, None)
+            self._ahead = next(self._batches, None)
         found: list[Batch] = []
         rows, size = 0, 0
         while self._ahead is not None:
@@ -86,7 +86,7 @@ class Portions:
             if found and (rows > self._settings.portion_rows_max or size > self._settings.portion_bytes_max):
                 break
             found.append(self._ahead)
-            self._ahead = next(self._left, None)
+            self._ahead = next(self._batches, None)
         return found
 
 
@@ -150,7 +150,7 @@ class PendingChanges:
         self._take_ahead(shard)
         if shard in self.parts:
             return self.parts[shard]
-        return at_time(self.deltas.get(shard, _make_empty(schema)), self.time)
+        return add_time(self.deltas.get(shard, _make_empty(schema)), self.time)
 
     def _take_ahead(self, shard: str) -> bool:
         """Use the parts that were stored ahead for the shard, instead of memory. False if there are none."""
@@ -160,9 +160,7 @@ class PendingChanges:
         try:
             found = begun.result()
         except EvertideError as error:
-            logger.warning(
-                "could not store rows of shard %s ahead of the commit, will store them with it: %s", shard, error
-            )
+            logger.warning("could not store rows of shard %s ahead of the commit; the commit will: %s", shard, error)
             return False
         self.parts.setdefault(shard, []).extend(found)
         self.deltas.pop(shard, None)
@@ -206,7 +204,7 @@ class PendingChanges:
     def _store_parts(self, shard: str, delta: pa.Table, seq: int, members: Members) -> tuple[Part, ...]:
         shards, schema = members.shards, members.shard(shard).schema
         return store_parts(
-            check_changes(at_time(delta, self.time), schema, self.time, self.time + 1, f"shard {shard!r}"),
+            check_changes(add_time(delta, self.time), schema, self.time, self.time + 1, f"shard {shard!r}"),
             shard=shard,
             blob=shards.blob,
             writer=self._writer.id,
@@ -219,7 +217,7 @@ class PendingChanges:
 class TransactionOutcome:
     """The result of a transaction before its commit: the changes of each shard."""
 
-    def __init__(self, bound: Bound, portions: Portions, writer: Writer) -> None:
+    def __init__(self, bound: Bound, portions: InputPortions, writer: Writer) -> None:
         self.bound = bound
         self.time = bound.time
         self.portions = portions
@@ -271,7 +269,7 @@ class TransactionOutcome:
         for part in self.pending.parts.get(shard, ()):
             found.take({shard: Content(part.rows, part.digest)})
         if shard in self.pending.deltas:
-            found.take({shard: content_of(self.pending.deltas[shard])})
+            found.take({shard: measure_content(self.pending.deltas[shard])})
         return found.all.get(shard, _EMPTY)
 
     def read_table_deltas(self, members: Members) -> dict[str, pa.Table]:
@@ -299,7 +297,7 @@ class TransactionOutcome:
         return consolidate_delta(pa.concat_tables([before, *stored]), table) if stored else before
 
 
-def content_of(delta: pa.Table) -> Content:
+def measure_content(delta: pa.Table) -> Content:
     diffs = delta.column(DIFF).to_numpy()
     return Content(delta.num_rows, to_hex(compute_digest(delta.drop_columns([DIFF]), diffs)))
 

@@ -51,10 +51,16 @@ from evertide.errors import (
     ViewFailed,
 )
 from evertide.journal.records import Bound, Committed, Content, Input
-from evertide.journal.replay import ReplayGroup, ReplayResult, find_divergences
-from evertide.journal.staging import staged_of
-from evertide.observer import FaultEvent, Observer, WrittenSize
-from evertide.pipeline.definition import Away, Definition, find_tables_under, make_definition_write, read_definition
+from evertide.journal.replay import ReplayResult, ReplayStretch, find_divergences
+from evertide.journal.staging import list_staged
+from evertide.observer import FaultEvent, Observer, TransactionOrigin, WrittenSize
+from evertide.pipeline.definition import (
+    AwayReason,
+    Definition,
+    find_tables_under,
+    make_definition_write,
+    read_definition,
+)
 from evertide.pipeline.input.bound_rows import collect_xids, read_input
 from evertide.pipeline.names import ERRORS
 from evertide.pipeline.process_context import ProcessContext
@@ -63,7 +69,7 @@ from evertide.pipeline.recovery.hydration import rehydrate_tables
 from evertide.pipeline.transaction.machine import Machine
 from evertide.pipeline.transaction.members import Members
 from evertide.pipeline.transaction.phases import Phase, PhaseTracker
-from evertide.pipeline.transaction.portions import ContentSums, Portions, TransactionOutcome, content_of
+from evertide.pipeline.transaction.portions import ContentSums, InputPortions, TransactionOutcome, measure_content
 from evertide.rows.digest import ZERO, add_digests
 from evertide.scratch import using_system
 from evertide.shard.append import Append, append_together
@@ -139,7 +145,7 @@ class Runner:
                 why = f"the state is at time {self.machine.time}, and transaction {bound.time} was to be computed"
                 raise Unexpected(where="Runner.complete", why=why)
             batches = partial(read_input, bound, self.journal, self.sources, read=read)
-            outcome = self.outcome = TransactionOutcome(bound, Portions(batches, self.settings), self.writer)
+            outcome = self.outcome = TransactionOutcome(bound, InputPortions(batches, self.settings), self.writer)
         self._finish_portion(outcome)  # an earlier call may have computed one
         while not outcome.is_complete:
             self._compute(outcome)
@@ -164,7 +170,7 @@ class Runner:
             for name, shard in shards.items()
         ]
         append_together(appends, self.writer, writes=self._make_record_writer(outcome, tuple(shards)))
-        self.finish("committed")
+        self.finish(TransactionOrigin.COMMITTED)
 
     def _check_views(self) -> None:
         """A member view without state would miss the transaction."""
@@ -172,7 +178,7 @@ class Runner:
         if missing:
             raise Unexpected(where="Runner.commit", why=f"the views {missing} are members, and have no state")
 
-    def finish(self, how: str) -> None:
+    def finish(self, how: TransactionOrigin) -> None:
         """Forget the outcome: it is committed, here or by a peer (`how`)."""
         outcome, self.outcome = self.outcome, None
         if outcome is not None:
@@ -182,10 +188,10 @@ class Runner:
             self.last_changed |= dict.fromkeys(outcome.tables, outcome.time)
             self.phases.finish(outcome.time, how, given, self.members.group_by_collection(stored))
 
-    def read_stretch(self, upper: int) -> ReplayGroup:
+    def read_stretch(self, upper: int) -> ReplayStretch:
         """The next transactions to replay in one step, all below `upper`; one, if a table is not kept."""
         is_several = all(table.shard for table in self.definition.tables.values() if table.is_declared)
-        return ReplayGroup.take(self._read_recorded(upper), self.settings.replay_rows_max if is_several else 0)
+        return ReplayStretch.take(self._read_recorded(upper), self.settings.replay_rows_max if is_several else 0)
 
     def _read_recorded(self, upper: int) -> Iterator[tuple[Bound, Committed]]:
         for time in range(self.machine.time, upper):
@@ -194,7 +200,7 @@ class Runner:
                 raise Damaged(path=self.journal.path, why=f"the result of transaction {time} is not recorded")
             yield self.journal.read(time), recorded
 
-    def replay(self, stretch: ReplayGroup, *, is_peers: bool = False) -> ReplayResult:
+    def replay(self, stretch: ReplayStretch, *, is_peers: bool = False) -> ReplayResult:
         """Apply committed transactions from the shards; return the result, to compare it with the recorded one.
 
         1. The deltas of tables are read from their shards (I1). A transaction that was computed in portions is
@@ -205,7 +211,8 @@ class Runner:
         """
         self.phases.enter(Phase.REPLAY, stretch.time)
         bound, recorded = stretch.bound[0], stretch.records[0]
-        if recorded.portions > 1 and len(staged_of(bound)) == sum(len(one.fragments) for one in bound.inputs.values()):
+        is_staged = len(list_staged(bound)) == sum(len(one.fragments) for one in bound.inputs.values())
+        if recorded.portions > 1 and is_staged:
             return self._replay_in_portions(stretch, is_peers=is_peers)
         tables = [name for name in self.definition.tables if self.machine.tables.has(name)]
         deltas = self.members.read_table_changes(stretch.time, stretch.upper, tables)
@@ -217,14 +224,15 @@ class Runner:
             read = self.machine.tables.compute_deltas(batches, lambda _: pa.schema([]).empty_table())
             deltas, given = {**deltas, **read.tables}, read.sources
         found = self._replay_step(deltas, errors, count=len(stretch.bound))
-        contents = {name: content_of(delta) for name, delta in found.items()}
+        contents = {name: measure_content(delta) for name, delta in found.items()}
         return self._replay_result(stretch, contents, given, is_peers=is_peers)
 
-    def _replay_in_portions(self, stretch: ReplayGroup, *, is_peers: bool) -> ReplayResult:
+    def _replay_in_portions(self, stretch: ReplayStretch, *, is_peers: bool) -> ReplayResult:
         bound = stretch.bound[0]
         if self._replaying is None or self._replaying[0].bound != bound:
             batches = partial(read_input, bound, self.journal, self.sources, self.machine.tables.has)
-            self._replaying = TransactionOutcome(bound, Portions(batches, self.settings), self.writer), ContentSums()
+            outcome = TransactionOutcome(bound, InputPortions(batches, self.settings), self.writer)
+            self._replaying = outcome, ContentSums()
         outcome, views = self._replaying
         try:
             outcome.keep(self.members)  # of a portion that an earlier call has applied
@@ -233,7 +241,7 @@ class Runner:
                     outcome.portions.read_current(), partial(outcome.read_table, members=self.members)
                 )
                 found = self._replay_step(deltas.tables, deltas.errors, count=int(outcome.portions.is_last))
-                views.take({name: content_of(delta) for name, delta in found.items()})
+                views.take({name: measure_content(delta) for name, delta in found.items()})
                 outcome.take(self._select_without_key(deltas.tables), deltas)
                 outcome.keep(self.members)
         except (Unavailable, OutcomeUnknown):
@@ -272,10 +280,10 @@ class Runner:
             if not self.machine.is_computable(failure.views):
                 raise failure
             if isinstance(failure, StateDiverged):
-                self._lose(failure)
-            elif not self.lost_views().issuperset(failure.views):
-                self._lose(self._discard_failed_in_replay(failure, cohorts_before))
-        return {name: delta for name, delta in found.items() if name not in self.lost_views()}
+                self._note_lost(failure)
+            elif not self.lost_views.issuperset(failure.views):
+                self._note_lost(self._discard_failed_in_replay(failure, cohorts_before))
+        return {name: delta for name, delta in found.items() if name not in self.lost_views}
 
     def _discard_failed_in_replay(
         self, failure: ViewFailed, cohorts_before: Sequence[tuple[str, ...]]
@@ -289,14 +297,14 @@ class Runner:
         why = f"the view failed in a transaction that is committed with it: {failure.why}"
         return StateDiverged(views=views, time=failure.time, why=why)
 
-    def lose(self, view: str, error: Diverged) -> None:
+    def discard_view(self, view: str, error: Diverged) -> None:
         """Discard the cohort of a view whose result differs from the recorded one."""
         why = f"view {view!r} has {error.found}, but {error.expected} is recorded"
         lost = self.machine.discard(view, why)
         if lost is not None:
-            self._lose(StateDiverged(views=lost.views, time=error.time, why=why))
+            self._note_lost(StateDiverged(views=lost.views, time=error.time, why=why))
 
-    def _lose(self, failure: StateDiverged) -> None:
+    def _note_lost(self, failure: StateDiverged) -> None:
         self.lost.append(self._add_evidence(failure))
         self._report(self.lost[-1])
 
@@ -312,6 +320,7 @@ class Runner:
         """Note that the state of these views belongs to the shards that the definition names."""
         self.view_shards |= {name: self.definition.views[name].shard for name in views}
 
+    @property
     def lost_views(self) -> set[str]:
         return {name for one in self.lost for name in one.views}
 
@@ -322,17 +331,17 @@ class Runner:
         """
         views = {shard: name for name, shard in self.view_shards.items()}
         differ = find_divergences(found, recorded)
-        tables = self._lose_tables(differ)
+        tables = self._discard_differing_tables(differ)
         for shard, error in differ.items():
             name = views.get(shard)
             if name is None or not self.machine.is_computable([name]):
                 continue
-            self.lose(name, error)
-        gone = tables | {self.view_shards[name] for name in self.lost_views() if name in self.view_shards}
+            self.discard_view(name, error)
+        gone = tables | {self.view_shards[name] for name in self.lost_views if name in self.view_shards}
         shards = {shard: None if shard in gone else content for shard, content in found.shards.items()}
         return replace(found, shards=shards)
 
-    def _lose_tables(self, differ: Mapping[str, Diverged]) -> set[str]:
+    def _discard_differing_tables(self, differ: Mapping[str, Diverged]) -> set[str]:
         """Read the table state again if a table differs from what a peer committed; return the differing shards.
 
         The views over these tables lose their state. If a table is not kept, nothing is done.
@@ -347,11 +356,11 @@ class Runner:
             logger.error("%s", self._add_evidence(StateDiverged(views=(), time=error.time, why=why)))
             for view in [view for view in self.view_shards if name in find_tables_under(machine.engine.views, view)]:
                 if (lost := machine.discard(view, why)) is not None:
-                    self._lose(StateDiverged(views=lost.views, time=error.time, why=why))
+                    self._note_lost(StateDiverged(views=lost.views, time=error.time, why=why))
         return {shard for shard in differ if shard in names}
 
     def _replay_result(
-        self, stretch: ReplayGroup, found: Mapping[str, Content], given: Mapping[str, Content], *, is_peers: bool
+        self, stretch: ReplayStretch, found: Mapping[str, Content], given: Mapping[str, Content], *, is_peers: bool
     ) -> ReplayResult:
         """For transactions of an older generation, only the shards of both generations are compared."""
         bound, recorded = stretch.bound[0], stretch.records[0]
@@ -367,16 +376,16 @@ class Runner:
         sources = {name: given.get(name, Content(0, ZERO)) if name in unkept_only else None for name in bound.inputs}
         return ReplayResult(stretch.time, sources, shards, len(stretch.bound))
 
-    def finish_replay(self, stretch: ReplayGroup, how: str) -> None:
+    def finish_replay(self, stretch: ReplayStretch, how: TransactionOrigin) -> None:
         """Note the tables that changed, and notify observers, after a successful comparison."""
         tables = {name: table.shard for name, table in self.definition.tables.items() if table.shard}
         for recorded in stretch.records:
             for name, shard in tables.items():
                 if shard in recorded.shards and recorded.shards[shard].rows:
                     self.last_changed[name] = recorded.time
-            taken = {name: WrittenSize(content.rows, 0) for name, content in recorded.shards.items()}
+            sizes = {name: WrittenSize(content.rows, 0) for name, content in recorded.shards.items()}
             rows = {name: content.rows for name, content in recorded.sources.items()}
-            self.phases.finish(recorded.time, how, rows, self.members.group_by_collection(taken))
+            self.phases.finish(recorded.time, how, rows, self.members.group_by_collection(sizes))
 
     def _find_unkept_sources(self) -> set[str]:
         """Sources without kept tables: a replay reads all their rows again."""
@@ -420,9 +429,7 @@ class Runner:
     def _remove_failed_views(self, outcome: TransactionOutcome) -> None:
         self._set_away(outcome.failures)
         views = self.definition.views
-        outcome.remove_views(
-            {views[name].shard for failure in outcome.failures for name in failure.views}, self.members
-        )
+        outcome.remove_views({views[name].shard for one in outcome.failures for name in one.views}, self.members)
 
     def remove_lost_views(self) -> None:
         """Commit a generation without the views whose state was discarded, so that they are recomputed."""
@@ -435,9 +442,8 @@ class Runner:
         for failure in failures:
             for name in failure.views:
                 if name in views and views[name].away is None:
-                    views[name] = msgspec.structs.replace(
-                        views[name], away=Away.from_failure(failure, self.runtime.wall_s())
-                    )
+                    away = AwayReason.from_failure(failure, self.runtime.wall_s())
+                    views[name] = msgspec.structs.replace(views[name], away=away)
         if views != self.definition.views:
             self.change(views=views)
 
@@ -462,7 +468,7 @@ class Runner:
     def _make_record_writer(
         self, outcome: TransactionOutcome, names: Sequence[str]
     ) -> Callable[[Sequence[tuple[Part, ...]]], Sequence[Write]]:
-        def made(stored: Sequence[tuple[Part, ...]]) -> Sequence[Write]:
+        def make_writes(stored: Sequence[tuple[Part, ...]]) -> Sequence[Write]:
             contents = {
                 name: Content(
                     sum(part.rows for part in parts), reduce(add_digests, (part.digest for part in parts), ZERO)
@@ -475,6 +481,6 @@ class Runner:
             }
             given, xids = outcome.sources.all, collect_xids(outcome.bound, has_upstream=self.has_upstream)
             record = Committed(outcome.time, given, contents, self.writer.id, outcome.count, xids)
-            return [self.journal.commit_write(record)]
+            return [self.journal.make_commit_write(record)]
 
-        return made
+        return make_writes

@@ -28,15 +28,21 @@ from evertide.flow.state.keys import canonicalize
 from evertide.flow.state.manifest import ArrangementManifest
 from evertide.journal.records import Content
 from evertide.pipeline.engine import DeclaredTable, StateStore
-from evertide.pipeline.names import ERRORS, path_name
-from evertide.pipeline.transaction.table_input import DeadLetter, TableInput, fill_unchanged, gather_input, json_texts
+from evertide.pipeline.names import ERRORS, encode_path_name
+from evertide.pipeline.transaction.table_input import (
+    DeadLetter,
+    TableInput,
+    fill_unchanged,
+    gather_input,
+    write_json_texts,
+)
 from evertide.rows.changes import DIFF, consolidate_delta, find_negative_sums
 from evertide.rows.columns import Longs, to_array
 from evertide.rows.digest import compute_digest, to_hex
 from evertide.sources.contract import DELETE, UPSERT, Rows
 from evertide.threads.stopping import IsStopping
 
-__all__ = ["ERRORS", "ERRORS_SCHEMA", "TableDeltas", "Tables", "path_name"]
+__all__ = ["ERRORS", "ERRORS_SCHEMA", "TableDeltas", "Tables", "encode_path_name"]
 
 ERRORS_SCHEMA = pa.schema(
     [
@@ -88,7 +94,7 @@ class Tables:
         return Arrangement.restore(saved, **parts)
 
     def add(self, table: DeclaredTable) -> None:
-        """Add a table that is new, declared again, or has new columns; `settle` then receives all its rows.
+        """Add a table that is new, declared again, or has new columns; `apply` then receives all its rows.
 
         Saved state of the table is not used, as it may be older than the table's shard.
         """
@@ -97,7 +103,7 @@ class Tables:
     def _add(self, table: DeclaredTable, saved: Mapping[str, ArrangementManifest] | None) -> None:
         self._tables[table.name] = table
         if table.key:
-            name = f"{path_name(table.name)}.keyed{len(table.schema)}"
+            name = f"{encode_path_name(table.name)}.keyed{len(table.schema)}"
             self._by_key[table.name] = self._arrange(name, table.schema, table.key, saved)
 
     def list_arrangements(self) -> Iterator[Arrangement]:
@@ -107,25 +113,25 @@ class Tables:
     def compute_deltas(self, batches: Iterable[tuple[str, Rows]], content: Callable[[str], pa.Table]) -> TableDeltas:
         """The deltas for batches with the names of their sources. `content` returns a table's rows with counts."""
         by_table: dict[str, list[tuple[str, Rows]]] = {}
-        given: dict[str, tuple[int, int]] = {}
+        totals: dict[str, tuple[int, int]] = {}
         for source, batch in batches:
             by_table.setdefault(batch.table, []).append((source, batch))
-            rows, total = given.get(source, (0, 0))
-            given[source] = (rows + batch.rows.num_rows + len(batch.faults), total + _digest_batch(batch))
-        found, errors = {}, []
-        for name, several in by_table.items():
-            made = self._gather(name, several)
-            delta = self._compute_delta(made, content)
+            rows, total = totals.get(source, (0, 0))
+            totals[source] = (rows + batch.rows.num_rows + len(batch.faults), total + _digest_batch(batch))
+        deltas, errors = {}, []
+        for name, table_batches in by_table.items():
+            table_input = self._gather(name, table_batches)
+            delta = self._compute_delta(table_input, content)
             if delta.num_rows:
-                found[name] = delta
-            errors.append(self._compute_errors_delta(made))
+                deltas[name] = delta
+            errors.append(self._compute_errors_delta(table_input))
         empty = pa.schema([*ERRORS_SCHEMA, _DIFF_FIELD]).empty_table()
-        contents = {source: Content(rows, to_hex(total % (1 << 128))) for source, (rows, total) in given.items()}
-        return TableDeltas(found, consolidate_delta(pa.concat_tables([empty, *errors]), ERRORS), contents)
+        contents = {source: Content(rows, to_hex(total % (1 << 128))) for source, (rows, total) in totals.items()}
+        return TableDeltas(deltas, consolidate_delta(pa.concat_tables([empty, *errors]), ERRORS), contents)
 
-    def _gather(self, name: str, several: Sequence[tuple[str, Rows]]) -> TableInput:
-        made = gather_input(self._table(name), several)
-        return fill_unchanged(made, self._by_key[name].lookup) if made.table.key else made
+    def _gather(self, name: str, batches: Sequence[tuple[str, Rows]]) -> TableInput:
+        table_input = gather_input(self._table(name), batches)
+        return fill_unchanged(table_input, self._by_key[name].lookup) if table_input.table.key else table_input
 
     def has(self, name: str) -> bool:
         return name in self._tables
@@ -136,12 +142,12 @@ class Tables:
             raise InvalidInput(where=f"table {name!r}", why=why)
         return self._tables[name]
 
-    def settle(self, deltas: Mapping[str, pa.Table], errors: pa.Table | None) -> None:
+    def apply(self, deltas: Mapping[str, pa.Table], errors: pa.Table | None) -> None:
         for call in self.prepare(deltas, errors):
             call()
 
     def prepare(self, deltas: Mapping[str, pa.Table], errors: pa.Table | None) -> list[Callable[[], None]]:
-        """Do all parts of `settle` that can fail; the returned calls apply the deltas."""
+        """Do all parts of `apply` that can fail; the returned calls apply the deltas."""
         calls = [
             self._by_key[name].prepare(delta)
             for name, delta in deltas.items()
@@ -158,56 +164,56 @@ class Tables:
         done = [kept.maintain(is_stopping) for kept in self.list_arrangements()]
         return any(done)
 
-    def _compute_delta(self, made: TableInput, content: Callable[[str], pa.Table]) -> pa.Table:
-        table = made.table
+    def _compute_delta(self, table_input: TableInput, content: Callable[[str], pa.Table]) -> pa.Table:
+        table = table_input.table
         if not table.key:
-            return _compute_unkeyed_delta(made, content)
+            return _compute_unkeyed_delta(table_input, content)
         kept = self._by_key[table.name]
-        old = kept.scan() if made.is_truncated else kept.lookup(made.keys_once)
-        new = made.upserts
+        old = kept.scan() if table_input.is_truncated else kept.lookup(table_input.keys_once)
+        new = table_input.upserts
         return consolidate_delta(
             pa.concat_tables([_add_diffs(old, -_read_diffs(old)), _add_diffs(new, np.ones(new.num_rows, np.int64))]),
             table.name,
         )
 
-    def _compute_errors_delta(self, made: TableInput) -> pa.Table:
-        letters = made.final_letters
-        new = _add_diffs(_make_letter_rows(made.table, letters), np.ones(len(letters), np.int64))
-        if not made.table.key or not self._errors.rows:
+    def _compute_errors_delta(self, table_input: TableInput) -> pa.Table:
+        letters = table_input.final_letters
+        new = _add_diffs(_make_letter_rows(table_input.table, letters), np.ones(len(letters), np.int64))
+        if not table_input.table.key or not self._errors.rows:
             return new
-        if made.is_truncated:
-            all_old = self._errors.scan()
-            of_keys = pc.and_(pc.equal(all_old.column("table"), made.table.name), all_old.column("key").is_valid())
-            old = all_old.filter(of_keys)
+        if table_input.is_truncated:
+            letters_before = self._errors.scan()
+            is_of_table = pc.equal(letters_before.column("table"), table_input.table.name)
+            old = letters_before.filter(pc.and_(is_of_table, letters_before.column("key").is_valid()))
         else:
-            texts = _write_keys(made.keys_once)
-            names = [made.table.name] * len(texts)
+            texts = _write_keys(table_input.keys_once)
+            names = [table_input.table.name] * len(texts)
             schema = pa.schema([ERRORS_SCHEMA.field(column) for column in _ERRORS_KEY])
             old = self._errors.lookup(pa.Table.from_arrays([pa.array(names), pa.array(texts)], schema=schema))
         return pa.concat_tables([_add_diffs(old, -_read_diffs(old)), new])
 
 
-def _compute_unkeyed_delta(made: TableInput, content: Callable[[str], pa.Table]) -> pa.Table:
-    table, ops = made.table, made.ops
-    rows = pa.Table.from_arrays(made.rows.columns, schema=table.schema)
+def _compute_unkeyed_delta(table_input: TableInput, content: Callable[[str], pa.Table]) -> pa.Table:
+    table, ops = table_input.table, table_input.ops
+    rows = pa.Table.from_arrays(table_input.rows.columns, schema=table.schema)
     changes = _add_diffs(rows, np.where(ops == UPSERT, 1, -1))
-    taken = find_negative_sums(changes) if (ops == DELETE).any() else changes.slice(0, 0)
+    negative_sums = find_negative_sums(changes) if (ops == DELETE).any() else changes.slice(0, 0)
     delta = consolidate_delta(changes, table.name)
-    if not made.is_truncated and taken.num_rows == 0:
+    if not table_input.is_truncated and negative_sums.num_rows == 0:
         return delta
     if not table.is_kept:
         why = "a table without a key that is not kept cannot apply deletes; declare a key, or keep the table"
         raise InvalidInput(where=f"table {table.name!r}", why=why)
     before = content(table.name)
-    if made.is_truncated:
+    if table_input.is_truncated:
         gone, before = _add_diffs(before, -_read_diffs(before)), before.slice(0, 0)
         delta = pa.concat_tables([delta, gone])
-    return consolidate_delta(pa.concat_tables([delta, _find_excess(taken, before, table.name)]), table.name)
+    return consolidate_delta(pa.concat_tables([delta, _find_excess(negative_sums, before, table.name)]), table.name)
 
 
-def _find_excess(taken: pa.Table, before: pa.Table, where: str) -> pa.Table:
+def _find_excess(negative_sums: pa.Table, before: pa.Table, where: str) -> pa.Table:
     """Additions that cancel the deletes of rows that do not exist."""
-    left = consolidate_delta(pa.concat_tables([taken, before]), where)
+    left = consolidate_delta(pa.concat_tables([negative_sums, before]), where)
     below = left.filter(pc.less(left.column(DIFF), 0))
     return _add_diffs(below, -_read_diffs(below))
 
@@ -233,7 +239,7 @@ def _make_letter_rows(table: DeclaredTable, letters: Sequence[DeadLetter]) -> pa
 def _write_keys(keys: pa.Table) -> list[str]:
     """Equal keys have equal texts, independent of other keys, so that a valid row finds the letters of its key."""
     columns = [canonicalize(to_array(column)) for column in keys.columns]
-    return json_texts(pa.Table.from_arrays(columns, names=keys.schema.names))
+    return write_json_texts(pa.Table.from_arrays(columns, names=keys.schema.names))
 
 
 def _digest_batch(batch: Rows) -> int:
@@ -245,8 +251,8 @@ def _digest_batch(batch: Rows) -> int:
 
 
 def _add_diffs(rows: pa.Table, diffs: Longs) -> pa.Table:
-    plain = rows.drop_columns([DIFF]) if DIFF in rows.schema.names else rows
-    return plain.append_column(_DIFF_FIELD, pa.array(diffs))
+    without_diffs = rows.drop_columns([DIFF]) if DIFF in rows.schema.names else rows
+    return without_diffs.append_column(_DIFF_FIELD, pa.array(diffs))
 
 
 def _read_diffs(rows: pa.Table) -> Longs:

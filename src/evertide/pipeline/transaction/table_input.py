@@ -25,7 +25,7 @@ from evertide.rows.python_rows import to_python_rows
 from evertide.sources.contract import DELETE, OP, SAME, TRUNCATE, UPSERT, Fault, Rows
 from evertide.sources.values.fit import extract_key
 
-__all__ = ["DeadLetter", "TableInput", "align_columns", "fill_unchanged", "gather_input", "json_texts"]
+__all__ = ["DeadLetter", "TableInput", "align_columns", "fill_unchanged", "gather_input", "write_json_texts"]
 
 _OP_FIELD = pa.field(OP, pa.int8(), nullable=False)
 _SAME_FIELD = pa.field(SAME, pa.string())
@@ -98,7 +98,7 @@ def gather_input(table: DeclaredTable, batches: Sequence[tuple[str, Rows]]) -> T
         letters += [DeadLetter(source, fault) for fault in known]
     rows = pa.concat_tables(pieces)
     ops = rows.column(OP).to_numpy().astype(np.int64)
-    made = TableInput(
+    table_input = TableInput(
         table,
         rows.drop_columns([OP, SAME]),
         ops,
@@ -106,7 +106,7 @@ def gather_input(table: DeclaredTable, batches: Sequence[tuple[str, Rows]]) -> T
         _read_marks(rows.column(SAME)),
         tuple(dict.fromkeys(source for source, _ in batches)),
     )
-    return _cut_at_truncate(made)
+    return _cut_at_truncate(table_input)
 
 
 def _place_letters(letters: Sequence[DeadLetter], ops: Longs) -> tuple[DeadLetter, ...]:
@@ -121,19 +121,19 @@ def _read_marks(same: Any) -> dict[int, str]:
     return {row: same[row].as_py() for row in np.flatnonzero(np.asarray(same.is_valid())).tolist()}
 
 
-def _cut_at_truncate(made: TableInput) -> TableInput:
-    cuts = np.flatnonzero(made.ops == TRUNCATE)
+def _cut_at_truncate(table_input: TableInput) -> TableInput:
+    cuts = np.flatnonzero(table_input.ops == TRUNCATE)
     if not len(cuts):
-        return made
+        return table_input
     first = int(cuts[-1]) + 1
-    letters = [letter for letter in made.letters if letter.row < 0 or letter.row >= first]
+    letters = [letter for letter in table_input.letters if letter.row < 0 or letter.row >= first]
     return TableInput(
-        made.table,
-        made.rows.slice(first),
-        made.ops[first:],
+        table_input.table,
+        table_input.rows.slice(first),
+        table_input.ops[first:],
         tuple(letter if letter.row < 0 else replace(letter, row=letter.row - first) for letter in letters),
-        {row - first: mark for row, mark in made.same.items() if row >= first},
-        made.sources,
+        {row - first: mark for row, mark in table_input.same.items() if row >= first},
+        table_input.sources,
         is_truncated=True,
     )
 
@@ -187,7 +187,7 @@ def _make_fault(table: DeclaredTable, rows: pa.Table, at: int, reason: str, sour
         place=source,
         line=at + 1,
         reason=reason,
-        raw=json_texts(row)[0],
+        raw=write_json_texts(row)[0],
         key=extract_key(row, table.key, 0),
         after=at,
     )
@@ -203,7 +203,7 @@ def _interleave(table: DeclaredTable, rows: pa.Table, faults: Sequence[Fault]) -
     return pa.concat_tables([rows, marks]).take(pa.array(np.argsort(places, kind="stable")))
 
 
-def json_texts(rows: pa.Table) -> list[str]:
+def write_json_texts(rows: pa.Table) -> list[str]:
     """Each row as JSON. The text of a row does not depend on the others."""
     try:
         found: list[Mapping[str, Any]] = rows.to_pylist()
@@ -221,14 +221,14 @@ def _parse_mark(mark: str) -> tuple[bool, list[str]]:
     return (True, found["moved"]) if isinstance(found, dict) else (False, found)
 
 
-def fill_unchanged(made: TableInput, lookup: Callable[[pa.Table], pa.Table]) -> TableInput:
+def fill_unchanged(table_input: TableInput, lookup: Callable[[pa.Table], pa.Table]) -> TableInput:
     """The input with all values filled in, for a table with a key. `lookup` returns the table's rows by key."""
-    if not made.same:
-        return made
-    values = _Values(made, lookup)
+    if not table_input.same:
+        return table_input
+    values = _Values(table_input, lookup)
     found, bad = values.find_values()
-    rows, ops = made.rows, made.ops.copy()
-    for at, field in enumerate(made.table.schema):
+    rows, ops = table_input.rows, table_input.ops.copy()
+    for at, field in enumerate(table_input.table.schema):
         here = {row: given[field.name] for row, given in found.items() if field.name in given}
         if here:
             both = [to_array(rows.column(at)), *(to_array(here[row]) for row in sorted(here))]
@@ -236,27 +236,33 @@ def fill_unchanged(made: TableInput, lookup: Callable[[pa.Table], pa.Table]) -> 
             places[sorted(here)] = rows.num_rows + np.arange(len(here))
             filled = pa.concat_arrays(both).take(pa.array(places))  # works for nested types, too
             rows = rows.set_column(at, pa.field(field.name, field.type), filled)
-    letters = list(made.letters)
+    letters = list(table_input.letters)
     for row, column in bad.items():
         ops[row] = _FAULT
         why = f"column {column!r} is as it was, but the row that had its value did not fit either, or is not there"
-        letters.append(DeadLetter(made.sources[0], _make_fault(made.table, rows, row, why, made.sources[0]), row))
-    return replace(made, rows=rows, ops=ops, letters=tuple(letters), same={})
+        letters.append(
+            DeadLetter(
+                table_input.sources[0], _make_fault(table_input.table, rows, row, why, table_input.sources[0]), row
+            )
+        )
+    return replace(table_input, rows=rows, ops=ops, letters=tuple(letters), same={})
 
 
 class _Values:
     """Finds unchanged values: walks through the changes in order, and tracks the current row of every key."""
 
-    def __init__(self, made: TableInput, lookup: Callable[[pa.Table], pa.Table]) -> None:
-        self._made = made
-        self._before = lookup(made.keys_once if not made.is_truncated else made.keys_once.slice(0, 0))
-        columns = list(made.table.key)
-        keys = made.rows.select(columns)
+    def __init__(self, table_input: TableInput, lookup: Callable[[pa.Table], pa.Table]) -> None:
+        self._input = table_input
+        self._before = lookup(
+            table_input.keys_once if not table_input.is_truncated else table_input.keys_once.slice(0, 0)
+        )
+        columns = list(table_input.table.key)
+        keys = table_input.rows.select(columns)
         both = pa.concat_tables([keys, align_columns(self._before, keys.schema)])
         numbers = group_rows(both)[0].tolist()
-        self._keys: list[int] = numbers[: made.rows.num_rows]
+        self._keys: list[int] = numbers[: table_input.rows.num_rows]
         """The number of each row's key."""
-        self._old = {key: row for row, key in enumerate(numbers[made.rows.num_rows :])}
+        self._old = {key: row for row, key in enumerate(numbers[table_input.rows.num_rows :])}
         """By key, the row in the table."""
         self._now: dict[int, int | None] = {}
         """By changed key, its current row in the input; None if it has no row."""
@@ -266,9 +272,9 @@ class _Values:
         """Values by row and column, as arrays of length 1; and rows without a value, each with the column."""
         bad: dict[int, str] = {}
         deleted: Callable[[str], Any] = self._raise_missing
-        for row, (key, op) in enumerate(zip(self._keys, self._made.ops.tolist(), strict=True)):
-            if op == UPSERT and row in self._made.same:
-                is_moved, names = _parse_mark(self._made.same[row])
+        for row, (key, op) in enumerate(zip(self._keys, self._input.ops.tolist(), strict=True)):
+            if op == UPSERT and row in self._input.same:
+                is_moved, names = _parse_mark(self._input.same[row])
                 value_of = deleted if is_moved else self._make_reader(key)
                 try:
                     self._found[row] = {name: value_of(name) for name in names}
@@ -285,7 +291,7 @@ class _Values:
         def value(name: str) -> Any:
             if at is not None:
                 given = self._found.get(at, {})
-                return given[name] if name in given else self._made.rows.column(name).slice(at, 1)
+                return given[name] if name in given else self._input.rows.column(name).slice(at, 1)
             if is_changed or old is None:
                 raise KeyError(name)
             return self._before.column(name).slice(old, 1)

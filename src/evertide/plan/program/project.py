@@ -1,6 +1,6 @@
 """The files of a project of Spark Declarative Pipelines, as plain values without Spark.
 
-`evertide.pipeline.project` reads a project from a directory; `evertide.plan.program.project_files` converts its files
+`evertide.pipeline.script` reads a project from a directory; `evertide.plan.program.project_files` converts its files
 to statements.
 """
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from evertide.errors import InvalidInput
 from evertide.pgexpr.clause import Where, parse_where
-from evertide.pipeline.reading.collections import View
+from evertide.pipeline.reading.collections import ReadableCollection
 from evertide.rows.changes import DIFF, expand_in_pieces
 from evertide.shard.parts.groups import is_inside, read_group
 from evertide.shard.parts.part import Part
@@ -94,7 +94,11 @@ class _GroupReader:
 
 
 def select_content(
-    view: View, shard: Shard, columns: Sequence[str] = (), where: str = "", params: Mapping[str, str] | None = None
+    view: ReadableCollection,
+    shard: Shard,
+    columns: Sequence[str] = (),
+    where: str = "",
+    params: Mapping[str, str] | None = None,
 ) -> CollectionContent:
     declared = {name.lower(): name for name in shard.schema.names}
     missing = [name for name in columns if name.lower() not in declared]

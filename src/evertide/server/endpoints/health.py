@@ -24,8 +24,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
-from evertide.checkpoint.catalog import Checkpoints
-from evertide.checkpoint.summary import CheckpointSummary, summarize_checkpoints
+from evertide.checkpoint.catalog import Checkpoints, CheckpointSummary
 from evertide.errors import Unavailable
 from evertide.json_values import to_json_value
 from evertide.pgexpr.restriction import read_restriction
@@ -132,7 +131,7 @@ class StatusEndpoints:
         return answer_struct(Checkpoint(entry.number, entry.time, entry.made_at_s))
 
     async def _checkpoints(self, _: Request, __: NoQuery) -> Response:
-        return answer_struct(CheckpointsAnswer(await run_in_threadpool(summarize_checkpoints, self._catalog)))
+        return answer_struct(CheckpointsAnswer(await run_in_threadpool(self._catalog.summarize)))
 
 
 def _answer_health(status: Status, *, has_reason: bool) -> Response:

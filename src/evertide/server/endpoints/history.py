@@ -16,7 +16,7 @@ import msgspec
 from evertide.errors import TimeCompacted
 from evertide.journal.journal import Journal, TransactionSummary
 from evertide.journal.records import Committed
-from evertide.journal.staging import staged_of
+from evertide.journal.staging import list_staged
 from evertide.pipeline.definition import Definition
 from evertide.runtime import Runtime
 from evertide.settings import Settings
@@ -86,7 +86,7 @@ class History:
             rows_in=sum(content.rows for content in committed.sources.values()),
             rows_out=self._count_rows_out(committed),
             took_ms=round(max(0.0, now_s - bound.bound_at_s) * 1000, 3),
-            bytes=sum(fragment.bytes for fragment in staged_of(bound)),
+            bytes=sum(fragment.bytes for fragment in list_staged(bound)),
         )
         sources = {name: content.rows for name, content in committed.sources.items()}
         shards = {name: content.rows for name, content in committed.shards.items()}

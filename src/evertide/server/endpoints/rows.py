@@ -30,7 +30,7 @@ from evertide.media import ARROW, JSON, LINES
 from evertide.pgexpr.clause import conjoin_both
 from evertide.pgexpr.restriction import Restriction, read_restriction
 from evertide.pipeline.pipeline import Pipeline
-from evertide.pipeline.reading.collections import View
+from evertide.pipeline.reading.collections import ReadableCollection
 from evertide.rows.changes import DIFF, TIME, make_changes_schema
 from evertide.server.endpoints.collections import find_declared_name
 from evertide.server.endpoints.columns import Column
@@ -194,7 +194,7 @@ class RowEndpoints:
         tables = read_changes(shard, lower, upper) if lower < upper else iter(())
         return last, make_changes_schema(shard.schema), tables if clause is None else map(clause.filter_rows, tables)
 
-    def _wait(self, view: View, shard: Shard, last: int, limit_s: float) -> int:
+    def _wait(self, view: ReadableCollection, shard: Shard, last: int, limit_s: float) -> int:
         """The time of the view, as soon as it is above `last`, or after `limit_s`, or when the server stops."""
         left_s = limit_s
         while left_s > 0 and not self._is_stopping.is_set() and view.time == last:  # raises if storage is away

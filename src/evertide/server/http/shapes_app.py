@@ -22,7 +22,7 @@ from evertide.errors import EvertideError
 from evertide.metrics import Metrics, RequestTimer, make_metrics_route
 from evertide.observer import NO_OBSERVER, Observer
 from evertide.pgexpr.restriction import read_restriction
-from evertide.pipeline.reading.reader import Reader
+from evertide.pipeline.reading.reader import StorageReader
 from evertide.problem import ComponentState
 from evertide.server.access import Access, Gate
 from evertide.server.access.restriction_check import warn_of_unusable_restrictions
@@ -42,7 +42,7 @@ _NOT_CACHED = {"cache-control": "no-cache, no-store, must-revalidate"}
 
 
 def make_shapes_app(
-    reader: Reader,
+    reader: StorageReader,
     shapes: ShapeService,
     access: Access | None = None,
     *,

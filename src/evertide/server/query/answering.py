@@ -1,7 +1,7 @@
 """`answer_questions`: the main loop of a worker process, after its start (`evertide.server.query.worker`).
 
-1. The worker opens the storage as a `Reader`, and reports that it is ready. Then it receives queries one at a time, and
-   sends one answer for each.
+1. The worker opens the storage as a `StorageReader`, and reports that it is ready. Then it receives queries one at a
+   time, and sends one answer for each.
 2. The kernel limits the memory of a DuckDB worker (`RLIMIT_DATA`): what it uses when ready, `query_memory_bytes`, and
    a spare. Spark runs in a JVM with a bounded heap; the server checks the total.
 3. The worker encodes the rows in the format of the answer, so that the server only forwards bytes.
@@ -28,8 +28,8 @@ import pyarrow as pa
 from evertide.errors import EvertideError, Unexpected
 from evertide.json_values import error_to_json
 from evertide.media import ARROW
-from evertide.pipeline.reading.query import Chosen, Question
-from evertide.pipeline.reading.reader import Reader
+from evertide.pipeline.reading.query import EngineChoice, Question
+from evertide.pipeline.reading.reader import StorageReader
 from evertide.server.endpoints.formats import encode_rows, make_names_unique
 from evertide.server.query.bounds import make_memory_error
 from evertide.server.query.duck import Duck, DuckDeclined, make_size_error
@@ -66,11 +66,11 @@ class QueryEngine(Protocol):
 class DuckdbEngine:
     """DuckDB in this process, within a memory limit that the kernel enforces."""
 
-    reader: Reader
+    reader: StorageReader
     duck: Duck
 
     @classmethod
-    def open(cls, reader: Reader, results: Mapping[str, str]) -> DuckdbEngine:
+    def open(cls, reader: StorageReader, results: Mapping[str, str]) -> DuckdbEngine:
         pa.set_cpu_count(reader.settings.query_threads)
         pa.set_io_thread_count(_IO_THREADS)
         engine = cls(reader, Duck(reader.settings, results.get("spark.sql.session.timeZone", "UTC")))
@@ -148,8 +148,8 @@ def answer_questions(start: Mapping[str, Any], isolation: Isolation, given: int,
 
 
 def _open_engine(start: Mapping[str, Any], settings: Settings) -> QueryEngine:
-    reader = Reader.open(start["location"], start["meta"], settings=settings)
-    if start["engine"] == Chosen.duckdb:
+    reader = StorageReader.open(start["location"], start["meta"], settings=settings)
+    if start["engine"] == EngineChoice.duckdb:
         return DuckdbEngine.open(reader, start["results"])
     from evertide.server.query.spark_query import SparkQueryEngine  # noqa: PLC0415 - pyspark, which DuckDB does without
 
@@ -160,7 +160,7 @@ def _answer(engine: QueryEngine, fields: dict[str, Any], out: int, settings: Set
     """Answer one query. False if the process should not be used for another."""
     number = fields.pop("number")
     write_frame(out, {"is_active": number})
-    question = Question(**{**fields, "engine": Chosen(fields["engine"])})
+    question = Question(**{**fields, "engine": EngineChoice(fields["engine"])})
     body: memoryview | bytes = b""
     try:
         given = engine.answer(question)

@@ -20,8 +20,8 @@ import pyarrow as pa
 
 from evertide.errors import LimitExceeded
 from evertide.pipeline.reading.collections import Collections
-from evertide.pipeline.reading.query import Chosen, Question
-from evertide.pipeline.reading.reader import Reader
+from evertide.pipeline.reading.query import EngineChoice, Question
+from evertide.pipeline.reading.reader import StorageReader
 from evertide.server.query.duck import Duck, DuckDeclined, can_hold
 from evertide.server.query.translation import translate_query
 from evertide.settings import Settings
@@ -37,7 +37,7 @@ class QueryResult:
     stale: Sequence[str] = ()
 
 
-def pin_collections(reader: Reader) -> Collections:
+def pin_collections(reader: StorageReader) -> Collections:
     """The collections of the current definition, fixed for one query even if the definition changes meanwhile."""
     members = reader.collections.members()
     return Collections(lambda: members)
@@ -46,7 +46,7 @@ def pin_collections(reader: Reader) -> Collections:
 def answer_with_duckdb(collections: Collections, question: Question, duck: Duck) -> QueryResult:
     parsed, check = duck.parse(question.sql), _CollectionCheck(collections, duck.settings)
     names, translated = check.list_declared_names(parsed.names), question
-    if question.engine is Chosen.auto:
+    if question.engine is EngineChoice.auto:
         translated = translate_query(question, parsed.tree, check.list_schemas(names), duck.zone)
         check.check_small(names)
     check.check_readable(names)

@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from evertide.media import JSON
 from evertide.pipeline.pipeline import Pipeline
-from evertide.pipeline.reading.query import Chosen, Question
+from evertide.pipeline.reading.query import EngineChoice, Question
 from evertide.pipeline.spark_engine import SparkEngine
 from evertide.runtime import Runtime
 from evertide.server.bodies.bodies import read_body, read_media_type
@@ -40,7 +40,7 @@ _JSON_ROWS = 10_000
 class QueryBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sql: Annotated[str, msgspec.Meta(min_length=1, description="One SELECT over tables and views.")]
     as_of: Annotated[int, msgspec.Meta(ge=0, le=2**62)] | None = None
-    engine: Chosen = Chosen.auto
+    engine: EngineChoice = EngineChoice.auto
     limit: Annotated[int, msgspec.Meta(ge=0, le=2**62)] | None = None
     parameters: Annotated[list[Any], msgspec.Meta(description="The values of the ?, in order.")] = []
 

@@ -27,7 +27,7 @@ from typing import Any
 
 from evertide.errors import LimitExceeded, QueryEnded
 from evertide.json_values import error_from_json
-from evertide.pipeline.reading.query import Chosen, Question
+from evertide.pipeline.reading.query import EngineChoice, Question
 from evertide.runtime import Runtime
 from evertide.scratch import using_scratch
 from evertide.server.query.usage import OutputTail, list_processes, measure_disk_bytes, measure_memory_bytes
@@ -61,7 +61,7 @@ _ALLOCATING = {"ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "2"}
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    engine: Chosen
+    engine: EngineChoice
     address: StorageAddress
     results: Mapping[str, str]
     """The pipeline's Spark settings that affect results, such as the time zone."""
@@ -267,7 +267,7 @@ class _Deadline:
         return LimitExceeded(where="query", why=f"the query took longer than {self._limit_s:g} s (query_limit_s)")
 
 
-def _log_isolation(engine: Chosen, isolation: Mapping[str, Mapping[str, str]]) -> None:
+def _log_isolation(engine: EngineChoice, isolation: Mapping[str, Mapping[str, str]]) -> None:
     logger.info("isolation of queries by %s: %s", engine, ", ".join(f"{k} by {v}" for k, v in isolation["has"].items()))
     for what, why in isolation["lacks"].items():
         logger.warning("queries by %s run without isolation of %s: %s", engine, what, why)

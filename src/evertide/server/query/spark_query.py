@@ -19,7 +19,7 @@ from evertide.errors import InvalidInput, NotAllowedNow, QueryEnded, SparkEnded
 from evertide.pipeline.names import ERRORS
 from evertide.pipeline.reading.collections import Collections
 from evertide.pipeline.reading.query import Question
-from evertide.pipeline.reading.reader import Reader
+from evertide.pipeline.reading.reader import StorageReader
 from evertide.plan.catalyst.session import Session, open_session
 from evertide.plan.query.query import apply_result_settings, read_stored, run_query
 from evertide.server.query.bounds import choose_heap_bytes, make_memory_error
@@ -43,7 +43,7 @@ _OUT_OF_MEMORY = (3, 52)
 
 @dataclass
 class SparkQueryEngine:
-    reader: Reader
+    reader: StorageReader
     session: Session
     options: Mapping[str, str]
     is_over: bool = False
@@ -52,7 +52,7 @@ class SparkQueryEngine:
     """Whether the last query was interrupted."""
 
     @classmethod
-    def open(cls, reader: Reader, start: Mapping[str, Any]) -> SparkQueryEngine:
+    def open(cls, reader: StorageReader, start: Mapping[str, Any]) -> SparkQueryEngine:
         settings = reader.settings
         session = open_session(None, start["master"] or f"local[{settings.query_threads}]", _spark_settings(start))
         apply_result_settings(session.spark, start["results"])
@@ -66,7 +66,7 @@ class SparkQueryEngine:
 
     def answer(self, question: Question) -> QueryResult:
         settings, collections = self.reader.settings, pin_collections(self.reader)
-        time, most = collections.time(), find_row_limit(question, settings)
+        time, most = collections.find_time(), find_row_limit(question, settings)
         stale: list[str] = []
 
         def load(session: SparkSession, names: Sequence[str]) -> Mapping[str, Any]:
@@ -109,9 +109,9 @@ class SparkQueryEngine:
 def _find_readable_time(collections: Collections, question: Question, names: Sequence[str]) -> int:
     """The time of the query. Checked here, because Spark reduces an error to its text."""
     time = choose_time(collections, question, names)
-    if time > collections.time():
+    if time > collections.find_time():
         raise InvalidInput(
-            where=f"time {time}", why=f"the time is in the future; the last time is {collections.time()}"
+            where=f"time {time}", why=f"the time is in the future; the last time is {collections.find_time()}"
         )
     for name in names:
         at = collections.resolve_time(name, time)

@@ -24,7 +24,7 @@ import pyarrow as pa
 from evertide.errors import InvalidInput, QueryEnded
 from evertide.json_values import error_from_json
 from evertide.media import ARROW
-from evertide.pipeline.reading.query import Answer, Chosen, Question
+from evertide.pipeline.reading.query import Answer, EngineChoice, Question
 from evertide.runtime import Runtime
 from evertide.server.query.bounds import choose_spark_bytes
 from evertide.server.query.process import EngineOptions, Worker, WorkerEnded
@@ -47,7 +47,7 @@ class EncodedAnswer:
     time: int
     body: bytearray
     is_truncated: bool
-    engine: Chosen
+    engine: EngineChoice
     took_ms: float
     stale: tuple[str, ...]
 
@@ -88,20 +88,22 @@ class Workers:
 
     def ask_duckdb(self, question: Question) -> EncodedAnswer | None:
         """None if Spark has to answer the query."""
-        if question.engine is Chosen.spark:
+        if question.engine is EngineChoice.spark:
             return None
-        may_decline = question.engine is Chosen.auto and self._has_spark
+        may_decline = question.engine is EngineChoice.auto and self._has_spark
         began_s = self._runtime.monotonic_s()
-        frame = self._exchange(Chosen.duckdb, question if may_decline else replace(question, engine=Chosen.duckdb))
+        frame = self._exchange(
+            EngineChoice.duckdb, question if may_decline else replace(question, engine=EngineChoice.duckdb)
+        )
         if may_decline and frame.facts.get("is_declined"):
             return None
-        return self._make_answer(Chosen.duckdb, frame, began_s)
+        return self._make_answer(EngineChoice.duckdb, frame, began_s)
 
     def ask_spark(self, question: Question) -> EncodedAnswer:
         if not self._has_spark:
             raise InvalidInput(where="engine 'spark'", why="the pipeline runs without Spark; use 'duckdb'")
         began_s = self._runtime.monotonic_s()
-        return self._make_answer(Chosen.spark, self._exchange(Chosen.spark, question), began_s)
+        return self._make_answer(EngineChoice.spark, self._exchange(EngineChoice.spark, question), began_s)
 
     def close(self) -> None:
         """End all workers, including those that are answering a query."""
@@ -119,7 +121,7 @@ class Workers:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
-    def _exchange(self, engine: Chosen, question: Question) -> Frame:
+    def _exchange(self, engine: EngineChoice, question: Question) -> Frame:
         while True:
             worker = self._get_worker(engine)
             try:
@@ -129,7 +131,7 @@ class Workers:
             finally:
                 self._return_worker(worker)
 
-    def _get_worker(self, engine: Chosen) -> Worker:
+    def _get_worker(self, engine: EngineChoice) -> Worker:
         with self._lock:
             self._check_open(engine)
             for free in self._free:
@@ -145,7 +147,7 @@ class Workers:
         worker.end()
         raise _make_stop_error(engine)
 
-    def _check_open(self, engine: Chosen) -> None:
+    def _check_open(self, engine: EngineChoice) -> None:
         if self._is_closed:
             raise _make_stop_error(engine)
 
@@ -157,18 +159,18 @@ class Workers:
                 return
         worker.end()
 
-    def _make_options(self, engine: Chosen) -> EngineOptions:
+    def _make_options(self, engine: EngineChoice) -> EngineOptions:
         if self._address is None:
             raise InvalidInput(
                 where="query",
                 why="query processes cannot read a storage in memory; use a directory",
             )
-        if engine is Chosen.duckdb:
+        if engine is EngineChoice.duckdb:
             return EngineOptions(engine, self._address, self._results())
         memory_bytes = choose_spark_bytes(self._settings)
         return EngineOptions(engine, self._address, self._results(), memory_bytes=memory_bytes, master=self._master)
 
-    def _make_answer(self, engine: Chosen, frame: Frame, began_s: float) -> EncodedAnswer:
+    def _make_answer(self, engine: EngineChoice, frame: Frame, began_s: float) -> EncodedAnswer:
         facts = frame.facts
         if "traceback" in facts:
             logger.error("internal error in a query by %s: %s", engine, facts["traceback"])
@@ -179,5 +181,5 @@ class Workers:
         return EncodedAnswer(facts["time"], frame.body, facts["is_truncated"], engine, took_ms, stale)
 
 
-def _make_stop_error(engine: Chosen) -> QueryEnded:
+def _make_stop_error(engine: EngineChoice) -> QueryEnded:
     return QueryEnded(path=engine.value, why="the server is stopping")

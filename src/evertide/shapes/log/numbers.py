@@ -21,7 +21,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from evertide.journal.xids import Xids, own_number
+from evertide.journal.xids import Xids, make_own_number
 
 __all__ = ["TransactionNumbers", "VisibleNumbers"]
 
@@ -53,20 +53,20 @@ class TransactionNumbers:
         self._xids = xids
 
     def txids(self, time: int) -> Sequence[int]:
-        xids = self._xids.of(time)
+        xids = self._xids.find(time)
         if xids is None:
-            return (own_number(time, has_upstream=False),)
+            return (make_own_number(time, has_upstream=False),)
         if not self._xids.is_pushed(time):
             return xids
-        own = own_number(time, has_upstream=True)
+        own = make_own_number(time, has_upstream=True)
         return (*xids, own) if xids else (own, own + _PUSH_NUMBERS_APART)
 
     def list_push_numbers(self, time: int) -> tuple[int, ...]:
         """The numbers of the last pushes in a snapshot at a time, which `visible` cannot express."""
-        return tuple(own_number(at, has_upstream=True) for at in self._xids.pushed(time, _PUSHES_MAX))
+        return tuple(make_own_number(at, has_upstream=True) for at in self._xids.list_pushed(time, _PUSHES_MAX))
 
     def find_visible(self, time: int) -> VisibleNumbers:
-        xids = self._xids.latest(time, _XIDS_MAX)
+        xids = self._xids.list_latest(time, _XIDS_MAX)
         return VisibleNumbers(time + 2, time + 2) if xids is None else _find_visible(xids)
 
 

@@ -27,7 +27,7 @@ from typing import Any
 import xxhash
 from confluent_kafka import Consumer, KafkaError, KafkaException
 
-from evertide.brokers import AWAY, Brokers, EnvelopeKind, cause, describe, read_brokers
+from evertide.brokers import AWAY, Brokers, EnvelopeKind, describe, find_cause, read_brokers
 from evertide.errors import InvalidInput, SinkFailed
 from evertide.secrets import Secrets
 from evertide.sinks.contract import Changes, Prepared, SinkDeclaration
@@ -60,7 +60,7 @@ def prepare_kafka(declaration: SinkDeclaration) -> Prepared:
     secrets = Secrets(declaration.base)
     options = declaration.read_options(secrets)
     brokers = read_brokers(options, declaration.options, secrets)
-    topic = options.required("topic", "revenue")
+    topic = options.require("topic", "revenue")
     default = EnvelopeKind.UPSERT if declaration.key else EnvelopeKind.APPEND
     envelope = options.member("envelope", EnvelopeKind, default)
     options.choice("format", ("json",), "json")
@@ -173,7 +173,7 @@ class KafkaSink:
         return SinkFailed(sink=self.name, where=self._where, why=why)
 
     def _kafka_failure(self, error: KafkaException) -> SinkFailed:
-        known = cause(error)
+        known = find_cause(error)
         why = self._brokers.explain(known)
         if known.fatal():
             why = f"{why}: another process now writes for this sink, or its records cannot be stored"

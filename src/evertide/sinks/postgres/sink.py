@@ -27,7 +27,7 @@ from psycopg import errors
 from pyarrow import csv
 
 from evertide.errors import InvalidInput, SinkFailed
-from evertide.postgres import Address, Server, TableName, read_address
+from evertide.postgres import PostgresAddress, PostgresServer, TableName, read_address
 from evertide.rows.utf8 import replace_invalid_utf8
 from evertide.secrets import Secrets
 from evertide.sinks.contract import Changes, Prepared, SinkDeclaration
@@ -70,7 +70,7 @@ def prepare_postgres(declaration: SinkDeclaration) -> Prepared:
     secrets = Secrets(declaration.base)
     options = declaration.read_options(secrets)
     parts = read_address(options)
-    text = options.required("table", "public.revenue")
+    text = options.require("table", "public.revenue")
     may_create = options.boolean("create", default=True)
     options.check_unknown()
     name = TableName.parse(text)
@@ -78,13 +78,13 @@ def prepare_postgres(declaration: SinkDeclaration) -> Prepared:
         raise options.refusal("table", f"is {text!r}: expected a table, for example 'public.revenue'")
     for field in declaration.schema:
         _check_column(field, options.where)
-    address = Address.of(parts, secrets.hide, declaration.name, options.where, _SESSION)
+    address = PostgresAddress.of(parts, secrets.hide, declaration.name, options.where, _SESSION)
     target = TargetTable(
         declaration.name, declaration.collection, declaration.schema, declaration.key, name, may_create=may_create
     )
     return Prepared(
-        lambda token: PostgresSink(Server(address), target, token),
-        lambda: _probe(Server(address), target, options.where),
+        lambda token: PostgresSink(PostgresServer(address), target, token),
+        lambda: _probe(PostgresServer(address), target, options.where),
     )
 
 
@@ -97,7 +97,7 @@ def _check_column(field: pa.Field, where: str) -> None:
         raise InvalidInput(where=where, why=why)
 
 
-def _probe(server: Server, target: TargetTable, where: str) -> None:
+def _probe(server: PostgresServer, target: TargetTable, where: str) -> None:
     place = f"{where}, {server.address.where}"
     try:
         with server.connect() as connection:
@@ -111,7 +111,7 @@ def _probe(server: Server, target: TargetTable, where: str) -> None:
 class PostgresSink:
     keeps_number = True
 
-    def __init__(self, server: Server, target: TargetTable, token: str) -> None:
+    def __init__(self, server: PostgresServer, target: TargetTable, token: str) -> None:
         self.name = target.sink
         self._address = server.address
         self._target = target

@@ -160,7 +160,7 @@ class FilesSource:
 def open_files(name: str, tables: Sequence[TableDeclaration], runtime: Runtime, base: Path) -> FilesSource:
     (declaration,) = tables
     options = declaration.read_options()
-    path = options.required("path", "incoming/")
+    path = options.require("path", "incoming/")
     if "://" in path:
         raise options.refusal("path", f"is {path!r}: expected a local directory or file")
     short = declaration.connector.lower()

@@ -72,7 +72,7 @@ def read_options(declaration: TableDeclaration, base: Path) -> KafkaOptions:
     where = declaration.place
     options = declaration.read_options(secrets)
     brokers = read_brokers(options, declaration.options, secrets)
-    topic = options.required("topic", "orders")
+    topic = options.require("topic", "orders")
     if not re.fullmatch(r"[A-Za-z0-9._-]{1,249}", topic):
         raise options.refusal("topic", f"is {topic!r}: expected letters, digits, '.', '_' and '-'")
     start = _read_start(options)

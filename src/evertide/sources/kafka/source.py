@@ -28,7 +28,7 @@ from typing import TypeVar
 import msgspec
 from confluent_kafka import KafkaError, KafkaException
 
-from evertide.brokers import Brokers, Topic, cause, describe
+from evertide.brokers import Brokers, Topic, describe, find_cause
 from evertide.errors import InvalidInput, SourceAway, SourceChanged, SourceFailed
 from evertide.journal.records import Fragment, Place
 from evertide.problem import Problem
@@ -347,9 +347,9 @@ class KafkaSource:
         before, now_s = self._outage, self._runtime.monotonic_s()
         wait_s = min(before.wait_s * 2, _AWAY_MAX_S) if before is not None else _AWAY_FIRST_S
         where = f"topic {self._options.topic} at {self._brokers.address}"
-        kind = SourceAway if self._brokers.are_away(error) else SourceFailed
+        kind = SourceAway if self._brokers.is_away(error) else SourceFailed
         why: SourceFailed = kind(source=self.name, where=where, why=self._brokers.explain(error))
-        if cause(error).code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+        if find_cause(error).code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
             why = self._changed_failure(self._options.topic, "the topic does not exist any more")
         since_s = before.since_s if before is not None and type(before.why) is type(why) else self._runtime.wall_s()
         self._outage = _Outage(why, wait_s, now_s + wait_s, since_s)

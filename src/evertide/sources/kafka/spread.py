@@ -17,7 +17,7 @@ from pathlib import Path
 
 from confluent_kafka import KafkaError, KafkaException
 
-from evertide.brokers import Brokers, cause
+from evertide.brokers import Brokers, find_cause
 from evertide.secrets import Secrets
 from evertide.sources.contract import Limit, Rows
 from evertide.sources.executors import Executors
@@ -100,7 +100,7 @@ def read_range(task: RangeTask) -> RangeRows | RangeFailure:
         checked = OffsetRange(records.partition, task.range.first, last, len(kept.offsets), kept.checksum())
         return RangeRows(checked, task.decoder.rows(kept, f"{task.topic}-{records.partition}"))
     except KafkaException as error:
-        return RangeFailure(RangeFailureKind.KAFKA, cause(error).code(), cause(error).str())
+        return RangeFailure(RangeFailureKind.KAFKA, find_cause(error).code(), find_cause(error).str())
     except RegistryAway as error:
         return RangeFailure(RangeFailureKind.REGISTRY, text=str(error))
     except Truncated:

@@ -25,7 +25,7 @@ _IN_USE = ("53300", "55006")
 
 
 @dataclass(frozen=True, slots=True)
-class SourceAddress(postgres.Address):
+class SourceAddress(postgres.PostgresAddress):
     """`name` is the name of the source."""
 
     @property
@@ -43,7 +43,7 @@ class SourceAddress(postgres.Address):
 
 
 @dataclass(frozen=True, slots=True)
-class SourceServer(postgres.Server):
+class SourceServer(postgres.PostgresServer):
     address: SourceAddress
 
     def connect_for_replication(self) -> psycopg.Connection[Any]:

@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from evertide.checkpoint.context import StorageContext
 from evertide.errors import Conflict, EvertideError, NotAllowedNow
-from evertide.store.meta import Record, Write
+from evertide.store.meta import Guard, Record, Write
 from evertide.store.paths import CHECKPOINTS, beat_key, writer_key
 from evertide.store.sealed import unseal
 from evertide.store.writers import Beat, Registration, Writer
@@ -81,12 +81,17 @@ def check_exclusive(place: StorageContext, own: str = "") -> None:
             raise NotAllowedNow(where=meta.path(key), why="the process has just written a heartbeat; stop it")
 
 
-def change(place: StorageContext, writer: Writer, writes: Sequence[Write]) -> None:
-    """Commit changes of a repair. Raise `Fenced` if its registration ended, `Conflict` if a peer was first."""
-    stale = place.commit(writes, writer.guards())
+def change(
+    place: StorageContext, writer: Writer, writes: Sequence[Write], guards: Sequence[Guard] | None = None
+) -> None:
+    """Commit changes of a repair or an import, by default under all guards of its writer.
+
+    Raise `Fenced` if its registration ended, `Conflict` if a peer was first.
+    """
+    stale = place.commit(writes, writer.guards() if guards is None else guards)
     if stale is not None:
         writer.check(stale)
-        raise Conflict(where=place.meta.path(stale.key), why="another process changed this record during the repair")
+        raise Conflict(where=place.meta.path(stale.key), why="another process changed this record at the same time")
 
 
 def _read(record: Record | None, kind: type[T]) -> T | None:

@@ -25,18 +25,19 @@ from evertide.checkpoint.context import StorageContext
 from evertide.checkpoint.manifest import (
     PIPELINE_FILE,
     Manifest,
+    list_part_files,
     manifest_key,
     shard_file_key,
-    shard_parts,
 )
-from evertide.checkpoint.rebuild import shard_writes
+from evertide.checkpoint.rebuild import make_shard_writes
 from evertide.checkpoint.records import Catalog, CatalogEntry
+from evertide.checkpoint.registration import change
 from evertide.checkpoint.verification import read_file
-from evertide.errors import Conflict, RecordDamaged
+from evertide.errors import RecordDamaged
 from evertide.journal.records import Bound, Committed, Input
 from evertide.shard.state import ShardState
 from evertide.store.meta import Meta, Write
-from evertide.store.open import FORMAT_VERSION
+from evertide.store.open import FORMAT_TEXT
 from evertide.store.paths import (
     CHECKPOINTS,
     COMMITTED,
@@ -53,7 +54,7 @@ from evertide.store.sealed import seal, unseal
 from evertide.store.writers import GenerationRecord, Writer
 from evertide.types import Generation, Time
 
-__all__ = ["Retained", "entry_of", "is_lost", "pipeline_of", "restore_meta"]
+__all__ = ["RetainedMeta", "is_lost", "make_catalog_entry", "read_pipeline_file", "restore_meta"]
 
 
 def is_lost(meta: Meta) -> bool:
@@ -61,7 +62,7 @@ def is_lost(meta: Meta) -> bool:
     return meta.head(STORAGE) is None and not meta.heads(shard_key(""))
 
 
-def entry_of(place: StorageContext, manifest: Manifest) -> CatalogEntry:
+def make_catalog_entry(place: StorageContext, manifest: Manifest) -> CatalogEntry:
     key = manifest_key(manifest.number)
     content = place.retry_read(lambda: place.blob.get(key))
     digest = xxhash.xxh3_128_hexdigest(content)
@@ -69,7 +70,7 @@ def entry_of(place: StorageContext, manifest: Manifest) -> CatalogEntry:
 
 
 @dataclass(frozen=True)
-class Retained:
+class RetainedMeta:
     """The part of Meta that is kept."""
 
     generation: Generation
@@ -83,15 +84,15 @@ class Retained:
 
 
 def restore_meta(
-    place: StorageContext, manifest: Manifest, writer: Writer, *, last: int, kept: Retained | None = None
+    place: StorageContext, manifest: Manifest, writer: Writer, *, last: int, kept: RetainedMeta | None = None
 ) -> CatalogEntry:
     """See the header. All files are verified; `last` is the highest number that any checkpoint ever had.
 
     With `kept`, the journal exists, and the pipeline completes the transactions from the checkpoint's time on from it.
     """
-    entry = entry_of(place, manifest)
+    entry = make_catalog_entry(place, manifest)
     states = {name: _state(place, manifest, name) for name in manifest.members}
-    pipeline = kept.pipeline if kept else pipeline_of(place, manifest)
+    pipeline = kept.pipeline if kept else read_pipeline_file(place, manifest)
     _renew_generation(place, manifest, kept.generation if kept else manifest.generation, writer)
     with writer.claim() as seq:
         writes = [
@@ -99,26 +100,20 @@ def restore_meta(
             *(
                 write
                 for state in states.values()
-                for write in shard_writes(place, state, writer, seq, _holds(kept, state))
+                for write in make_shard_writes(place, state, writer, seq, _holds(kept, state))
             ),
             *(kept.journal if kept else _journal(place, manifest, writer)),
             Write(COMMITTED, 0, seal(Committed(Time(manifest.time - 1), {}, {}, writer.id))),
             Write(PIPELINE, 0, pipeline),
-            Write(STORAGE, 0, _FORMAT_TEXT),
+            Write(STORAGE, 0, FORMAT_TEXT),
         ]
-        stale = place.commit(writes, writer.guards())
-        if stale is not None:
-            writer.check(stale)
-            raise Conflict(where=place.meta.path(stale.key), why="the record exists, so Meta is not lost")
-    place.put(FORMAT, _FORMAT_TEXT)
-    place.commit([Write(STORAGE, 1, _FORMAT_TEXT)])
+        change(place, writer, writes)
+    place.put(FORMAT, FORMAT_TEXT)
+    place.commit([Write(STORAGE, 1, FORMAT_TEXT)])
     return entry
 
 
-_FORMAT_TEXT = b"%d\n" % FORMAT_VERSION
-
-
-def pipeline_of(place: StorageContext, manifest: Manifest) -> bytes:
+def read_pipeline_file(place: StorageContext, manifest: Manifest) -> bytes:
     path = place.blob.path(manifest_key(manifest.number))
     return read_file(place, manifest.file(checkpoint_key(manifest.number, PIPELINE_FILE), path))
 
@@ -129,7 +124,7 @@ def _state(place: StorageContext, manifest: Manifest, shard: str) -> ShardState:
     state = unseal(
         read_file(place, manifest.file(key, place.blob.path(manifest_key(manifest.number)))), ShardState, path
     )
-    if state.upper != manifest.time or state.shard != shard or shard_parts(state) != manifest.shards.get(shard):
+    if state.upper != manifest.time or state.shard != shard or list_part_files(state) != manifest.shards.get(shard):
         raise RecordDamaged(path=path, why=f"the file is not the state of shard {shard!r} that the manifest describes")
     return state
 
@@ -137,15 +132,12 @@ def _state(place: StorageContext, manifest: Manifest, shard: str) -> ShardState:
 def _renew_generation(place: StorageContext, manifest: Manifest, generation: Generation, writer: Writer) -> None:
     head = place.retry_read(lambda: place.meta.head(GENERATION))
     for number in range(head.seqno if head else 0, generation):
-        made = GenerationRecord(Generation(number + 1), manifest.members, writer.id)
-        stale = place.commit([Write(GENERATION, number, seal(made))], writer.guards()[:1])
-        if stale is not None:
-            writer.check(stale)
-            raise Conflict(where=place.meta.path(stale.key), why="another process repairs this storage")
+        record = GenerationRecord(Generation(number + 1), manifest.members, writer.id)
+        change(place, writer, [Write(GENERATION, number, seal(record))], writer.guards()[:1])
     writer.adopt_generation()
 
 
-def _holds(kept: Retained | None, state: ShardState) -> Mapping[str, int]:
+def _holds(kept: RetainedMeta | None, state: ShardState) -> Mapping[str, int]:
     return kept.holds.get(state.shard, {}) if kept else {}
 
 

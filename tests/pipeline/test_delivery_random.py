@@ -33,7 +33,7 @@ class Target:
     failing: float = 0.3
     seen: dict[tuple[int, int], list[Row]] = field(default_factory=dict)
     name: str = "lake"
-    remembers: bool = False
+    keeps_number: bool = False
 
     def open(self, _token: str) -> Target:
         self._fail(self.failing)

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from evertide.errors import InvalidInput
 from evertide.secrets import Secrets
+from evertide.suggestions import find_similar, suggest
 
 __all__ = ["Options"]
 
@@ -32,6 +33,11 @@ class Options:
 
     def require(self, name: str, example: str) -> str:
         value = self.text(name)
+        if not value and (
+            misspelled := find_similar(name, self._given.keys() - {each.lower() for each in self._known})
+        ):
+            why = f"connector {self._connector!r} has no option {misspelled!r}; did you mean {name!r}?"
+            raise InvalidInput(where=self.where, why=why)
         if not value:
             raise self.refusal(name, f"is missing; set it, for example to {example!r}")
         return value
@@ -84,6 +90,6 @@ class Options:
         known = {name.lower() for name in self._known}
         for name in self._given:
             if name not in known:
-                listed = ", ".join(sorted(set(self._known)))
-                why = f"connector {self._connector!r} has no option {name!r}; it has {listed}"
+                hint = suggest(name, self._known) or f"; it has {', '.join(sorted(set(self._known)))}"
+                why = f"connector {self._connector!r} has no option {name!r}{hint}"
                 raise InvalidInput(where=self.where, why=why)

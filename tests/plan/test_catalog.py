@@ -66,7 +66,7 @@ def test_a_leaf_survives_the_optimizer_and_keeps_not_null(spark: SparkSession) -
 
 def test_the_users_session_is_unchanged(spark: SparkSession) -> None:
     spark.range(3).createOrReplaceTempView("mine")
-    with pytest.raises(InvalidInput, match="TABLE_OR_VIEW_NOT_FOUND"):
+    with pytest.raises(InvalidInput, match="no table or view 'mine'"):
         declare(spark, "CREATE MATERIALIZED VIEW v AS SELECT * FROM mine")
     assert "orders" not in [table.name for table in spark.catalog.listTables()]
 
@@ -83,8 +83,9 @@ def test_the_users_settings_and_functions_apply(spark: SparkSession) -> None:
 @pytest.mark.parametrize(
     ("query", "why"),
     [
-        ("SELECT * FROM missing", "TABLE_OR_VIEW_NOT_FOUND"),
-        ("SELECT nothing FROM orders", "UNRESOLVED_COLUMN"),
+        ("SELECT * FROM missing", "no table or view 'missing'; the script declares"),
+        ("SELECT * FROM order", "did you mean 'orders'?"),
+        ("SELECT nothing FROM orders", "no column 'nothing' in 'orders'; the columns are "),
         ("SELECT id, now() FROM orders", "now() has no fixed value"),
         ("SELECT id FROM orders WHERE at > current_timestamp()", "current_timestamp() has no fixed value"),
         ("SELECT id FROM orders WHERE id IN (SELECT id FROM customers WHERE name = current_user())", "current_user()"),
@@ -103,8 +104,36 @@ def test_the_users_settings_and_functions_apply(spark: SparkSession) -> None:
 def test_a_query_that_cannot_be_maintained_is_refused_by_name(spark: SparkSession, query: str, why: str) -> None:
     with pytest.raises(InvalidInput) as refused:
         declare_and_check(spark, query)
-    assert refused.value.where == "shop.sql, line 4, view 'v'"
+    assert refused.value.where.startswith("shop.sql:4:")
     assert why in refused.value.why
+
+
+@pytest.mark.parametrize(
+    ("script", "where", "why"),
+    [
+        ("SELECT id,\n  custmer FROM orders", "5:3", "no column 'custmer' in 'orders'; did you mean 'customer'?"),
+        ("SELECT o.custmer\nFROM orders o", "4:38", "no column 'custmer' in 'orders'; did you mean 'customer'?"),
+        ("SELECT p.id FROM orders o", "4:38", "no column 'p.id'; did you mean 'o.id'?"),
+        ("SELECT custmer FROM orders o, customers c", "4:38", "no column 'custmer'; did you mean 'customer'?"),
+        ("SELECT 'ü😀', custmer FROM orders", "4:44", "no column 'custmer' in 'orders'; did you mean 'customer'?"),
+        (
+            "SELECT * FROM STREAM orders\nWHERE amont > 1",
+            "5:7",
+            "no column 'amont' in 'orders'; did you mean 'amount'?",
+        ),
+        ("SELECT amount FROM (SELECT id FROM orders)", "4:38", "no column 'amount'; the columns are id"),
+        ("SELECT name FROM custmers", "4:48", "no table or view 'custmers'; did you mean 'customers'?"),
+        ("SELECT summ(amount) FROM orders", "4:38", "no function 'summ'; did you mean 'sum'?"),
+        ("SELECT o.id FROM orders o, customers\nWHERE id = 1", "5:7", "'id' is ambiguous; write customers.id or o.id"),
+        ("SELECT id, current_date()\nFROM orders", "4:42", "current_date() has no fixed value"),
+        ("SELECT id FROM orders\n  LIMIT 10", "5:3", "LIMIT and OFFSET without ORDER BY"),
+    ],
+)
+def test_an_error_in_a_query_has_its_position(spark: SparkSession, script: str, where: str, why: str) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        declare_and_check(spark, script)
+    assert why in refused.value.why
+    assert refused.value.where == f"shop.sql:{where}"
 
 
 def test_relations_outside_the_pipeline_are_refused(spark: SparkSession, tmp_path: Path) -> None:

@@ -43,9 +43,9 @@ def test_a_script_is_read_into_values(spark: SparkSession) -> None:
         properties={"evertide.keep": "none"},
         comment="all of them",
         is_streaming=False,
-        where="shop.sql, line 2",
+        where="shop.sql:3:1",
     )
-    assert large == ViewStatement("large", "SELECT * FROM orders WHERE amount > 100", False, {}, "", "shop.sql, line 7")
+    assert large == ViewStatement("large", "SELECT * FROM orders WHERE amount > 100", False, {}, "", "shop.sql:7:1")
     assert isinstance(small, ViewStatement)
     assert (small.name, small.is_materialized, small.query) == ("small", False, "SELECT * FROM orders WHERE amount < 1")
     assert revenue == ViewStatement(
@@ -54,7 +54,7 @@ def test_a_script_is_read_into_values(spark: SparkSession) -> None:
         True,
         {"evertide.refresh": "full"},
         "per day",
-        "shop.sql, line 9",
+        "shop.sql:9:1",
     )
     assert isinstance(customers, TableStatement)
     assert (customers.is_streaming, [column.name for column in customers.columns]) == (True, ["id", "name"])
@@ -66,7 +66,7 @@ def test_a_script_is_read_into_values(spark: SparkSession) -> None:
         sequence_by="ts",
         delete_when="(op = 'D')",
         without=("op", "ts"),
-        where="shop.sql, line 12",
+        where="shop.sql:12:1",
     )
 
 
@@ -79,10 +79,10 @@ def test_nothing_is_executed(spark: SparkSession) -> None:
 @pytest.mark.parametrize(
     ("script", "line", "why"),
     [
-        ("SELECT 1", 1, "the statement Project is not supported; a script has CREATE TABLE"),
-        ("DROP TABLE a", 1, "the statement DropTable is not supported"),
-        ("\nCREATE TABLE t (a INT\n,, b INT)", 3, "PARSE_SYNTAX_ERROR"),
-        ("CREATE TABLE t (a INT);\nCREATE VIEW T AS SELECT 1", 2, "'T' is already declared, at shop.sql, line 1"),
+        ("SELECT 1", 1, "a SELECT alone is not supported; write CREATE MATERIALIZED VIEW"),
+        ("DROP TABLE a", 1, "DROP TABLE is not supported"),
+        ("\nCREATE TABLE t (a INT\n,, b INT)", 3, "syntax error at ','"),
+        ("CREATE TABLE t (a INT);\nCREATE VIEW T AS SELECT 1", 2, "'T' is already declared, at shop.sql:1:1"),
         ("CREATE TABLE db.t (a INT)", 1, "the name 'db.t' has a catalog or schema; names in a pipeline have none"),
         ("CREATE TABLE t (a INT, PRIMARY KEY (b))", 1, "the key 'b' is not a column of the table; it has a"),
         ("CREATE TABLE t (a INT, CHECK (a > 0))", 1, "the constraint CheckConstraint is not supported"),
@@ -96,10 +96,20 @@ def test_nothing_is_executed(spark: SparkSession) -> None:
         ),
         ("CREATE TABLE t (a INT, b ARRAY<VARCHAR(3)>)", 1, "use STRING"),
         ("CREATE TABLE t (a CHAR(3))", 1, "use STRING"),
+        ("CREATE TABLE t (a INT,\n b TEXT)", 2, "the type TEXT does not exist; use STRING"),
+        ("CREATE TABLE t (a VARCHAR)", 1, "the type VARCHAR does not exist; use STRING"),
+        ("CREATE TABLE t (a BIGIN)", 1, "use BIGINT"),
+        ("CREATE TABLE t (a WIDGET)", 1, "docs/sql.md lists the types"),
+        ("CREATE TABLE t AS SELECT 1 AS a", 1, "write CREATE MATERIALIZED VIEW name AS SELECT"),
+        ("CREATE OR REPLACE TABLE t (a INT)", 1, "leave out OR REPLACE"),
+        ("CREATE OR REPLACE MATERIALIZED VIEW v AS SELECT 1 AS a", 1, "OR REPLACE is not needed: leave it out"),
+        ("INSERT INTO t VALUES (1)", 1, "INSERT is not supported: a script only declares"),
+        ("\n SELCT 1", 2, "syntax error at 'SELCT'; did you mean 'SELECT'?"),
+        ("USE elsewhere", 1, "the statement SetCatalogAndNamespace is not supported; a script has CREATE TABLE"),
     ],
 )
 def test_unsupported_statements_are_refused_by_name(spark: SparkSession, script: str, line: int, why: str) -> None:
     with pytest.raises(InvalidInput) as refused:
         parse_script(spark, script, "shop.sql")
-    assert refused.value.where.startswith(f"shop.sql, line {line}")
+    assert refused.value.where.startswith(f"shop.sql:{line}:")
     assert why in refused.value.why

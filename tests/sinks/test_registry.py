@@ -32,9 +32,9 @@ def test_sinks_are_properties_of_a_collection() -> None:
         "evertide.sink.hook.header.Authorization": "x",
         "owner": "ann",
     }
-    assert read_sinks(given, "shop.sql, line 3, view 'v'") == (
-        SinkProperties("lake", "delta", {"path": "x"}, "shop.sql, line 3"),
-        SinkProperties("hook", "webhook", {"header.authorization": "x"}, "shop.sql, line 3"),
+    assert read_sinks(given, "shop.sql:3, view 'v'") == (
+        SinkProperties("lake", "delta", {"path": "x"}, "shop.sql:3"),
+        SinkProperties("hook", "webhook", {"header.authorization": "x"}, "shop.sql:3"),
     )
     assert read_sinks({"owner": "ann"}, "v") == ()
 
@@ -48,7 +48,7 @@ def test_sinks_are_properties_of_a_collection() -> None:
         ({**DELTA, "evertide.sinks": "pond"}, "does not list; the list has 'pond'"),
         ({"evertide.sink.lake.path": "x"}, "does not list; the list has none"),
         ({"evertide.sinks": "lake"}, "sink 'lake' has no connector; set 'evertide.sink.lake.connector'"),
-        ({"evertide.sink": "lake"}, r"property 'evertide.sink' does not exist; the properties are .*evertide\.sinks"),
+        ({"evertide.sink": "lake"}, r"property 'evertide.sink' does not exist; did you mean 'evertide.sinks'"),
         (
             {**DELTA, "evertide.sink.lake": "x"},
             "'evertide.sink.lake' is for a sink that 'evertide.sinks' does not list",
@@ -71,9 +71,9 @@ def test_sinks_of_a_script_have_their_position_in_it(spark: SparkSession) -> Non
     script = f"""CREATE TABLE t (a INT) TBLPROPERTIES ({listed.replace("lake", "pond")});
     {VIEW.format(listed)}"""
     program = Program(spark, script, "shop.sql")
-    assert program.sinks["t"][0].where == "shop.sql, line 1"
-    assert program.sinks["v"] == (SinkProperties("lake", "delta", {"path": "x"}, "shop.sql, line 2"),)
-    with pytest.raises(InvalidInput, match=r"shop.sql, line 1.*view 'v'.*'evertide.sink.pond.*does not list"):
+    assert program.sinks["t"][0].where == "shop.sql:1:1"
+    assert program.sinks["v"] == (SinkProperties("lake", "delta", {"path": "x"}, "shop.sql:2:5"),)
+    with pytest.raises(InvalidInput, match=r"shop.sql:1.*view 'v'.*'evertide.sink.pond.*does not list"):
         Program(spark, VIEW.format(listed.replace("sink.lake", "sink.pond")), "shop.sql")
 
 
@@ -94,7 +94,7 @@ def test_connector_key_and_name_are_checked(tmp_path: Path) -> None:
         prepare_sinks([files, replace(files, collection="others")])
     with pytest.raises(InvalidInput, match=r"'key' is 'id, nme': expected columns of 'id', 'name'"):
         prepare_sinks([replace(files, options={"path": "x", "key": "id, nme"})])
-    with pytest.raises(InvalidInput, match="connector 'files' has no option 'paht'; it has path"):
+    with pytest.raises(InvalidInput, match="connector 'files' has no option 'paht'; did you mean 'path'"):
         prepare_sinks([replace(files, options={"path": "x", "paht": "y"})])
     with pytest.raises(InvalidInput, match="'path' is missing"):
         prepare_sinks([replace(files, options={"key": "ID, name"})])

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields
-from difflib import get_close_matches
 from typing import Annotated
 
 import typer
 
 from evertide.errors import InvalidInput
 from evertide.settings import Settings
+from evertide.suggestions import suggest
 
 __all__ = ["Assignments", "make_settings"]
 
@@ -28,9 +28,7 @@ def make_settings(assignments: Sequence[str] | None, **options: float) -> Settin
         name, _, value = (part.strip() for part in text.partition("="))
         where = f"--set {text}"
         if name not in types:
-            similar = get_close_matches(name, types, n=1)
-            hint = f"; did you mean {similar[0]!r}?" if similar else ""
-            raise InvalidInput(where=where, why=f"the setting {name!r} does not exist{hint}")
+            raise InvalidInput(where=where, why=f"the setting {name!r} does not exist{suggest(name, types)}")
         try:
             values[name] = int(value) if types[name] == "int" else float(value)
         except ValueError:

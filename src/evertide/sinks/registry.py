@@ -14,6 +14,7 @@ from types import MappingProxyType
 from evertide.errors import InvalidInput
 from evertide.rows.changes import DIFF
 from evertide.sinks.contract import Prepared, SinkDeclaration
+from evertide.suggestions import suggest
 
 __all__ = ["CONNECTORS", "prepare_sinks"]
 
@@ -44,8 +45,8 @@ def prepare_sinks(declarations: Sequence[SinkDeclaration]) -> dict[str, Prepared
 
 def _prepare(declaration: SinkDeclaration, where: str) -> Prepared:
     if declaration.connector not in CONNECTORS:
-        listed = ", ".join(sorted(CONNECTORS))
-        why = f"there is no connector {declaration.connector!r} for a sink; the connectors are {listed}"
+        hint = suggest(declaration.connector, CONNECTORS) or f"; the connectors are {', '.join(sorted(CONNECTORS))}"
+        why = f"there is no connector {declaration.connector!r} for a sink{hint}"
         raise InvalidInput(where=where, why=why)
     if DIFF in declaration.schema.names:
         raise InvalidInput(where=where, why=f"a column cannot be named {DIFF!r}: Evertide uses that name")

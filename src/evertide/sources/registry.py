@@ -20,6 +20,7 @@ from evertide.sources.files.source import FORMATS, open_files
 from evertide.sources.generated.datagen import open_datagen
 from evertide.sources.generated.nexmark import name_nexmark_source, open_nexmark
 from evertide.sources.postgres.connector import name_postgres_source, open_postgres
+from evertide.suggestions import suggest
 
 __all__ = ["CONNECTORS", "PUSH_CONNECTORS", "Connector", "find_family", "open_sources"]
 
@@ -110,7 +111,8 @@ def _check(declaration: TableDeclaration) -> None:
     connector = declaration.connector.lower()
     if connector not in CONNECTORS and connector not in PUSH_CONNECTORS:
         listed = ", ".join(sorted([*CONNECTORS, "push"]))
-        why = f"there is no connector {declaration.connector!r} for a table; the connectors are {listed}"
+        hint = suggest(connector, [*CONNECTORS, "push"]) or f"; the connectors are {listed}"
+        why = f"there is no connector {declaration.connector!r} for a table{hint}"
         raise InvalidInput(where=where, why=why)
     if connector in PUSH_CONNECTORS and declaration.options:
         option = next(iter(declaration.options))

@@ -1,7 +1,8 @@
 """`Output`: tables and sentences for people, JSON for programs, errors for both.
 
 1. With `--json`, standard output holds only one JSON document, or JSON lines.
-2. An error is one line on standard error: what happened, the facts, the remedy. With `--json` it is one JSON object
+2. An error is one line on standard error: what happened, the facts, the remedy. An error at a position of a script or
+   query also shows that line (`evertide.cli.output.excerpts`). With `--json` an error is one JSON object
    there: `error_code`, `message`, `remedy`, and the facts. The exit code is the error's.
 3. Progress bars, warnings and Spark's output go to standard error.
 4. An `EvertideError` has no stack trace. Ctrl-C is not an error: the command reports it and exits with 130.
@@ -12,7 +13,7 @@ from __future__ import annotations
 import functools
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -24,9 +25,10 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
+from evertide.cli.output.excerpts import render_error
 from evertide.cli.output.logs import LogOptions, configure_logging
 from evertide.errors import EvertideError
-from evertide.json_values import error_to_json, join_lines, to_json_value
+from evertide.json_values import error_to_json, to_json_value
 
 if TYPE_CHECKING:  # pyarrow, not needed for `--help`
     from evertide.sources.contract import Lag
@@ -120,7 +122,7 @@ def report_errors(command: Callable[P, T]) -> Callable[P, T]:
         try:
             return command(*args, **kwargs)
         except EvertideError as error:
-            report_error(error, is_json=is_json)
+            report_error(error, is_json=is_json, texts={"query": str(kwargs.get("text", ""))})
             raise typer.Exit(error.exit_code) from None
         except KeyboardInterrupt:
             sys.stderr.write("evertide: interrupted\n")
@@ -133,8 +135,8 @@ def report_errors(command: Callable[P, T]) -> Callable[P, T]:
     return run
 
 
-def report_error(error: EvertideError, *, is_json: bool) -> None:
-    text = json.dumps(error_to_dict(error), ensure_ascii=False) if is_json else f"evertide: {join_lines(str(error))}"
+def report_error(error: EvertideError, *, is_json: bool, texts: Mapping[str, str] | None = None) -> None:
+    text = json.dumps(error_to_dict(error), ensure_ascii=False) if is_json else render_error(error, texts)
     sys.stderr.write(f"{text}\n")
 
 

@@ -26,6 +26,7 @@ from evertide.pipeline.reading.query import Answer, Question
 from evertide.pipeline.reading.reader import StorageReader
 from evertide.pipeline.script import read_script
 from evertide.pipeline.status.status import Status
+from evertide.suggestions import list_names
 
 if TYPE_CHECKING:
     from evertide.flow.explanation.explanation import Explanation
@@ -161,6 +162,6 @@ def _make_remote_only_error(what: str) -> InvalidInput:
 def _select_view(found: Explanation, view: str) -> Explanation:
     declared = next((name for name in found.names if name.lower() == view.lower()), None)
     if declared is None:
-        why = f"the script has no such materialized view; it has {', '.join(found.names)}"
+        why = f"the script has no such materialized view{list_names(view, found.names, 'it has')}"
         raise InvalidInput(where=f"view {view!r}", why=why)
     return found.select_view(declared)

@@ -41,13 +41,13 @@ _CONSTANT_LEAVES = {"OneRowRelation", "LocalRelation", "Range", "CTERelationRef"
 
 
 def refuse_unmaintainable(query: Query, catalog: SparkCatalog) -> None:
-    where = f"{query.where}, view {query.name!r}"
     for node in walk_nodes(query.analyzed):
-        why = _check_node(node, catalog)
+        if (why := _check_node(node, catalog)) is not None:
+            raise InvalidInput(where=query.locate(node), why=why)
         for expression in walk_expressions(node):
-            why = why or _check_expression(expression) or _check_xml(expression, catalog)
-        if why is not None:
-            raise InvalidInput(where=where, why=why)
+            why = _check_expression(expression) or _check_xml(expression, catalog)
+            if why is not None:
+                raise InvalidInput(where=query.locate(expression, node), why=why)
 
 
 def _check_node(node: Any, catalog: SparkCatalog) -> str | None:

@@ -13,7 +13,7 @@ views, and changes of the clone do not affect the user's session.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
@@ -23,9 +23,10 @@ from pyspark.sql import DataFrame, SparkSession
 from evertide.errors import InvalidInput, SparkEnded
 from evertide.plan.catalyst.failure import classify_error, describe_error
 from evertide.plan.catalyst.parsed import walk_parsed
-from evertide.plan.catalyst.scala import read_list
+from evertide.plan.catalyst.scala import read_list, read_option
 from evertide.plan.catalyst.session import TOP_SETTINGS
 from evertide.plan.catalyst.walk import get_kind, walk_nodes
+from evertide.plan.program.script_errors import QueryText, explain_error, find_offset
 from evertide.plan.program.statements import TableStatement, ViewStatement
 
 __all__ = ["SETTINGS", "FrameView", "Query", "SparkCatalog"]
@@ -60,6 +61,18 @@ class Query:
     frame: DataFrame
     reads: tuple[str, ...]
     where: str
+    text: str = ""
+    source: QueryText | None = None
+    """The query in the script; None if it is not in a script."""
+
+    def locate(self, *trees: Any) -> str:
+        """The position in the script of the first of these operators and expressions that has one."""
+        for tree in trees if self.source is not None else ():
+            origin = tree.origin()
+            start = read_option(origin.startIndex())
+            if self.source is not None and start is not None and read_option(origin.sqlText()) == self.text:
+                return self.source.locate(self.text, start)
+        return f"{self.where}, view {self.name!r}"
 
     @property
     def analyzed(self) -> Any:
@@ -103,6 +116,8 @@ class SparkCatalog:
             self.session.conf.set(key, value)
         self._leaves: dict[int, str] = {}
         """By the id of the leaf's RDD."""
+        self._names: list[str] = []
+        """Of the tables and views that were added."""
         self._keys: dict[str, tuple[str, ...]] = {}
 
     def add_table(self, table: TableStatement) -> None:
@@ -117,10 +132,13 @@ class SparkCatalog:
         """Analyze a view's query, and add the view for later queries."""
         frame = self._analyze(view) if isinstance(view, ViewStatement) else view.build_frame(self.session)
         query = Query(view.name, frame, self._find_reads(frame), view.where)
+        if isinstance(view, ViewStatement):
+            query = replace(query, text=view.query, source=view.source)
         if view.is_materialized:
             self._add_leaf(view.name, frame.schema.json())
         else:
             frame.createOrReplaceTempView(view.name)
+            self._names.append(view.name)
         return query
 
     def find_leaf(self, leaf: Any) -> str:
@@ -138,8 +156,11 @@ class SparkCatalog:
             self._refuse_foreign(view)
             return self.session.sql(view.query)
         except AnalysisException as error:
-            why = next(line.strip() for line in str(error).splitlines() if line.strip())
-            raise InvalidInput(where=f"{view.where}, view {view.name!r}", why=why) from error
+            offset = find_offset(error, view.query) if view.source is not None else None
+            where = f"{view.where}, view {view.name!r}"
+            if offset is not None and view.source is not None:
+                where = view.source.locate(view.query, offset)
+            raise InvalidInput(where=where, why=self.explain(error, view.query)) from error
         except Py4JJavaError as error:  # an internal error of Spark's analyzer
             classified = classify_error(self.session.sparkContext, error)
             if isinstance(classified, SparkEnded):
@@ -159,6 +180,24 @@ class SparkCatalog:
             if why:
                 raise InvalidInput(where=f"{view.where}, view {view.name!r}", why=why)
 
+    def explain(self, error: PySparkException, query: str = "") -> str:
+        """What is wrong with a query, with the names that its author may have meant."""
+        return explain_error(error, self._names, lambda: self._find_relations(query) if query else {})
+
+    def _find_relations(self, query: str) -> dict[str, str]:
+        """The tables and views that a query reads, by alias and by name in lower case."""
+        found: dict[str, str] = {}
+        selects = 0
+        for node in walk_nodes(self.session._jsparkSession.sessionState().sqlParser().parsePlan(query)):
+            kind = get_kind(node)
+            selects += kind in ("Project", "Aggregate")
+            if kind == "UnresolvedRelation":
+                name = ".".join(read_list(node.multipartIdentifier()))
+                found.setdefault(name.lower(), name)
+            elif kind == "SubqueryAlias" and get_kind(node.child()) == "UnresolvedRelation":
+                found[node.alias().lower()] = ".".join(read_list(node.child().multipartIdentifier()))
+        return found if selects <= 1 else {**found, "": ""}  # a column may be one of a nested query
+
     def _find_reads(self, frame: DataFrame) -> tuple[str, ...]:
         """In order of first appearance, subqueries included."""
         found = map(self.find_leaf, walk_nodes(frame._jdf.queryExecution().analyzed()))
@@ -173,3 +212,4 @@ class SparkCatalog:
         [leaf] = read_list(frame.queryExecution().analyzed().collectLeaves())
         self._leaves[leaf.rdd().id()] = name
         frame.createOrReplaceTempView(name)
+        self._names.append(name)

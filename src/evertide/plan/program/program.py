@@ -23,7 +23,7 @@ from evertide.plan.algebra.refusals import refuse_unmaintainable
 from evertide.plan.algebra.row_key import derive_key
 from evertide.plan.catalyst.catalyst import Catalyst
 from evertide.plan.catalyst.columns import check_type
-from evertide.plan.catalyst.failure import read_first_line, silence_traces
+from evertide.plan.catalyst.failure import silence_traces
 from evertide.plan.program.catalog import SETTINGS as PLANNING
 from evertide.plan.program.catalog import Query, SparkCatalog
 from evertide.plan.program.flows import AppendedView, AppendFlow, resolve_flows
@@ -152,7 +152,7 @@ class Program:
         where = f"{statement.where}, table {statement.name!r}"
         check_properties(statement.properties, is_view=False, where=where)
         self.sinks[statement.name] = read_sinks(statement.properties, where)
-        with _locate_errors(where):
+        with self._locate_errors(where):
             self.catalog.add_table(statement)
         columns = tuple(Attribute(-1, column.name, column.type, column.nullable) for column in statement.columns)
         for column in columns:
@@ -166,7 +166,7 @@ class Program:
         if self.sinks[statement.name] and not statement.is_materialized:
             why = "'evertide.sinks' needs a materialized view, since other views are not stored"
             raise InvalidInput(where=where, why=why)
-        with _locate_errors(where):
+        with self._locate_errors(where):
             query: Query = self.catalog.add_view(statement)
             loaded = self._inputs.take(query.frame) if self._inputs and statement.is_materialized else None
             if loaded is not None:
@@ -187,6 +187,14 @@ class Program:
         self.views[statement.name] = plan
         self.reads[statement.name] = query.reads
 
+    @contextmanager
+    def _locate_errors(self, where: str) -> Iterator[None]:
+        """Add the place to errors that Spark raises after parsing: unusable names, disabled types."""
+        try:
+            yield
+        except AnalysisException as error:
+            raise InvalidInput(where=where, why=self.catalog.explain(error)) from error
+
     def find_needed(self, views: Iterable[str]) -> set[str]:
         """These views and all views that they read, directly or indirectly."""
         found: set[str] = set()
@@ -205,12 +213,3 @@ def _find_missing_name(error: InvalidInput) -> str:
     if not isinstance(cause, PySparkException) or cause.getCondition() != "TABLE_OR_VIEW_NOT_FOUND":
         return ""
     return str((cause.getMessageParameters() or {}).get("relationName", "")).strip("`").lower()
-
-
-@contextmanager
-def _locate_errors(where: str) -> Iterator[None]:
-    """Add the place to errors that Spark raises after parsing: unusable names, disabled types."""
-    try:
-        yield
-    except AnalysisException as error:
-        raise InvalidInput(where=where, why=read_first_line(error)) from error

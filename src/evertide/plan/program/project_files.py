@@ -120,10 +120,10 @@ def _run_file(file: ProjectFile, session: ProjectSession) -> None:
 def _find_line(file: ProjectFile, error: BaseException) -> str:
     """The last line of the file in the error's traceback."""
     if isinstance(error, SyntaxError) and error.lineno is not None:
-        return f"{file.path}, line {error.lineno}"
+        return f"{file.path}:{error.lineno}"
     own = str(file.place)
     lines = [each.lineno for each in traceback.extract_tb(error.__traceback__) if each.filename == own]
-    return f"{file.path}, line {lines[-1]}" if lines else str(file.path)
+    return f"{file.path}:{lines[-1]}" if lines else str(file.path)
 
 
 def _describe(error: BaseException) -> str:
@@ -292,7 +292,7 @@ def _to_sql(column: str | Column) -> str:
 
 
 def _describe_place(location: SourceCodeLocation) -> str:
-    return f"{location.filename}, line {location.line_number}"
+    return f"{location.filename}:{location.line_number}"
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from evertide.errors import InvalidInput
+from evertide.suggestions import suggest
 
 __all__ = ["SinkProperties", "check_properties", "read_key", "read_sinks"]
 
@@ -37,7 +38,7 @@ class SinkProperties:
     connector: str
     options: Mapping[str, str]
     where: str
-    """Script and line, for messages."""
+    """Its position in the script, for messages."""
 
 
 def check_properties(properties: Mapping[str, str], *, is_view: bool, where: str) -> None:
@@ -49,9 +50,8 @@ def check_properties(properties: Mapping[str, str], *, is_view: bool, where: str
             continue
         if name not in known:
             listed = [*sorted([*known, _KEY] if is_view else known), _SINKS, f"{_SINK}<name>.<option>"]
-            raise InvalidInput(
-                where=where, why=f"the property {name!r} does not exist; the properties are {', '.join(listed)}"
-            )
+            hint = suggest(name, listed) or f"; the properties are {', '.join(listed)}"
+            raise InvalidInput(where=where, why=f"the property {name!r} does not exist{hint}")
         if value not in known[name]:
             values = " or ".join(map(repr, known[name]))
             raise InvalidInput(where=where, why=f"{name!r} is {value!r}, but must be {values}")

@@ -1,7 +1,9 @@
 """Splits a script into SQL statements.
 
 Spark's parser reads one statement at a time. A statement ends at a semicolon outside of strings, quoted names and
-comments. Each statement has the line on which it starts, for error messages.
+comments. Each statement has the position at which it starts, for error messages.
+
+A position is `file:line:column`, from 1, wherever a message means a place in a script.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from dataclasses import dataclass
 
 from evertide.errors import InvalidInput
 
-__all__ = ["StatementText", "split_script"]
+__all__ = ["StatementText", "find_position", "split_script"]
 
 _TOKEN = re.compile(
     r"""
@@ -31,10 +33,27 @@ _COMMENT_EDGE = re.compile(r"/\*|\*/")
 
 @dataclass(frozen=True, slots=True)
 class StatementText:
-    """The text of one statement, without its semicolon, and its line in the script, from 1."""
+    """The text of one statement, without its semicolon, and its place in the script."""
 
     text: str
+    path: str
     line: int
+    column: int = 1
+
+    @property
+    def where(self) -> str:
+        return self.locate(0)
+
+    def locate(self, offset: int) -> str:
+        """The position of a character of the text."""
+        line, column = find_position(self.text, offset)
+        return f"{self.path}:{self.line + line - 1}:{column + self.column - 1 if line == 1 else column}"
+
+
+def find_position(text: str, offset: int) -> tuple[int, int]:
+    """The line and the column of a character, from 1."""
+    before = text[:offset]
+    return before.count("\n") + 1, len(before) - (before.rfind("\n") + 1) + 1
 
 
 def split_script(script: str, path: str) -> list[StatementText]:
@@ -43,10 +62,11 @@ def split_script(script: str, path: str) -> list[StatementText]:
 
 
 def _find_statements(script: str, path: str) -> Iterator[StatementText]:
-    start = position = 0
-    is_blank = True
+    position = 0
+    start: int | None = None
+    """Where the statement starts, after comments and space; None before its first token."""
     while (found := _TOKEN.search(script, position)) is not None:
-        is_blank = is_blank and not script[position : found.start()].strip()
+        start = _find_start(script, position, found.start()) if start is None else start
         position = found.end()
         match found.lastgroup:
             case "open_comment":
@@ -54,19 +74,24 @@ def _find_statements(script: str, path: str) -> Iterator[StatementText]:
             case "unclosed":
                 raise _make_unclosed_error(script, found.start(), path, f"the quote {found[0]}")
             case "end":
-                if not is_blank:
-                    yield _make_statement(script, start, found.start())
-                start, is_blank = position, True
+                if start is not None:
+                    yield _make_statement(script, path, start, found.start())
+                start = None
             case "raw_string" | "string" | "name":
-                is_blank = False
-    if not is_blank or script[position:].strip():
-        yield _make_statement(script, start, len(script))
+                start = found.start() if start is None else start
+    start = _find_start(script, position, len(script)) if start is None else start
+    if start is not None:
+        yield _make_statement(script, path, start, len(script))
 
 
-def _make_statement(script: str, start: int, end: int) -> StatementText:
+def _find_start(script: str, start: int, end: int) -> int | None:
+    """The first character between two places that is not space."""
     text = script[start:end]
-    before = start + len(text) - len(text.lstrip())
-    return StatementText(text.strip(), script.count("\n", 0, before) + 1)
+    return start + len(text) - len(text.lstrip()) if text.strip() else None
+
+
+def _make_statement(script: str, path: str, start: int, end: int) -> StatementText:
+    return StatementText(script[start:end].strip(), path, *find_position(script, start))
 
 
 def _find_comment_end(script: str, start: int, path: str) -> int:
@@ -82,5 +107,5 @@ def _find_comment_end(script: str, start: int, path: str) -> int:
 
 
 def _make_unclosed_error(script: str, at: int, path: str, what: str) -> InvalidInput:
-    line = script.count("\n", 0, at) + 1
-    return InvalidInput(where=f"{path}, line {line}", why=f"{what} is not closed")
+    line, column = find_position(script, at)
+    return InvalidInput(where=f"{path}:{line}:{column}", why=f"{what} is not closed")

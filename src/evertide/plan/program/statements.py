@@ -17,17 +17,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
 from evertide.errors import InvalidInput
-from evertide.plan.catalyst.failure import read_first_line
+from evertide.plan.catalyst.failure import silence_traces
 from evertide.plan.catalyst.scala import read_list, read_map, read_option
 from evertide.plan.catalyst.walk import get_kind
 from evertide.plan.program.script import StatementText, split_script
+from evertide.plan.program.script_errors import QueryText, make_statement_error
 from evertide.plan.program.streams import remove_streams
 
 __all__ = [
@@ -64,7 +65,7 @@ class TableStatement:
     comment: str
     is_streaming: bool
     where: str
-    """Script and line, for messages."""
+    """Its position in the script, for messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,8 @@ class ViewStatement:
     properties: dict[str, str]
     comment: str
     where: str
+    source: QueryText | None = field(default=None, compare=False)
+    """The query in the script; None if Evertide wrote the query."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,40 +107,53 @@ class AppendStatement:
 _SIZED_TEXT = re.compile(r'(?<!"name":)"(?:var)?char\(\d+\)"')
 """CHAR and VARCHAR in Spark's JSON form of a type."""
 
+_DECLARED = "a script has CREATE TABLE, STREAMING TABLE, MATERIALIZED VIEW, VIEW, TEMPORARY VIEW and FLOW"
+_CHANGED = "a script only declares; rows of tables come from their connectors, or are pushed (`evertide push`)"
+_REFUSED = {
+    "CreateTableAsSelect": "CREATE TABLE AS SELECT is not supported; write CREATE MATERIALIZED VIEW name AS SELECT ...",
+    "ReplaceTable": "CREATE OR REPLACE TABLE is not supported; leave out OR REPLACE, since Evertide compares scripts",
+    "ReplaceTableAsSelect": (
+        "CREATE OR REPLACE TABLE AS SELECT is not supported; write CREATE MATERIALIZED VIEW name AS SELECT ..."
+    ),
+    "InsertIntoStatement": f"INSERT is not supported: {_CHANGED}",
+    "UpdateTable": f"UPDATE is not supported: {_CHANGED}",
+    "DeleteFromTable": f"DELETE is not supported: {_CHANGED}",
+    "MergeIntoTable": f"MERGE is not supported; use CREATE FLOW ... AS AUTO CDC INTO: {_CHANGED}",
+    "DropTable": "DROP TABLE is not supported; a table that the script does not declare is dropped",
+    "DropView": "DROP VIEW is not supported; a view that the script does not declare is dropped",
+    "Project": f"a SELECT alone is not supported; write CREATE MATERIALIZED VIEW name AS SELECT ...; {_DECLARED}",
+    "SetCommand": "SET is not supported; set Spark's settings where Spark starts (spark-defaults.conf)",
+}
+"""Statements that users of Spark write first, with what to write instead."""
+
 Statement: TypeAlias = TableStatement | ViewStatement | FlowStatement | AppendStatement
 
 
 def parse_script(spark: SparkSession, script: str, path: str = "SQL") -> list[Statement]:
     """Parse a script. A name that is declared twice is an error."""
     parser = spark._jsparkSession.sessionState().sqlParser()
-    statements = [_parse(parser, each, f"{path}, line {each.line}") for each in split_script(script, path)]
+    with silence_traces():
+        statements = [_parse(parser, each) for each in split_script(script, path)]
     check_names(statements)
     return statements
 
 
-def _parse(parser: Any, statement_text: StatementText, where: str) -> Statement:
+def _parse(parser: Any, statement_text: StatementText) -> Statement:
     try:
         plan = parser.parsePlan(statement_text.text)
     except AnalysisException as error:
-        raise InvalidInput(
-            where=_find_place(error, statement_text, where),
-            why=read_first_line(error) or "the statement cannot be parsed",
-        ) from error
-    kind = get_kind(plan)
+        raise make_statement_error(error, statement_text) from error
+    kind, where = get_kind(plan), statement_text.where
     read = _READERS.get(kind)
     if read is None:
-        declared = "CREATE TABLE, STREAMING TABLE, MATERIALIZED VIEW, VIEW, TEMPORARY VIEW and FLOW"
-        raise InvalidInput(where=where, why=f"the statement {kind} is not supported; a script has {declared}")
+        raise InvalidInput(where=where, why=_REFUSED.get(kind) or f"the statement {kind} is not supported; {_DECLARED}")
     statement = read(plan, where)
-    if isinstance(statement, ViewStatement | AppendStatement):
+    if isinstance(statement, ViewStatement):
+        source = QueryText.find(statement_text, statement.query)
+        return replace(statement, query=remove_streams(parser, statement.query), source=source)
+    if isinstance(statement, AppendStatement):
         return replace(statement, query=remove_streams(parser, statement.query))
     return statement
-
-
-def _find_place(error: AnalysisException, statement_text: StatementText, where: str) -> str:
-    """Convert a line of the statement to a line of the script."""
-    line = read_option(error._origin.line()) if hasattr(error, "_origin") else None
-    return where if line is None else f"{where.rpartition(',')[0]}, line {statement_text.line + line - 1}"
 
 
 def check_names(statements: Iterable[Statement]) -> None:

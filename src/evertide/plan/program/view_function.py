@@ -25,7 +25,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from evertide.errors import InvalidInput
-from evertide.plan.catalyst.failure import read_first_line
+from evertide.plan.program.script_errors import explain_error
 
 __all__ = ["ViewFunction", "activate", "materialized_view", "temporary_view"]
 
@@ -45,7 +45,7 @@ class ViewFunction:
     def where(self) -> str:
         """File and line, for messages."""
         code = getattr(inspect.unwrap(self.function), "__code__", None)
-        return f"{self.function!r}" if code is None else f"{code.co_filename}, line {code.co_firstlineno}"
+        return f"{self.function!r}" if code is None else f"{code.co_filename}:{code.co_firstlineno}"
 
     def build_frame(self, session: SparkSession) -> DataFrame:
         """Call the function, and check that it returns a DataFrame of this session."""
@@ -67,7 +67,7 @@ class ViewFunction:
         except InvalidInput:
             raise  # it already has the place
         except PySparkException as error:
-            raise InvalidInput(where=where, why=read_first_line(error) or type(error).__name__) from error
+            raise InvalidInput(where=where, why=explain_error(error)) from error
         except Exception as error:  # a user's function may raise anything
             raise InvalidInput(where=where, why=f"the function failed: {type(error).__name__}: {error}") from error
 

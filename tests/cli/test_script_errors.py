@@ -1,0 +1,71 @@
+"""Errors in scripts as a user sees them: tests/golden/script-errors.txt has each script and what the command prints.
+
+`EVERTIDE_GOLDEN=write` rewrites the file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.cli.kit import evertide
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "script-errors.txt"
+ORDERS = "CREATE TABLE orders (id BIGINT NOT NULL, customer STRING, amount BIGINT, PRIMARY KEY (id));\n"
+SCRIPTS = {
+    "a misspelled column": ORDERS
+    + """
+-- What each customer has paid
+CREATE MATERIALIZED VIEW revenue AS
+SELECT   custmer, sum(amount) AS amount
+FROM     orders
+GROUP BY customer;
+""",
+    "a misspelled table": ORDERS + "CREATE MATERIALIZED VIEW v AS SELECT id FROM ordrs;\n",
+    "a misspelled function": ORDERS + "CREATE MATERIALIZED VIEW v AS SELECT summ(amount) AS s FROM orders;\n",
+    "a misspelled keyword": "CRATE TABLE t (id INT);\n",
+    "the type TEXT": "CREATE TABLE t (\n  id BIGINT,\n  n  TEXT\n);\n",
+    "the type VARCHAR(20)": "CREATE TABLE t (n VARCHAR(20));\n",
+    "OR REPLACE": "CREATE OR REPLACE MATERIALIZED VIEW v AS SELECT 1 AS one;\n",
+    "CREATE TABLE AS SELECT": ORDERS + "CREATE TABLE t AS SELECT * FROM orders;\n",
+    "INSERT": ORDERS + "INSERT INTO orders VALUES (1, 'ann', 10);\n",
+    "the current time": ORDERS + "CREATE MATERIALIZED VIEW v AS\n  SELECT id, current_date() AS d FROM orders;\n",
+    "a misspelled property": ORDERS
+    + "CREATE MATERIALIZED VIEW v TBLPROPERTIES ('evertide.sink' = 'a') AS SELECT id FROM orders;\n",
+    "a quote that is not closed": "CREATE TABLE t (id INT);\nCREATE VIEW v AS SELECT 'a AS x;\n",
+}
+
+
+def test_errors_in_scripts_are_printed_with_their_place_and_a_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spark: SparkSession, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    printed = []
+    for name, script in SCRIPTS.items():
+        Path("shop.sql").write_text(script)
+        failed = evertide("explain", "shop.sql")
+        assert (failed.exit_code, failed.stdout) == (2, "")
+        assert capfd.readouterr().err == "", "neither Spark nor Java may write to the terminal"
+        printed.append(f"== {name}\n{script.strip()}\n--\n{failed.stderr}")
+    found = "\n".join(printed)
+    if os.environ.get("EVERTIDE_GOLDEN") == "write":
+        GOLDEN.write_text(found)
+    assert found == GOLDEN.read_text()
+
+
+def test_programs_get_the_fields_of_the_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spark: SparkSession
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("shop.sql").write_text(SCRIPTS["a misspelled column"])
+    failed = evertide("explain", "shop.sql", "--json")
+    body = json.loads(failed.stderr)
+    assert (body["error_code"], body["exit_code"], body["where"]) == ("invalid_input", 2, "shop.sql:5:10")
+    assert body["why"] == "no column 'custmer' in 'orders'; did you mean 'customer'?"

@@ -4,6 +4,7 @@ pipeline.
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -78,3 +79,24 @@ def test_a_view_with_xpath_is_refused_where_a_row_could_make_the_jvm_fetch_a_dtd
         Program(spark, script.replace("xpath_string(x, 'a')", "from_xml(x, 'a STRING')"))
     finally:
         system.setProperty(name, "")
+
+
+START = """
+from evertide.errors import InvalidInput
+from evertide.plan.catalyst.session import open_session
+try:
+    session = open_session(None, {master!r}, {{"spark.driver.memory": {memory!r}}}, is_quiet=True)
+    print(session.spark.range(3).count())
+    session.close()
+except InvalidInput as error:
+    print("refused:", error.why)
+"""
+
+
+@pytest.mark.parametrize(("memory", "expected"), [("1g", "3"), ("1x", "Spark did not start: .*Invalid maximum heap")])
+def test_a_quiet_start_prints_nothing_and_an_error_has_the_last_lines(memory: str, expected: str) -> None:
+    """Fails if the JVM prints to the standard error of the process."""
+    code = START.format(master="local[1]", memory=memory)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    assert re.search(expected, done.stdout.strip()), done.stdout

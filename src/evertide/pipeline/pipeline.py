@@ -165,7 +165,7 @@ class Pipeline:
             opened = open_storage(storage, meta, runtime=runtime, settings=settings)
         try:
             with watch_for_hang("starting Spark, and analyzing the script", runtime, settings):
-                session = open_session(spark, master)
+                session = open_session(spark, master, is_quiet=True)
                 exposure = session.find_exposure()
                 engine = SparkEngine(session, text, path, functions)
             try:

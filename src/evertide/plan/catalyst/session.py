@@ -1,4 +1,8 @@
-"""The Spark session of a pipeline: a given one, or a new one."""
+"""The Spark session of a pipeline: a given one, or a new one.
+
+A new one can be quiet: what the JVM prints goes to a file without a name. If Spark does not start, the error has the
+last lines.
+"""
 
 from __future__ import annotations
 
@@ -7,24 +11,30 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import IO
 
 from py4j.clientserver import ClientServer  # type: ignore[import-untyped]
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
+from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 from evertide.errors import InvalidInput, NotAllowedNow
 from evertide.plan.catalyst.failure import describe_error
 from evertide.plan.catalyst.network import REMEDY, bind_to_loopback, find_exposure, make_network_settings
+from evertide.scratch import using_scratch
 
 __all__ = ["SETTINGS", "TOP_SETTINGS", "Session", "SparkSession", "open_session"]
 
 logger = logging.getLogger(__name__)
 
 _EXIT_WAIT_S = 10.0
+_LINES_MAX = 3
+"""How many of the last lines of Spark's output an error has."""
 SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -73,11 +83,16 @@ class Session:
 
 
 def open_session(
-    spark: SparkSession | None = None, master: str | None = None, settings: Mapping[str, str] | None = None
+    spark: SparkSession | None = None,
+    master: str | None = None,
+    settings: Mapping[str, str] | None = None,
+    *,
+    is_quiet: bool = False,
 ) -> Session:
     """Return the given session, or the active one, or a new one at `master` (by default all cores of this machine).
 
     `settings` are for a new session. They appear on a command line, so they must not contain secrets.
+    If `is_quiet`, a JVM that this call starts does not print to this process's standard error.
     """
     existing = spark or SparkSession.getActiveSession()
     if existing is not None:
@@ -88,22 +103,45 @@ def open_session(
     _check_java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     chosen = master or os.environ.get("SPARK_MASTER", "local[*]")
+    launched = {**SETTINGS, **(settings or {})}
+    if not is_quiet:
+        return _start(chosen, launched, None)
+    with using_scratch():
+        printed = tempfile.TemporaryFile()  # noqa: SIM115 - closed below
+    with printed:
+        return _start(chosen, launched, printed)
+
+
+def _start(master: str, settings: Mapping[str, str], printed: IO[bytes] | None) -> Session:
+    """Start Spark; the JVM prints to `printed`, or to standard error."""
     try:
-        spark_session = _create(chosen, {**SETTINGS, **(settings or {})})
+        spark_session = _create(master, settings, printed)
     except (PySparkException, Py4JJavaError, RuntimeError) as error:
-        why = f"Spark did not start: {describe_error(error)}"
+        why = f"Spark did not start: {' / '.join([describe_error(error), *_read_last_lines(printed)])}"
         if _NO_SECRET in why:
             why = f"{why}. {REMEDY}"
-        raise InvalidInput(where=f"master {chosen!r}", why=why) from error
+        raise InvalidInput(where=f"master {master!r}", why=why) from error
     spark_session.sparkContext.setLogLevel("ERROR")
     return _check(Session(spark_session, is_own=True))
 
 
-def _create(master: str, settings: Mapping[str, str]) -> SparkSession:
+def _read_last_lines(printed: IO[bytes] | None) -> list[str]:
+    if printed is None:
+        return []
+    printed.seek(0)
+    lines = [line.strip() for line in printed.read().decode(errors="replace").splitlines()]
+    return [line for line in lines if line][-_LINES_MAX:]
+
+
+def _create(master: str, settings: Mapping[str, str], printed: IO[bytes] | None) -> SparkSession:
     """Start the JVM with these settings. Network settings are passed to it later, not on a command line."""
     launched = {"spark.app.name": "evertide", "spark.master": master, **settings}
     with bind_to_loopback(master):
-        SparkContext._ensure_initialized(conf=SparkConf(loadDefaults=False).setAll([*launched.items()]))
+        conf = SparkConf(loadDefaults=False).setAll([*launched.items()])
+        is_running = printed is None or SparkContext._gateway is not None  # a JVM outlives its sessions
+        SparkContext._ensure_initialized(
+            gateway=None if is_running else launch_gateway(conf, {"stderr": printed}), conf=conf
+        )
     builder = SparkSession.builder
     for name, value in {**launched, **make_network_settings(SparkContext._jvm, master)}.items():
         builder = builder.config(name, value)

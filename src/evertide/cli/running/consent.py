@@ -4,8 +4,8 @@
    recomputed from more than `confirm_rows` rows. The command prints all changes, then asks.
 2. `--yes` gives consent in advance.
 3. Without a terminal, the command cannot ask. It then refuses a script that no longer declares a table, because the
-   usual cause is a wrong script. It only announces a recomputation, which loses nothing: readers see the old content
-   until it ends.
+   usual cause is a wrong script. It only announces a recomputation, which loses no rows: reads of a changed view are
+   refused until it ends.
 """
 
 from __future__ import annotations

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from evertide.errors import InvalidInput
+from evertide.plan.program.program import Program
 from tests.cli.kit import evertide
 
 if TYPE_CHECKING:
@@ -39,6 +42,13 @@ GROUP BY customer;
     "the current time": ORDERS + "CREATE MATERIALIZED VIEW v AS\n  SELECT id, current_date() AS d FROM orders;\n",
     "a misspelled property": ORDERS
     + "CREATE MATERIALIZED VIEW v TBLPROPERTIES ('evertide.sink' = 'a') AS SELECT id FROM orders;\n",
+    "several errors, without those of views that read a broken one": """CREATE TABLE orders (id BIGINT, note TEXT);
+CREATE TABLE people (id BIGINT, name STRING);
+CREATE MATERIALIZED VIEW open AS SELECT * FROM orders;
+CREATE MATERIALIZED VIEW names AS SELECT nam FROM people;
+CREATE MATERIALIZED VIEW count_of_names AS SELECT count(*) AS n FROM names;
+CREATE MATERIALIZED VIEW ids AS SELECT id FROM peple;
+""",
     "a quote that is not closed": "CREATE TABLE t (id INT);\nCREATE VIEW v AS SELECT 'a AS x;\n",
 }
 
@@ -69,3 +79,21 @@ def test_programs_get_the_fields_of_the_error(
     body = json.loads(failed.stderr)
     assert (body["error_code"], body["exit_code"], body["where"]) == ("invalid_input", 2, "shop.sql:5:10")
     assert body["why"] == "no column 'custmer' in 'orders'; did you mean 'customer'?"
+
+
+def test_an_error_of_a_statement_is_not_hidden_by_a_flow_that_needs_it(spark: SparkSession) -> None:
+    script = """CREATE TABLE feed (id BIGINT, at BIGINT);
+    CREATE STREAMING TABLE t (id TEXT);
+    CREATE FLOW f AS AUTO CDC INTO t FROM STREAM feed KEYS (id) SEQUENCE BY at;"""
+    with pytest.raises(InvalidInput, match="the type TEXT does not exist") as refused:
+        Program(spark, script, "shop.sql")
+    assert refused.value.where == "shop.sql:2:34"
+
+
+def test_the_text_of_several_errors_lists_all(spark: SparkSession) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        Program(spark, "CREATE TABLE t (a TEXT);\nCREATE VIEW v AS SELECT b FROM s", "shop.sql")
+    twin = pickle.loads(pickle.dumps(refused.value))
+    assert twin.where == "shop.sql:1:19"
+    assert "TEXT" in str(twin)
+    assert "shop.sql:2:32: no table or view 's'" in str(twin)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from evertide.errors import EvertideError, InvalidInput
 from evertide.json_values import join_lines
+from evertide.plan.program.error_list import ScriptErrors
 
 __all__ = ["render_error"]
 
@@ -23,11 +24,19 @@ _SHOWN_MAX = 160
 
 def render_error(error: EvertideError, texts: Mapping[str, str] | None = None) -> str:
     """`texts` are scripts and queries that are not files, by the name that positions have."""
-    position = _POSITION.match(error.where) if isinstance(error, InvalidInput) else None
-    if position is None:
+    errors = (error.errors if isinstance(error, ScriptErrors) else ()) or (error,)
+    blocks = [_render_one(each, texts or {}) for each in errors]
+    if not blocks[0]:
         return f"evertide: {join_lines(str(error))}"
-    lines = [join_lines(error.message), *_show_line(position, texts or {})]
-    return "\n".join([*lines, f"evertide: {error.remedy}"])
+    count = f"{len(errors)} errors. " if len(errors) > 1 else ""
+    lines = [line for each, block in zip(errors, blocks, strict=True) for line in block or [join_lines(each.message)]]
+    return "\n".join([*lines, f"evertide: {count}{error.remedy}"])
+
+
+def _render_one(error: EvertideError, texts: Mapping[str, str]) -> list[str]:
+    """The message and the source line; nothing if the error is not at a position."""
+    position = _POSITION.match(error.where) if isinstance(error, InvalidInput) else None
+    return [] if position is None else [join_lines(error.message), *_show_line(position, texts)]
 
 
 def _show_line(position: re.Match[str], texts: Mapping[str, str]) -> list[str]:

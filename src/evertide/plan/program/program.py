@@ -26,6 +26,7 @@ from evertide.plan.catalyst.columns import check_type
 from evertide.plan.catalyst.failure import silence_traces
 from evertide.plan.program.catalog import SETTINGS as PLANNING
 from evertide.plan.program.catalog import Query, SparkCatalog
+from evertide.plan.program.error_list import ErrorList
 from evertide.plan.program.flows import AppendedView, AppendFlow, resolve_flows
 from evertide.plan.program.project import Project
 from evertide.plan.program.project_files import Declarations, ProjectView, apply_configuration, read_files
@@ -56,6 +57,7 @@ class Program:
         self._spelling = spelling or {}
         self.catalog = SparkCatalog(spark)
         self._inputs: ProjectSession | None = None
+        self._errors = ErrorList()
         declarations = self._read(spark, script, path)
         self.catalyst = Catalyst(self.catalog.session)
         self._algebra = Algebra(self.catalyst, self.catalog)
@@ -70,21 +72,27 @@ class Program:
         """Per materialized view, the columns of its key; none if no key is known."""
         self.sinks: dict[str, tuple[SinkProperties, ...]] = {}
         """Per table and materialized view, its sinks."""
-        declared = resolve_flows(spelled)
+        try:
+            declared = resolve_flows(spelled)
+        except InvalidInput:
+            self._errors.raise_all()  # a flow may lack a table that cannot be parsed
+            raise
         self.table_statements = [each for each in declared if isinstance(each, TableStatement)]
         views = [each for each in declared if not isinstance(each, TableStatement)]
         for statement in self.table_statements:
-            self._add_table(statement)
+            with self._errors.collect(statement.name):
+                self._add_table(statement)
         written: list[ViewFunction | ProjectView] = [*map(self._spell, declarations.views), *self.functions]
         for function in written:
             self._check_name(function, written)
         self._add_views([*views, *written])
+        self._errors.raise_all()
         self._add_inputs()
 
     def _read(self, spark: SparkSession, script: str | Project, path: str) -> Declarations:
         if isinstance(script, Project):
             return self._read_project(script)
-        return Declarations([*parse_script(spark, script, path)])
+        return Declarations([*parse_script(spark, script, path, errors=self._errors)])
 
     def _spell(self, declared: _Named) -> _Named:
         return replace(declared, name=self._spelling.get(declared.name.lower(), declared.name))
@@ -121,17 +129,19 @@ class Program:
                     self._add_view(view)
             except InvalidInput as error:
                 missing = _find_missing_name(error)
-                if missing not in waiting:
-                    raise
                 if missing in (*readers, name):
                     circle = " reads ".join(map(repr, (*readers, name, missing)))
-                    raise InvalidInput(
-                        where=view.where, why=f"these views read each other in a circle: {circle}"
-                    ) from error
-                self._add_after_inputs(missing, waiting, (*readers, name))
-            else:
-                del waiting[name]
-                return
+                    why = f"these views read each other in a circle: {circle}"
+                    self._errors.add(InvalidInput(where=view.where, why=why), name)
+                elif missing in waiting:
+                    self._add_after_inputs(missing, waiting, (*readers, name))
+                    continue
+                elif self._errors.is_broken(missing):
+                    self._errors.mark_broken(name)
+                else:
+                    self._errors.add(error, name)
+            del waiting[name]
+            return
 
     def _add_inputs(self) -> None:
         """Add the tables that functions of a project loaded."""

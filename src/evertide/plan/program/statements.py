@@ -27,6 +27,7 @@ from evertide.errors import InvalidInput
 from evertide.plan.catalyst.failure import silence_traces
 from evertide.plan.catalyst.scala import read_list, read_map, read_option
 from evertide.plan.catalyst.walk import get_kind
+from evertide.plan.program.error_list import ErrorList
 from evertide.plan.program.script import StatementText, split_script
 from evertide.plan.program.script_errors import QueryText, make_statement_error
 from evertide.plan.program.streams import remove_streams
@@ -129,13 +130,30 @@ _REFUSED = {
 Statement: TypeAlias = TableStatement | ViewStatement | FlowStatement | AppendStatement
 
 
-def parse_script(spark: SparkSession, script: str, path: str = "SQL") -> list[Statement]:
-    """Parse a script. A name that is declared twice is an error."""
+def parse_script(
+    spark: SparkSession, script: str, path: str = "SQL", *, errors: ErrorList | None = None
+) -> list[Statement]:
+    """Parse a script. A name that is declared twice is an error.
+
+    `errors` collects the errors of statements; without it they are raised.
+    """
+    found = ErrorList() if errors is None else errors
     parser = spark._jsparkSession.sessionState().sqlParser()
     with silence_traces():
-        statements = [_parse(parser, each) for each in split_script(script, path)]
+        parsed = [_try_to_parse(parser, each, found) for each in split_script(script, path)]
+    statements = [each for each in parsed if each is not None]
+    if errors is None:
+        found.raise_all()
     check_names(statements)
     return statements
+
+
+def _try_to_parse(parser: Any, statement_text: StatementText, errors: ErrorList) -> Statement | None:
+    try:
+        return _parse(parser, statement_text)
+    except InvalidInput as error:
+        errors.add_unparsed(error, statement_text.text)
+        return None
 
 
 def _parse(parser: Any, statement_text: StatementText) -> Statement:

@@ -303,7 +303,7 @@ REFUSED = {
     "syntax": ("def f(:", "a.py:1", "SyntaxError"),
     "circle": (
         DP + "@dp.table\ndef v():\n  return spark.table('w')\n@dp.table\ndef w():\n  return spark.table('v')",
-        "a.py, line",
+        "a.py:",
         "'v' reads 'w' reads 'v'",
     ),
 }
@@ -366,4 +366,4 @@ def test_flows_that_do_not_fit_together_are_refused(spark: SparkSession, tmp_pat
         Circuit(spark, project)
     why = refused.value.why
     assert why == "column 'amount' has the type \"long\" in flow 'south', but \"integer\" in flow 'north'"
-    assert "t.sql, line 4" in refused.value.where
+    assert "t.sql:4" in refused.value.where

@@ -2,7 +2,8 @@
 //
 // 1. Addresses are relative to the page: it also works below a path of a proxy.
 // 2. A token is sent once the user has entered one. It stays in this tab (sessionStorage), and is never in an address.
-// 3. Every failure is a `ServerError` (the server's error) or a `ServerUnavailable` (the server did not answer).
+// 3. Every failure is a `ServerError` (the server's error) or a `ServerUnavailable` (the server did not answer; `TimedOut` if it
+//    did not answer in time).
 // 4. After a 401 the user is asked for a token once; all requests that failed wait for it, and are repeated.
 
 const TOKEN = "evertide.token"
@@ -26,6 +27,14 @@ export class ServerUnavailable extends Error {
   constructor(why) {
     super(`The server does not answer: ${why}`)
     this.remedy = "The server may be stopped or starting. The page continues when the server answers."
+  }
+}
+
+export class TimedOut extends ServerUnavailable {
+  constructor(limit_ms) {
+    super("")
+    this.message = `No answer came within ${limit_ms / 1000} s.`
+    this.remedy = "The server may be busy: try again, or ask for less."
   }
 }
 
@@ -98,7 +107,7 @@ export async function ask(path, { method = "GET", query, body, headers = {}, sig
       })
     } catch (error) {
       if (signal?.aborted) throw error
-      throw new ServerUnavailable(error.name === "TimeoutError" ? `no answer within ${limit_ms / 1000} s` : "the connection failed")
+      throw error.name === "TimeoutError" ? new TimedOut(limit_ms) : new ServerUnavailable("the connection failed")
     }
     noteClock(answer.headers.get("date"))
     if (answer.status !== 401) return answer

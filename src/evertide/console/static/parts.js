@@ -1,6 +1,6 @@
 // Elements that several screens share: cards, tables, badges, problems.
 
-import { ServerError, ServerUnavailable } from "./api.js"
+import { ServerError, ServerUnavailable, TimedOut } from "./api.js"
 import { h } from "./dom.js"
 import { bytes, cell, count, isNumberType, moment, NOTHING, seconds } from "./format.js"
 
@@ -59,7 +59,7 @@ export function errorBox(error, what) {
   if (error instanceof ServerError && error.isMissing && error.code !== "invalid_input") {
     return empty(`This server does not offer ${what}.`, "It may be an earlier version; everything else works.")
   }
-  const head = error instanceof ServerUnavailable ? "The server does not answer" : `${what[0].toUpperCase()}${what.slice(1)} cannot be shown`
+  const head = error instanceof TimedOut ? "The request timed out" : error instanceof ServerUnavailable ? "The server does not answer" : `${what[0].toUpperCase()}${what.slice(1)} cannot be shown`
   return h(
     "div",
     { class: "problem bad", role: "alert" },

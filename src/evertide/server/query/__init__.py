@@ -11,6 +11,7 @@ usage           memory and disk that worker processes take
 bounds          memory limits of queries and of Spark
 duck_query      a query by DuckDB
 duck            the DuckDB connection and its limits
+query_names     misspelled columns of a query
 duck_functions  the functions of DuckDB that a query may call
 spark_query     a query by Spark
 translation     Spark's queries, rewritten so that DuckDB gives the same answer

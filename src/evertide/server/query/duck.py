@@ -16,7 +16,7 @@ Rows have types that a table can have: integers are BIGINT if they fit.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -99,15 +99,18 @@ class Duck:
             with suppress(duckdb.Error):  # the query has just ended
                 connection.interrupt()
 
-    def parse(self, sql: str) -> Parsed:
-        """Raise `InvalidInput` if `sql` is not one SELECT, or reads anything but collections."""
+    def parse(self, sql: str, check: Callable[[Parsed], None] = lambda _: None) -> Parsed:
+        """Raise `InvalidInput` if `sql` is not one SELECT, or reads anything but collections.
+
+        `check` checks names before DuckDB declines the query because of a function.
+        """
         with self._database.cursor() as connection:
             try:
                 [(text,)] = connection.execute("SELECT json_serialize_sql(?)", [sql]).fetchall()
                 found = json.loads(text)
                 if found.get("error_type") == _NO_SELECT:
                     _check_kind(map(_find_kind, connection.extract_statements(sql)))
-                return _read_tree(found)
+                return _read_tree(found, check)
             except duckdb.Error as error:
                 raise _decline(error) from error
             except RecursionError as error:
@@ -158,18 +161,23 @@ def _check_kind(kinds: Iterable[str]) -> None:
         raise InvalidInput(where="query", why=why)
 
 
-def _read_tree(found: Mapping[str, Any]) -> Parsed:
+def _read_tree(found: Mapping[str, Any], check: Callable[[Parsed], None]) -> Parsed:
     if found["error"]:
         raise DuckDeclined(where="query", why=str(found["error_message"]))
     if len(found["statements"]) != 1:
         raise InvalidInput(where="query", why=f"expected one SELECT, not {len(found['statements'])} statements")
+    declined = ""
     in_from = _find_calls_in_from(found["statements"][0])
     for node in _walk(found["statements"][0]):
         if (refused := _find_refusal(node)) is not None:
             raise InvalidInput(where="query", why=refused)
         if id(node) not in in_from and (called := _find_function(node)) and called not in _KNOWN:
-            raise DuckDeclined(where="query", why=f"queries may not call DuckDB's function {called}()")
-    return Parsed(tuple(dict.fromkeys(_list_relations(found["statements"][0]))), found["statements"][0])
+            declined = called
+    parsed = Parsed(tuple(dict.fromkeys(_list_relations(found["statements"][0]))), found["statements"][0])
+    check(parsed)
+    if declined:
+        raise DuckDeclined(where="query", why=f"queries may not call DuckDB's function {declined}()")
+    return parsed
 
 
 def _list_relations(tree: Mapping[str, Any]) -> Iterator[str]:

@@ -18,13 +18,15 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from evertide.errors import LimitExceeded
+from evertide.errors import InvalidInput, LimitExceeded
 from evertide.pipeline.reading.collections import Collections
 from evertide.pipeline.reading.query import EngineChoice, Question
 from evertide.pipeline.reading.reader import StorageReader
-from evertide.server.query.duck import Duck, DuckDeclined, can_hold
+from evertide.server.query.duck import Duck, DuckDeclined, Parsed, can_hold
+from evertide.server.query.query_names import check_columns
 from evertide.server.query.translation import translate_query
 from evertide.settings import Settings
+from evertide.suggestions import suggest
 
 __all__ = ["QueryResult", "answer_with_duckdb", "choose_time", "find_row_limit", "find_stale", "pin_collections"]
 
@@ -44,7 +46,8 @@ def pin_collections(reader: StorageReader) -> Collections:
 
 
 def answer_with_duckdb(collections: Collections, question: Question, duck: Duck) -> QueryResult:
-    parsed, check = duck.parse(question.sql), _CollectionCheck(collections, duck.settings)
+    check = _CollectionCheck(collections, duck.settings)
+    parsed = duck.parse(question.sql, lambda parsed: check.check_names(question, parsed))
     names, translated = check.list_declared_names(parsed.names), question
     if question.engine is EngineChoice.auto:
         translated = translate_query(question, parsed.tree, check.list_schemas(names), duck.zone)
@@ -76,6 +79,16 @@ class _CollectionCheck:
     def __init__(self, collections: Collections, settings: Settings) -> None:
         self._collections = collections
         self._settings = settings
+
+    def check_names(self, question: Question, parsed: Parsed) -> None:
+        """Refuse a misspelled name at once, before the query goes to another engine."""
+        known = self._collections.names()
+        declared = {name.lower() for name in (*known, *self._collections.definition.tables)}
+        for name in parsed.names:
+            if name.lower() not in declared and (hint := suggest(name, known)):
+                raise InvalidInput(where="query", why=f"no table or view {name!r}{hint}")
+        if question.engine is EngineChoice.auto:
+            check_columns(question.sql, parsed.tree, self.list_schemas(self.list_declared_names(parsed.names)))
 
     def list_declared_names(self, names: Iterable[str]) -> list[str]:
         """The names as they were declared."""

@@ -312,6 +312,12 @@ def test_texts_that_are_no_query_are_refused(client: Client, body: Any, where: s
     assert answer.body["where"].startswith(where)
 
 
+def test_a_misspelled_table_is_refused_with_a_suggestion(client: Client) -> None:
+    answer = ask(client, "SELECT date_format(id, 'yyyy') FROM ordrs")
+    assert (answer.status, answer.body["error_code"], answer.body["where"]) == (400, "invalid_input", "query")
+    assert answer.body["why"] == "no table or view 'ordrs'; did you mean 'orders'?"
+
+
 def test_a_statement_that_is_no_select_is_refused_without_spark() -> None:
     """Text that DuckDB cannot parse may be valid in Spark. Fails if a DELETE is passed on to Spark, which would be
     started for it."""

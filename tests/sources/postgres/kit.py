@@ -166,9 +166,13 @@ def bound_lsn(journal: Journal, source: str) -> int:
     return PostgresPosition.of(positions[source], source).confirmed if source in positions else 0
 
 
-def check_confirmed(db: Database, bound: int) -> int:
-    """Check that the slot's position is not past what the journal has (I10), and return it."""
+def check_confirmed(db: Database, read_bound: Callable[[], int]) -> int:
+    """Check that the slot's position is not past what the journal has (I10), and return it.
+
+    The slot is read first: both positions may advance meanwhile.
+    """
     slots = db.rows(f"SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = '{db.slot}'")
+    bound = read_bound()
     if not slots or not bound:
         return 0
     confirmed = parse_lsn(slots[0][0])

@@ -26,7 +26,7 @@ def check_bound(storage: Path, db: Database, runtime: SystemRuntime) -> int:
     opened = open_storage(storage, runtime=runtime, settings=SETTINGS)
     try:
         journal = Journal(opened.blob, opened.meta, runtime=runtime, settings=SETTINGS)
-        confirmed = check_confirmed(db, bound_lsn(journal, db.slot))
+        confirmed = check_confirmed(db, lambda: bound_lsn(journal, db.slot))
     finally:
         opened.close()
     return confirmed

@@ -22,7 +22,7 @@ def test_repeatedly_cut_connections_lose_nothing(db: Database) -> None:
             f.pipeline.advance()
             db.cut()
             f.pipeline.advance()
-            check_confirmed(db, bound_lsn(f.pipeline._context.journal, db.slot))
+            check_confirmed(db, lambda: bound_lsn(f.pipeline._context.journal, db.slot))
         f.until_equal()
         assert f.source.problems == ()
 

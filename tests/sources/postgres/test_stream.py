@@ -347,7 +347,7 @@ def test_t5_an_idle_slot_advances_but_never_past_the_bound_position(db: Database
             db.run("INSERT INTO elsewhere SELECT generate_series(1, 1000)")
             wanted = db.value("SELECT pg_current_wal_flush_lsn()::text")
             f.until(lambda wanted=wanted: db.value(f"SELECT '{db.confirmed()}'::pg_lsn >= '{wanted}'::pg_lsn"))  # type: ignore[misc]
-            check_confirmed(db, bound_lsn(f.pipeline._context.journal, db.slot))
+            check_confirmed(db, lambda: bound_lsn(f.pipeline._context.journal, db.slot))
         f.until(lambda: f.source._queue.is_empty)
         before = db.value("SELECT pg_current_wal_flush_lsn()::text")
         db.run("INSERT INTO orders VALUES (1, 'a', 1)")

@@ -83,7 +83,7 @@ class GenerationRecord(msgspec.Struct, frozen=True):
     number: Generation
     members: tuple[str, ...]
     writer: str
-    """The writer that record the record: distinguishes a commit with unknown outcome from a peer's."""
+    """The writer of the record: distinguishes a commit with unknown outcome from a peer's."""
 
 
 class Writer:

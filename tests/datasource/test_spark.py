@@ -103,7 +103,7 @@ REFUSED: dict[str, tuple[str, dict[str, object], str]] = {
     "unknown": ("orders", {}, "no such collection; it has ['bag', 'counts', 'evertide_errors', 'loose', 'things']"),
     "no name": ("", {}, "the option 'collection' is missing; set it, for example to 'revenue'"),
     "two names": ("bag", {"collection": "things"}, "is 'things', but the argument of load() is 'bag'"),
-    "misspelt": ("bag", {"asof": 3}, "connector 'evertide' has no option 'asof'; it has as_of,"),
+    "misspelt": ("bag", {"asof": 3}, "connector 'evertide' has no option 'asof'; did you mean 'as_of'?"),
     "no number": ("bag", {"as_of": "now"}, "the option 'as_of' is 'now': expected a whole number of at least 0"),
     "too late": ("bag", {"as_of": 10**6}, "is not committed yet; the last time is"),
     "too early": ("bag", {"as_of": 0}, "earlier times were merged"),

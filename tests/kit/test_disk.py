@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from evertide.errors import InvalidInput, OutcomeUnknown, StorageFull
+from evertide.errors import OutcomeUnknown, StorageFull, Unexpected
 from evertide.store.blobs.files import Files, SystemFiles
 from evertide.store.memory import MemoryMeta
 from evertide.store.meta import Guard, Stale, Write
@@ -251,8 +251,8 @@ def test_a_stale_commit_makes_no_truncation_durable() -> None:
     assert len(disk.meta.scan("k")) == 2
 
 
-def test_bad_input_is_refused_as_by_every_meta() -> None:
-    with pytest.raises(InvalidInput):
+def test_a_commit_that_writes_a_key_twice_is_refused_as_by_every_meta() -> None:
+    with pytest.raises(Unexpected):
         SimulatedDisk().meta.commit([Write("k", 0, b"x"), Write("k", 0, b"y")])
 
 

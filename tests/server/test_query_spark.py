@@ -268,8 +268,8 @@ def test_no_query_ends_the_process_that_the_next_query_needs(
 
 FOLDED = "SELECT levenshtein(repeat('a', 300000), repeat('b', 300000)) AS n"
 """Computed by the planner: there is no job to cancel."""
-DEEP = "SELECT aggregate(sequence(1, 20000000), 0L, (a, x) -> a + length(repeat('x', 1000 + id))) AS n FROM range(1)"
-"""A job whose task does not check for interruption, and continues after the job is cancelled."""
+DEEP = "SELECT aggregate(sequence(1, 4000000), 0L, (a, x) -> a + length(repeat('x', 5000 + id))) AS n FROM range(1)"
+"""A job whose task does not check for interruption, and continues after the job is cancelled. Needs little memory."""
 
 
 @pytest.mark.parametrize(

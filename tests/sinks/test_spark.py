@@ -79,5 +79,5 @@ def test_a_script_with_sinks(spark: SparkSession, tmp_path: Path) -> None:
 def test_errors_name_the_line_of_the_script(spark: SparkSession, tmp_path: Path) -> None:
     script = tmp_path / "shop.sql"
     script.write_text(SCRIPT.replace("log.path", "log.paht"))
-    with pytest.raises(InvalidInput, match=r"shop.sql:6, sink 'log' of 'revenue'.*'path' is missing"):
+    with pytest.raises(InvalidInput, match=r"shop.sql:6:1, sink 'log' of 'revenue': .* 'paht'; did you mean 'path'"):
         Pipeline.open(script, tmp_path / "shop.evertide", spark=spark)

@@ -263,7 +263,7 @@ def test_invalid_options_are_refused(tmp_path: Path) -> None:
         ({"delimiter": '"'}, "not a quote or line end"),
         ({"header": "maybe"}, "expected one of 'true', 'false'"),
         ({"settle_ms": "-1"}, "expected a whole number of at least 0"),
-        ({"heder": "true"}, "connector 'csv' has no option 'heder'; it has delimiter, header"),
+        ({"heder": "true"}, "connector 'csv' has no option 'heder'; did you mean 'header'?"),
         ({"path": "s3://bucket/x"}, "expected a local directory or file"),
         ({"path": ""}, "the option 'path' is missing"),
     ):

@@ -44,7 +44,7 @@ from tests.sources.kafka.kit import all_rows, first, new_topic, open_source, ord
         ({"start": "offsets:{}x"}, "expected .*earliest"),
         ({"start": 'offsets:{"0": -1}'}, "expected .*earliest"),
         ({"on_expired": "forget"}, "expected one of 'stall'"),
-        ({"tpoic": "x"}, "connector 'kafka' has no option 'tpoic'; it has"),
+        ({"tpoic": "x"}, "connector 'kafka' has no option 'tpoic'; did you mean 'topic'?"),
         ({"kafka.group.id": "x"}, "Evertide sets this property"),
         ({"kafka.nonsense": "x"}, "No such configuration property"),
         ({"kafka.fetch.max.bytes": "many"}, "(?i)invalid value"),

@@ -34,7 +34,7 @@ from evertide.server.query.bounds import make_memory_error
 from evertide.server.query.duck_functions import ALLOWED, ALLOWED_IN_FROM, REFUSED
 from evertide.settings import Settings
 
-__all__ = ["Duck", "DuckDeclined", "Parsed", "can_hold", "make_size_error"]
+__all__ = ["Duck", "DuckDeclined", "Parsed", "can_hold", "make_size_error", "walk_tree"]
 
 _CONFIG = {
     "allow_community_extensions": "false",
@@ -168,7 +168,7 @@ def _read_tree(found: Mapping[str, Any], check: Callable[[Parsed], None]) -> Par
         raise InvalidInput(where="query", why=f"expected one SELECT, not {len(found['statements'])} statements")
     declined = ""
     in_from = _find_calls_in_from(found["statements"][0])
-    for node in _walk(found["statements"][0]):
+    for node in walk_tree(found["statements"][0]):
         if (refused := _find_refusal(node)) is not None:
             raise InvalidInput(where="query", why=refused)
         if id(node) not in in_from and (called := _find_function(node)) and called not in _KNOWN:
@@ -201,7 +201,8 @@ def _list_relations(tree: Mapping[str, Any]) -> Iterator[str]:
             waiting += [(value, own) for name, value in node.items() if name != "cte_map"]
 
 
-def _walk(tree: Any) -> Iterator[dict[str, Any]]:
+def walk_tree(tree: Any) -> Iterator[dict[str, Any]]:
+    """The nodes of a parsed query, in no particular order."""
     waiting = [tree]
     while waiting:
         node = waiting.pop()
@@ -246,7 +247,7 @@ def _find_function(node: Mapping[str, Any]) -> str:
 
 def _find_calls_in_from(tree: Mapping[str, Any]) -> set[int]:
     """The calls in FROM, which `ALLOWED_IN_FROM` lists separately."""
-    return {id(node["function"]) for node in _walk(tree) if node.get("type") == "TABLE_FUNCTION"}
+    return {id(node["function"]) for node in walk_tree(tree) if node.get("type") == "TABLE_FUNCTION"}
 
 
 def can_hold(schema: pa.Schema) -> bool:

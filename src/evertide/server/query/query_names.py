@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from evertide.errors import InvalidInput
+from evertide.server.query.duck import walk_tree
 from evertide.suggestions import list_names
 
 __all__ = ["check_columns"]
@@ -31,7 +32,7 @@ _WORDS = frozenset(
 
 def check_columns(sql: str, tree: Mapping[str, Any], schemas: Mapping[str, pa.Schema]) -> None:
     """`tree` is DuckDB's tree of the query, `schemas` has the collections that it reads."""
-    nodes = list(_walk(tree))
+    nodes = list(walk_tree(tree))
     if any(map(_makes_names, nodes)) or '"' in sql:  # Spark reads "..." as a text
         return
     columns = {name for schema in schemas.values() for name in schema.names}
@@ -66,14 +67,3 @@ def _list_aliases(nodes: list[dict[str, Any]]) -> Iterator[str]:
                 yield value
         for values in (node.get("column_name_alias"), node.get("aliases")):
             yield from (value for value in values or () if isinstance(value, str))
-
-
-def _walk(tree: Any) -> Iterator[dict[str, Any]]:
-    waiting = [tree]
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node, dict):
-            yield node
-            waiting += node.values()
-        elif isinstance(node, list):
-            waiting += node

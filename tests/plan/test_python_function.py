@@ -37,7 +37,7 @@ VALUES = {
 
 
 def describe(source: str, module: ModuleType | None = None) -> Any:
-    """Describe the function `f` of a user's script, as of a script that is read anew."""
+    """Describe the function `f` of a user's script, as a script that is read again defines it."""
     names = {"__name__": "script", "helpers": module}
     exec(source, names)
     return describe_function(names["f"], "here")

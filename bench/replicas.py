@@ -32,7 +32,7 @@ import pyspark
 from bench.measure import Figure, Timing, own_spark
 from bench.shards import Progress
 from evertide.pipeline.reading.reader import StorageReader
-from evertide.pipeline.replicas.replica_record import ReplicaStatus, read_replica_statuses
+from evertide.pipeline.records.replica_record import ReplicaStatus, read_replica_statuses
 from evertide.runtime import SystemRuntime
 
 __all__ = ["ReplicaSize", "replicas"]

@@ -18,8 +18,8 @@ from evertide.metrics.gauges import SampleCache
 from evertide.metrics.samples import Sample, TakeSample
 from evertide.observer import Lap, TransactionEvent, TransactionOrigin, WrittenSize
 from evertide.pipeline.pipeline import Pipeline
-from evertide.pipeline.replicas.ownership import ProcessRole
-from evertide.pipeline.replicas.replica_record import ReplicaReporter
+from evertide.pipeline.records.ownership import ProcessRole
+from evertide.pipeline.records.replica_record import ReplicaReporter
 from evertide.problem import Problem
 from evertide.runtime import SystemRuntime
 from evertide.sources.contract import Lag

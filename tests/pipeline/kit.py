@@ -17,7 +17,7 @@ from evertide.journal.records import Fragment, Place
 from evertide.pipeline.engine import DeclaredTable
 from evertide.pipeline.pipeline import Pipeline
 from evertide.pipeline.process_context import OnProgress
-from evertide.pipeline.replicas.ownership import ProcessRole
+from evertide.pipeline.records.ownership import ProcessRole
 from evertide.problem import Problem
 from evertide.runtime import Runtime, SystemRuntime
 from evertide.settings import Settings

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from evertide.errors import EvertideError
 from evertide.pipeline.pipeline import Pipeline
-from evertide.pipeline.replicas.ownership import ProcessRole
+from evertide.pipeline.records.ownership import ProcessRole
 from evertide.plan.program.properties import SinkProperties
 from evertide.runtime import SystemRuntime
 from evertide.store.open import open_storage

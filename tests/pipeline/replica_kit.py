@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from evertide.pipeline.pipeline import Pipeline
-from evertide.pipeline.replicas.ownership import ProcessRole
+from evertide.pipeline.records.ownership import ProcessRole
 from evertide.settings import Settings
 from evertide.store.open import Storage
 from tests.kit.small_engine import SmallEngine

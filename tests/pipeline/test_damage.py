@@ -15,9 +15,9 @@ from evertide.checkpoint.records import read_holds
 from evertide.checkpoint.repair import RepairReport, repair
 from evertide.errors import Damaged, EvertideError, UnsupportedFormat
 from evertide.pipeline.pipeline import Pipeline
+from evertide.pipeline.records.source_record import SourceRecords
 from evertide.pipeline.recovery.damaged_views import PipelineCollections
 from evertide.pipeline.sinks.sink_record import SinkRecord
-from evertide.pipeline.status.source_record import SourceRecords
 from evertide.runtime import SystemRuntime
 from evertide.shard.lease import LeaseRecord
 from evertide.shard.maintenance import Maintenance

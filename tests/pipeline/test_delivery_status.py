@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from evertide.pipeline.pipeline import Pipeline
-from evertide.pipeline.replicas.ownership import ProcessRole
+from evertide.pipeline.records.ownership import ProcessRole
 from evertide.pipeline.status.status import read_status
 from evertide.runtime import SystemRuntime
 from evertide.shard.shard import Shards

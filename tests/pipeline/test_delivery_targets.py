@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from evertide.errors import InvalidInput, SinkFailed
-from evertide.pipeline.replicas.ownership import ProcessRole
+from evertide.pipeline.records.ownership import ProcessRole
 from evertide.store.paths import PIPELINE
 from tests.pipeline.kit import VIEWS, crash, storage
 from tests.pipeline.replica_kit import QUICK, shared

@@ -11,10 +11,10 @@ import pytest
 from evertide.flow.state.manifest import ArrangementManifest
 from evertide.flow.state.state_part import PartEntry
 from evertide.pipeline.definition import AwayReason, Definition, LastPosition, TableRecord, ViewRecord
-from evertide.pipeline.replicas.ownership import Leader
-from evertide.pipeline.replicas.replica_record import LongWork, ReplicaRecord
-from evertide.pipeline.status.health_record import HealthRecord
-from evertide.pipeline.status.source_record import SinkHealth, SourceRecord, SourceRecords
+from evertide.pipeline.records.health_record import HealthRecord
+from evertide.pipeline.records.ownership import Leader
+from evertide.pipeline.records.replica_record import LongWork, ReplicaRecord
+from evertide.pipeline.records.source_record import SinkHealth, SourceRecord, SourceRecords
 from evertide.pipeline.transaction.machine import CohortState, MachineState
 from evertide.problem import Problem
 from evertide.sources.contract import Lag

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from evertide.errors import EvertideError, Fenced
 from evertide.pipeline.pipeline import Pipeline
-from evertide.pipeline.replicas.ownership import ProcessRole
+from evertide.pipeline.records.ownership import ProcessRole
 from evertide.sources.contract import Limit, Offer, Rows
 from evertide.store.open import Storage
 from tests.metrics.kit import wait_for

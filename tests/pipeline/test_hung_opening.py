@@ -14,8 +14,8 @@ import pytest
 from evertide.checkpoint.catalog import Checkpoints
 from evertide.errors import EvertideError, Fenced
 from evertide.journal.journal import Journal
+from evertide.pipeline.records.ownership import ProcessRole
 from evertide.pipeline.replicas.liveness import find_opening_hang, watch_for_hang
-from evertide.pipeline.replicas.ownership import ProcessRole
 from evertide.pipeline.status.status import Status, read_status
 from evertide.runtime import SystemRuntime
 from evertide.shard.shard import Shards

@@ -13,8 +13,8 @@ import pytest
 from evertide.checkpoint.verification import read_manifest
 from evertide.errors import NotAllowedNow, Recomputing, Unavailable
 from evertide.pipeline.pipeline import Pipeline
+from evertide.pipeline.records.ownership import ProcessRole
 from evertide.pipeline.recovery import hydration
-from evertide.pipeline.replicas.ownership import ProcessRole
 from evertide.pipeline.transaction.members import Members
 from evertide.store.memory import MemoryBlob
 from evertide.store.open import Storage

@@ -11,7 +11,7 @@ from pyspark.sql.functions import udf
 
 import evertide as et
 from evertide.pipeline.pipeline import Pipeline
-from evertide.pipeline.replicas.ownership import ProcessRole
+from evertide.pipeline.records.ownership import ProcessRole
 from evertide.pipeline.spark_engine import SparkEngine
 from evertide.plan.catalyst.session import open_session
 from evertide.plan.fragment.fragment import ROWS_SMALL_MAX

@@ -11,7 +11,7 @@ from evertide.checkpoint.registration import REPAIRING
 from evertide.checkpoint.repair import RepairReport, _Repair
 from evertide.errors import Conflict, NotAllowedNow
 from evertide.pipeline.pipeline import Pipeline
-from evertide.pipeline.replicas.ownership import ProcessRole, register_as
+from evertide.pipeline.records.ownership import ProcessRole, register_as
 from evertide.pipeline.transaction.runner import Runner
 from evertide.runtime import SystemRuntime
 from evertide.store.memory import MemoryMeta

@@ -18,8 +18,8 @@ from evertide.errors import BlobMissing, NotAllowedNow, OutcomeUnknown, SparkAwa
 from evertide.flow.state.arrangement import Arrangement
 from evertide.pipeline.engine import DeclaredTable
 from evertide.pipeline.pipeline import Pipeline
+from evertide.pipeline.records.ownership import ProcessRole
 from evertide.pipeline.replicas.leadership import promote
-from evertide.pipeline.replicas.ownership import ProcessRole
 from evertide.pipeline.transaction.machine import Machine
 from evertide.pipeline.transaction.runner import Runner
 from evertide.store.open import Storage

@@ -15,7 +15,7 @@ import pytest
 
 from evertide.errors import OutcomeUnknown, Unavailable
 from evertide.pipeline.pipeline import Pipeline
-from evertide.pipeline.replicas.ownership import ProcessRole
+from evertide.pipeline.records.ownership import ProcessRole
 from evertide.sources.generated.seeded import RandomStream
 from evertide.store.open import Storage
 from tests.kit.faulty import Fault, Faults, FaultyBlob, FaultyMeta

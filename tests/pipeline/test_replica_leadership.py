@@ -19,8 +19,8 @@ from evertide.errors import (
 )
 from evertide.pipeline.maintenance.checkpointer import Checkpointer
 from evertide.pipeline.pipeline import Pipeline
+from evertide.pipeline.records.ownership import RUNNING, Leader, ProcessRole, end_registration
 from evertide.pipeline.replicas.leadership import Leadership
-from evertide.pipeline.replicas.ownership import RUNNING, Leader, ProcessRole, end_registration
 from evertide.runtime import SystemRuntime
 from evertide.store.meta import Meta, Write
 from evertide.store.paths import LEADER, beat_key, writer_key

@@ -19,7 +19,7 @@ import psycopg
 import pyarrow.parquet as pq
 import pytest
 
-from evertide.pipeline.replicas.ownership import ProcessRole
+from evertide.pipeline.records.ownership import ProcessRole
 from evertide.runtime import SystemRuntime
 from evertide.sources.generated.seeded import RandomStream
 from evertide.store.process import Origin, this_process

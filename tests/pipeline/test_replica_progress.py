@@ -13,8 +13,8 @@ from evertide.errors import GenerationMoved
 from evertide.json_values import to_json_value
 from evertide.pipeline.pipeline import Pipeline
 from evertide.pipeline.reading.reader import StorageReader
-from evertide.pipeline.replicas.ownership import ProcessRole
-from evertide.pipeline.replicas.replica_record import LongWork, ReplicaStatus
+from evertide.pipeline.records.ownership import ProcessRole
+from evertide.pipeline.records.replica_record import LongWork, ReplicaStatus
 from evertide.pipeline.transaction.runner import Runner
 from evertide.runtime import SystemRuntime
 from evertide.store.open import open_storage

@@ -17,7 +17,7 @@ import pytest
 
 from evertide.errors import GenerationMoved
 from evertide.pipeline.pipeline import Pipeline
-from evertide.pipeline.replicas.ownership import ProcessRole, end_registration
+from evertide.pipeline.records.ownership import ProcessRole, end_registration
 from evertide.pipeline.spark_engine import SparkEngine
 from evertide.plan.catalyst.session import open_session
 from evertide.runtime import SystemRuntime

@@ -15,8 +15,8 @@ from evertide.errors import (
     NotAllowedNow,
 )
 from evertide.pipeline.pipeline import Pipeline
+from evertide.pipeline.records.ownership import ProcessRole
 from evertide.pipeline.replicas.leadership import promote
-from evertide.pipeline.replicas.ownership import ProcessRole
 from evertide.runtime import SystemRuntime
 from evertide.store.open import Storage
 from tests.pipeline.kit import VIEWS, Row, crash, engine, open_pipeline, rows_of

@@ -8,7 +8,7 @@ import pytest
 
 from evertide.errors import SourceAway, SourceFailed
 from evertide.pipeline.pipeline import Pipeline
-from evertide.pipeline.status.source_record import SourceReporter, read_source_records
+from evertide.pipeline.records.source_record import SourceReporter, read_source_records
 from evertide.pipeline.status.status import SourceStatus, Status, read_status
 from evertide.problem import Problem
 from evertide.runtime import Runtime, SystemRuntime

@@ -12,9 +12,9 @@ from evertide.errors import InvalidInput
 from evertide.pipeline.definition import read_definition
 from evertide.pipeline.engine import DeclaredTable
 from evertide.pipeline.pipeline import Pipeline
+from evertide.pipeline.records.ownership import ProcessRole
 from evertide.pipeline.replicas.leader_tasks import LeaderTasks
 from evertide.pipeline.replicas.leadership import promote
-from evertide.pipeline.replicas.ownership import ProcessRole
 from evertide.runtime import SystemRuntime
 from evertide.store.open import Storage
 from tests.kit.small_engine import SmallEngine, SmallView

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from evertide.pipeline.engine import DeclaredTable
 from evertide.pipeline.pipeline import Pipeline
-from evertide.pipeline.replicas.ownership import ProcessRole
+from evertide.pipeline.records.ownership import ProcessRole
 from evertide.server.access import Access, ListenOptions
 from evertide.server.http.app import make_app
 from evertide.server.http.server import Server

@@ -15,7 +15,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from evertide.pipeline.engine import DeclaredTable
-from evertide.pipeline.replicas.ownership import ProcessRole
+from evertide.pipeline.records.ownership import ProcessRole
 from evertide.runtime import SystemRuntime
 from evertide.store.open import Storage, open_storage
 from tests.kit.small_engine import SmallEngine

@@ -17,7 +17,7 @@ from evertide.journal.records import Committed, Content
 from evertide.journal.xids import Xids, make_own_number
 from evertide.pipeline.engine import DeclaredTable
 from evertide.pipeline.pipeline import Pipeline
-from evertide.pipeline.replicas.ownership import ProcessRole
+from evertide.pipeline.records.ownership import ProcessRole
 from evertide.runtime import SystemRuntime
 from evertide.shapes.log.numbers import TransactionNumbers, VisibleNumbers
 from evertide.sources.postgres.snapshot import _last_xids as last_xids

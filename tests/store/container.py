@@ -14,8 +14,8 @@ import sys
 from pathlib import Path
 
 from evertide.errors import Conflict, Fenced
+from evertide.pipeline.records.ownership import ProcessRole, register_as
 from evertide.pipeline.replicas.leadership import Leadership
-from evertide.pipeline.replicas.ownership import ProcessRole, register_as
 from evertide.runtime import SystemRuntime
 from evertide.settings import Settings
 from evertide.store.open import open_storage

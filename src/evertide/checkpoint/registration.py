@@ -4,7 +4,7 @@
    live unless its end is proven (`evertide.store.process`) or its heartbeat is older than its time to live. If its
    registration is damaged, only its heartbeat decides.
 2. The repair registers as a writer with the label `REPAIRING`, and writes heartbeats. Meanwhile no process may run the
-   pipeline (`evertide.pipeline.replicas.ownership`). Both sides check for each other again after they registered, so at
+   pipeline (`evertide.pipeline.records.ownership`). Both sides check for each other again after they registered, so at
    most one of two that start at the same moment continues.
 3. Each change guards the registration. A change that loses a race to another process is an error, never skipped.
 """

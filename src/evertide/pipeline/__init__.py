@@ -18,5 +18,6 @@ replicas         leader and followers
 sinks            delivery to sinks
 maintenance      checkpoints and garbage collection
 status           what a pipeline is doing, and what is wrong
+records          what processes report to each other
 reading          reading collections
 """

@@ -39,20 +39,20 @@ from evertide.pipeline.input.pushes import PushTransaction
 from evertide.pipeline.maintenance.state_maintenance import StateMaintenance
 from evertide.pipeline.process_context import OnProgress, ProcessContext
 from evertide.pipeline.reading.collections import Collections, ReadableCollection
+from evertide.pipeline.records.ownership import ProcessRole
+from evertide.pipeline.records.replica_record import ReplicaReporter
+from evertide.pipeline.records.source_record import SourceReporter
 from evertide.pipeline.recovery.opening import open_in_role
 from evertide.pipeline.recovery.storage_wait import StorageWait, register_with_retry
 from evertide.pipeline.replicas.leader_tasks import LeaderTasks
 from evertide.pipeline.replicas.leadership import Leadership
 from evertide.pipeline.replicas.liveness import HangLog, HeartbeatGate, Liveness, register_opening, watch_for_hang
-from evertide.pipeline.replicas.ownership import ProcessRole
-from evertide.pipeline.replicas.replica_record import ReplicaReporter
 from evertide.pipeline.script import read_script
 from evertide.pipeline.script_change import Approve, read_script_change
 from evertide.pipeline.sinks.delivery_threads import PreparedSinks
 from evertide.pipeline.sinks.sink_record import SinkRecords
 from evertide.pipeline.spark_engine import SparkEngine
 from evertide.pipeline.status.process_state import ProcessState
-from evertide.pipeline.status.source_record import SourceReporter
 from evertide.pipeline.status.status import Status
 from evertide.pipeline.status.stored_facts import StoredFacts
 from evertide.pipeline.transaction.advancer import Advancer

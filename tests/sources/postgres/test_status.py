@@ -13,7 +13,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from evertide.pipeline.status.source_record import SourceReporter
+from evertide.pipeline.records.source_record import SourceReporter
 from evertide.pipeline.status.status import SourceStatus, read_status
 from evertide.runtime import SystemRuntime
 from evertide.shard.shard import Shards

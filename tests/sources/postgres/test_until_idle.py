@@ -10,7 +10,7 @@ import psycopg
 import pytest
 from pyspark.sql import SparkSession
 
-from evertide.pipeline.replicas.ownership import ProcessRole
+from evertide.pipeline.records.ownership import ProcessRole
 from evertide.sources.postgres.messages import parse_lsn
 from evertide.sources.postgres.slot_monitor import SlotMonitor
 from tests.cli.kit import document, evertide

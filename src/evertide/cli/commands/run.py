@@ -45,7 +45,7 @@ from evertide.cli.settings import Assignments, make_settings
 from evertide.cli.target.target import StorageOptions, open_target
 from evertide.errors import InvalidInput, SinkFailed, SourceFailed
 from evertide.pipeline.input.pushed_files import PushFormat
-from evertide.pipeline.replicas.ownership import ProcessRole
+from evertide.pipeline.records.ownership import ProcessRole
 from evertide.problem import ComponentState
 from evertide.settings import Settings
 

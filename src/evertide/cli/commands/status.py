@@ -22,8 +22,8 @@ from evertide.cli.output.output import (
     to_json_value,
 )
 from evertide.cli.target.target import StorageOptions, open_target
-from evertide.pipeline.replicas.ownership import ReplicaRole
-from evertide.pipeline.replicas.replica_record import ReplicaStatus
+from evertide.pipeline.records.ownership import ReplicaRole
+from evertide.pipeline.records.replica_record import ReplicaStatus
 from evertide.pipeline.status.status import CollectionStatus, Problem, SinkStatus, SourceStatus, Status
 
 __all__ = ["checkpoints", "format_problems", "format_state", "journal", "make_collections_table", "status"]

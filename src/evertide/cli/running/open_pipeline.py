@@ -16,8 +16,8 @@ from evertide.cli.running.silence import end_if_silent
 from evertide.cli.running.spark import open_spark
 from evertide.observer import NO_OBSERVER, Observer
 from evertide.pipeline.reading.reader import StorageReader, check_is_there, is_there
+from evertide.pipeline.records.ownership import ProcessRole
 from evertide.pipeline.replicas.liveness import watch_for_hang
-from evertide.pipeline.replicas.ownership import ProcessRole
 from evertide.pipeline.script import read_script
 from evertide.runtime import SystemRuntime
 from evertide.settings import Settings

@@ -16,7 +16,7 @@ from evertide.errors import EvertideError, SourceFailed
 from evertide.journal.records import Bound, Fragment, Input, Staged
 from evertide.observer import FaultEvent
 from evertide.pipeline.input.source_positions import read_positions
-from evertide.pipeline.status.source_record import SourceRecord
+from evertide.pipeline.records.source_record import SourceRecord
 from evertide.pipeline.status.status import SourceStatus
 from evertide.pipeline.transaction.runner import Runner
 from evertide.problem import ComponentState, Problem

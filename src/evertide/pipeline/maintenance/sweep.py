@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from evertide.checkpoint.catalog import Checkpoints
 from evertide.errors import EvertideError
 from evertide.journal.journal import Journal
-from evertide.pipeline.replicas.ownership import take_over
+from evertide.pipeline.records.ownership import take_over
 from evertide.runtime import Runtime
 from evertide.settings import Settings
 from evertide.shard.shard import Shards

@@ -44,6 +44,7 @@ from evertide.pipeline.definition import (
 from evertide.pipeline.engine import Cohort, DeclaredTable, Engine
 from evertide.pipeline.input.source_positions import assign_sources, is_fed_as_recorded, map_tables_to_sources
 from evertide.pipeline.process_context import OnProgress, ProcessContext
+from evertide.pipeline.records.ownership import ProcessRole
 from evertide.pipeline.recovery.damaged_views import set_unreadable_views_aside
 from evertide.pipeline.recovery.hydration import (
     ContentDigests,
@@ -54,7 +55,6 @@ from evertide.pipeline.recovery.hydration import (
     make_view_record,
 )
 from evertide.pipeline.replicas.leadership import Leadership
-from evertide.pipeline.replicas.ownership import ProcessRole
 from evertide.pipeline.replicas.peer_follower import PeerFollower
 from evertide.pipeline.sinks.sink_record import find_shards_of_sinks
 from evertide.pipeline.transaction.machine import Machine, MachineState

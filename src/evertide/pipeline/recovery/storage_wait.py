@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from evertide.errors import EvertideError, OutcomeUnknown, StorageForbidden, StorageFull, Unavailable
-from evertide.pipeline.replicas.ownership import ProcessRole, register_as
+from evertide.pipeline.records.ownership import ProcessRole, register_as
 from evertide.pipeline.status.process_state import ProcessState
 from evertide.runtime import Runtime
 from evertide.scratch import using_system

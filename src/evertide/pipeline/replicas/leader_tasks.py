@@ -16,9 +16,9 @@ from evertide.errors import EvertideError, Fenced, GenerationMoved, NotAllowedNo
 from evertide.pipeline.backfill.scheduler import BackfillScheduler
 from evertide.pipeline.maintenance.checkpointer import Checkpointer
 from evertide.pipeline.process_context import ProcessContext
-from evertide.pipeline.replicas.ownership import read_live_holder
+from evertide.pipeline.records.ownership import read_live_holder
+from evertide.pipeline.records.source_record import SourceReporter, read_source_records
 from evertide.pipeline.sinks.delivery_threads import DeliveryThreads, PreparedSinks
-from evertide.pipeline.status.source_record import SourceReporter, read_source_records
 from evertide.pipeline.status.status import SinkStatus, read_sink_statuses
 from evertide.pipeline.transaction.runner import Runner
 from evertide.problem import Problem

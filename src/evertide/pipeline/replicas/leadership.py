@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 
 from evertide.errors import Conflict, NotAllowedNow
-from evertide.pipeline.replicas.ownership import (
+from evertide.pipeline.records.ownership import (
     READ_ONLY,
     RUNNING,
     Leader,

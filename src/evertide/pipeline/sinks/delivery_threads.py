@@ -22,9 +22,9 @@ from evertide.journal.journal import Journal
 from evertide.observer import NO_OBSERVER, FaultEvent, Observer
 from evertide.pipeline.definition import ViewRecord
 from evertide.pipeline.engine import DeclaredTable, DeclaredView, Engine
+from evertide.pipeline.records.source_record import SinkHealth
 from evertide.pipeline.sinks.delivery import Delivery
 from evertide.pipeline.sinks.sink_record import SinkRecords, StoredSinkRecord, name_sink_hold
-from evertide.pipeline.status.source_record import SinkHealth
 from evertide.pipeline.status.status import Problem, SinkStatus
 from evertide.pipeline.transaction.members import Members
 from evertide.problem import ComponentState

@@ -3,6 +3,4 @@
 status          the status of a pipeline, and its reading from storage
 process_state   the state of the process that runs a pipeline
 stored_facts    the part of a status that a running process reads from storage
-health_record   the record of the leader's state
-source_record   the record of the state of sources and sinks
 """

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable
 from evertide.errors import EvertideError, Fenced
 from evertide.pipeline.input.input_reader import InputReader
 from evertide.pipeline.pause import Pause
+from evertide.pipeline.records.health_record import HealthReporter
 from evertide.pipeline.replicas.leader_tasks import LeaderTasks
 from evertide.pipeline.replicas.leadership import Leadership
-from evertide.pipeline.status.health_record import HealthReporter
 from evertide.pipeline.status.status import Facts, Problem, Status, assemble_status, make_problem
 from evertide.pipeline.transaction.runner import Runner
 from evertide.problem import ComponentState

@@ -27,11 +27,11 @@ from evertide.errors import BlobDamaged, BlobMissing, Diverged, EvertideError, S
 from evertide.journal.journal import Journal
 from evertide.pipeline.definition import Definition, read_definition
 from evertide.pipeline.names import ERRORS
-from evertide.pipeline.replicas.ownership import is_gone, read_holder
-from evertide.pipeline.replicas.replica_record import ReplicaStatus, read_replica_statuses
+from evertide.pipeline.records.health_record import HealthRecord, read_health
+from evertide.pipeline.records.ownership import is_gone, read_holder
+from evertide.pipeline.records.replica_record import ReplicaStatus, read_replica_statuses
+from evertide.pipeline.records.source_record import SinkHealth, SourceRecord, SourceRecords, read_source_records
 from evertide.pipeline.sinks.sink_record import SinkRecord, read_sinks
-from evertide.pipeline.status.health_record import HealthRecord, read_health
-from evertide.pipeline.status.source_record import SinkHealth, SourceRecord, SourceRecords, read_source_records
 from evertide.pipeline.transaction.members import Members
 from evertide.problem import ComponentState, Problem
 from evertide.runtime import Runtime

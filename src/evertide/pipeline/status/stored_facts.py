@@ -14,8 +14,8 @@ from dataclasses import replace
 from evertide.errors import EvertideError, OutcomeUnknown, Unavailable
 from evertide.pipeline.input.source_positions import read_positions
 from evertide.pipeline.process_context import ProcessContext
+from evertide.pipeline.records.replica_record import read_replica_statuses
 from evertide.pipeline.replicas.leader_tasks import LeaderTasks
-from evertide.pipeline.replicas.replica_record import read_replica_statuses
 from evertide.pipeline.status.status import Facts, find_stall, make_collection_statuses
 from evertide.pipeline.transaction.runner import Runner
 from evertide.problem import ComponentState, Problem

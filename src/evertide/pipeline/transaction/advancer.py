@@ -16,10 +16,10 @@ from evertide.journal.records import Bound, Input
 from evertide.pipeline.input.input_reader import InputReader
 from evertide.pipeline.input.pushes import PUSH
 from evertide.pipeline.process_context import ProcessContext
+from evertide.pipeline.records.ownership import ProcessRole
 from evertide.pipeline.recovery.opening import open_follower, take_lead
 from evertide.pipeline.replicas.leader_tasks import LeaderTasks
 from evertide.pipeline.replicas.leadership import Leadership
-from evertide.pipeline.replicas.ownership import ProcessRole
 from evertide.pipeline.replicas.peer_follower import PeerFollower
 from evertide.pipeline.transaction.phases import Phase
 from evertide.pipeline.transaction.runner import Runner

@@ -18,7 +18,7 @@ from typing import Self
 import msgspec
 
 from evertide.errors import EvertideError
-from evertide.pipeline.status.health_record import write_report
+from evertide.pipeline.records.health_record import write_report
 from evertide.problem import Problem
 from evertide.runtime import Runtime
 from evertide.settings import Settings

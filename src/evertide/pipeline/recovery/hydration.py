@@ -173,8 +173,8 @@ def find_differing_views(
             expected = reduce(add_digests, parts, ZERO)
         found = digests.get(name, ZERO)
         if found != expected:
-            contents = {"expected": f"rows with digest {expected}", "found": f"rows with digest {found}"}
-            differ[name] = Diverged(where=f"view {name!r}", time=time - 1, **contents)
+            recorded, computed = (f"rows with digest {digest}" for digest in (expected, found))
+            differ[name] = Diverged(where=f"view {name!r}", time=time - 1, expected=recorded, found=computed)
     return differ
 
 

@@ -13,7 +13,7 @@ from evertide.errors import EvertideError
 from evertide.settings import Settings
 from evertide.shard.lease import Leases
 from evertide.store.writers import Writer
-from evertide.threads.conditions import Condition
+from evertide.threads.outage_log import OutageLog
 from evertide.threads.ticker import Ticker
 
 __all__ = ["Heartbeat"]
@@ -27,7 +27,7 @@ class Heartbeat(Ticker):
         self.error: EvertideError | None = None
         self._leases = leases
         self._writer = writer
-        self._failure = Condition(logger, "could not write a heartbeat", leases.runtime)
+        self._failure = OutageLog(logger, "could not write a heartbeat", leases.runtime)
 
     def beat(self) -> None:
         """Beat once for the writer, then for the leases. `error` keeps a failure until all beats succeed."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from evertide.errors import EvertideError
 from evertide.problem import ComponentState, Problem
 from evertide.runtime import Runtime
-from evertide.threads.conditions import is_same_reason
+from evertide.threads.outage_log import is_same_reason
 
 __all__ = ["Failures"]
 

@@ -40,7 +40,7 @@ from evertide.problem import ComponentState
 from evertide.shard.append import Append, append_together
 from evertide.shard.shard import Shard
 from evertide.store.writers import Writer
-from evertide.threads.conditions import Condition
+from evertide.threads.outage_log import OutageLog
 from evertide.threads.stopping import IsStopping, Stopped, check_not_stopping, never_stopping
 
 __all__ = ["HOLD_PREFIX", "Backfill", "name_backfill_hold"]
@@ -124,7 +124,7 @@ class Backfill:
 
     def run(self, is_stopping: IsStopping = never_stopping) -> None:
         """Run until the views are members, or have failed."""
-        waiting = Condition(logger, f"the backfill of the views {self._left} waits for storage", self._runner.runtime)
+        waiting = OutageLog(logger, f"the backfill of the views {self._left} waits for storage", self._runner.runtime)
         try:
             with self._turn:
                 self._time = self._runner.time

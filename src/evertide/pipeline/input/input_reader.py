@@ -21,7 +21,7 @@ from evertide.pipeline.status.status import SourceStatus
 from evertide.pipeline.transaction.runner import Runner
 from evertide.problem import ComponentState, Problem
 from evertide.sources.contract import HasGoal, Limit, MayWait, Monitored, Rows, Source, to_problem
-from evertide.threads.conditions import is_same_reason
+from evertide.threads.outage_log import is_same_reason
 from evertide.threads.steps import note_each_step
 
 __all__ = ["InputReader"]

@@ -26,7 +26,7 @@ from evertide.sources.contract import Lag
 from evertide.store.meta import Meta
 from evertide.store.paths import SOURCES
 from evertide.store.sealed import unseal
-from evertide.threads.conditions import Condition
+from evertide.threads.outage_log import OutageLog
 from evertide.threads.ticker import Ticker
 
 __all__ = ["SinkHealth", "SourceRecord", "SourceRecords", "SourceReporter", "read_source_records"]
@@ -81,7 +81,7 @@ class SourceReporter(Ticker):
         self._writer = writer
         self._runtime = runtime
         self._settings = settings
-        self._failure = Condition(logger, "could not record the state of sources and sinks", runtime)
+        self._failure = OutageLog(logger, "could not record the state of sources and sinks", runtime)
         self._read_sinks: Callable[[], Mapping[str, SinkHealth]] = dict
         self._read_feeds: Callable[[], Iterable[Problem]] = tuple
         self._read_warnings: Callable[[], Iterable[Problem]] = tuple

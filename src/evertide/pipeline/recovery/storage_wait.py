@@ -20,7 +20,7 @@ from evertide.scratch import using_system
 from evertide.settings import Settings
 from evertide.store.meta import Meta
 from evertide.store.writers import Writer
-from evertide.threads.conditions import Condition
+from evertide.threads.outage_log import OutageLog
 from evertide.threads.steps import note_step
 
 __all__ = ["StorageWait", "register_with_retry"]
@@ -59,7 +59,7 @@ def _retry_until_answered(
     on_wait: Callable[[EvertideError], None] = lambda _: None,
 ) -> _T:
     """`on_wait` is called with the error before each retry."""
-    waiting = Condition(logger, "the opening of the pipeline waits for storage", runtime)
+    waiting = OutageLog(logger, "the opening of the pipeline waits for storage", runtime)
     while True:
         try:
             with using_system("opening the pipeline"):

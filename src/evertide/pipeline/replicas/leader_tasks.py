@@ -24,7 +24,7 @@ from evertide.pipeline.transaction.runner import Runner
 from evertide.problem import Problem
 from evertide.shard.maintenance import Maintenance
 from evertide.store.retry import retry_read
-from evertide.threads.conditions import Condition
+from evertide.threads.outage_log import OutageLog
 
 __all__ = ["LeaderTasks"]
 
@@ -54,7 +54,7 @@ class LeaderTasks:
         self._sinks = sinks
         self._has_threads = threads
         self._is_tried = False
-        self._checkpoint_failure = Condition(
+        self._checkpoint_failure = OutageLog(
             logger, "could not make a checkpoint; the next round retries", context.runtime
         )
         self._maintenance: Maintenance | None = None

@@ -31,7 +31,7 @@ from evertide.problem import ComponentState
 from evertide.runtime import Runtime
 from evertide.sinks.contract import Prepared, SinkDeclaration
 from evertide.sinks.registry import prepare_sinks
-from evertide.threads.conditions import is_same_reason
+from evertide.threads.outage_log import is_same_reason
 from evertide.threads.watched import WatchedThread
 
 __all__ = ["DeliveryThreads", "PreparedSinks"]

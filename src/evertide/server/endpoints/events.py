@@ -38,7 +38,7 @@ from evertide.server.endpoints.journal import ReportedProblem, list_problems
 from evertide.server.http.answers import answer_head
 from evertide.server.http.endpoint import BYTES, Endpoint, NoQuery
 from evertide.store.paths import COMMITTED
-from evertide.threads.conditions import Condition
+from evertide.threads.outage_log import OutageLog
 from evertide.threads.watched import WatchedThread
 
 __all__ = ["EventEndpoints"]
@@ -62,7 +62,7 @@ class EventEndpoints:
         self._runtime = history.runtime
         self._listeners: dict[Listener, asyncio.AbstractEventLoop] = {}
         self._stopping = threading.Event()
-        self._failure = Condition(logger, "cannot read the storage for events, will retry", history.runtime)
+        self._failure = OutageLog(logger, "cannot read the storage for events, will retry", history.runtime)
         self._thread: WatchedThread | None = None
         self._status_read_s = 0.0
         self._last_reported: _ReportedStatus | None = None

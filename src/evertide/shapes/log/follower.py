@@ -22,7 +22,7 @@ from evertide.problem import Problem
 from evertide.shapes.log.record import HOLD, ShapeRecord, estimate_log_rows
 from evertide.shapes.log.registry import Shapes
 from evertide.store.paths import COMMITTED
-from evertide.threads.conditions import Condition
+from evertide.threads.outage_log import OutageLog
 from evertide.threads.ticker import Ticker
 from evertide.threads.watched import WatchedThread
 
@@ -85,7 +85,7 @@ class LimitEnforcer(Ticker):
     def __init__(self, shapes: Shapes) -> None:
         super().__init__("evertide-shape-limits", shapes.settings.beat_interval_s)
         self._shapes = shapes
-        self._failure = Condition(logger, "could not enforce the limits of shapes, will retry", shapes.runtime)
+        self._failure = OutageLog(logger, "could not enforce the limits of shapes, will retry", shapes.runtime)
 
     def tick(self) -> bool:
         try:
@@ -102,7 +102,7 @@ class FeedFollower:
         self._stopping = threading.Event()
         self._thread = WatchedThread("evertide-shapes", self._run)
         self._enforced_s = shapes.runtime.monotonic_s()
-        self._failure = Condition(logger, "could not follow collections for shapes, will retry", shapes.runtime)
+        self._failure = OutageLog(logger, "could not follow collections for shapes, will retry", shapes.runtime)
 
     def start(self) -> Self:
         self._shapes.begin_following()

@@ -1,6 +1,6 @@
-"""`Condition`: logs a failure that retries repeat, such as that of a storage which does not answer.
+"""`OutageLog`: logs a failure that retries repeat, such as that of a storage which does not answer.
 
-1. A line is logged when the condition begins, when its reason changes, and, with the duration, when it ends.
+1. A line is logged when the failure begins, when its reason changes, and, with the duration, when it ends.
 2. The reason is the error's code and its `why`, without numbers: paths, durations and ports differ at every retry.
 """
 
@@ -12,12 +12,12 @@ import re
 from evertide.errors import EvertideError
 from evertide.runtime import Runtime
 
-__all__ = ["Condition", "is_same_reason"]
+__all__ = ["OutageLog", "is_same_reason"]
 
 _NUMBERS = re.compile(r"\d+")
 
 
-class Condition:
+class OutageLog:
     """Used by one thread."""
 
     def __init__(self, logger: logging.Logger, what: str, runtime: Runtime) -> None:

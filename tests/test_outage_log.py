@@ -7,35 +7,35 @@ import logging
 import pytest
 
 from evertide.errors import EvertideError, Unavailable
-from evertide.threads.conditions import Condition
 from evertide.threads.failures import Failures
+from evertide.threads.outage_log import OutageLog
 from tests.kit.runtime import ManualRuntime
 
-logger = logging.getLogger("evertide.tests.conditions")
+logger = logging.getLogger("evertide.tests.outages")
 
 
 def away(number: int, why: str = "no answer") -> EvertideError:
     return Unavailable(path=f"s3://shop/{number}", why=f"{why} after {number} ms")
 
 
-def test_a_condition_is_logged_when_it_changes(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_outage_is_logged_when_it_changes(caplog: pytest.LogCaptureFixture) -> None:
     """Fails if every note is logged, or if the reason includes paths and numbers."""
     runtime = ManualRuntime()
-    condition = Condition(logger, "could not write", runtime)
-    condition.end()
+    outage = OutageLog(logger, "could not write", runtime)
+    outage.end()
     for number in range(20):
-        condition.note(away(number))
+        outage.note(away(number))
         runtime.advance_s(1.0)
     for number in range(5):
-        condition.note(away(number, "refused"))
-    condition.end()
-    condition.end()
+        outage.note(away(number, "refused"))
+    outage.end()
+    outage.end()
     first, changed, end = caplog.messages
     assert first.startswith("could not write: ")
     assert "no answer after 0 ms" in first
     assert "refused after 0 ms" in changed
     assert end == "could not write: this ended after 20.0 s"
-    condition.note(away(1))
+    outage.note(away(1))
     assert len(caplog.messages) == 4, "it begins again"
 
 

@@ -177,7 +177,7 @@ def opening(size: Size, progress: Progress) -> list[Figure]:
 
 def load(size: Size, progress: Progress) -> list[Figure]:
     """Many appends with concurrent compaction and garbage collection: do files and memory stay bounded?"""
-    settings = replace(Settings(), collection_interval_s=1.0, maintenance_interval_s=0.25)
+    settings = replace(Settings(), garbage_interval_s=1.0, maintenance_interval_s=0.25)
     process = psutil.Process()
     files, resident = [], []
     with place(settings) as here:

@@ -47,7 +47,7 @@ class Settings:
     maintenance_interval_s: float = 1.0
     """How often changed shards are checked for compaction."""
 
-    collection_interval_s: float = 30.0
+    garbage_interval_s: float = 30.0
     """Interval of garbage collection over all shards."""
 
     poll_interval_s: float = 0.05

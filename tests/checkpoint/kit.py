@@ -98,9 +98,9 @@ class Process:
     def publish(self, keep: int = 2) -> CatalogEntry:
         return self.checkpoints.publish(self.upper, self.draft, self.writer, keep)
 
-    def collect(self) -> tuple[set[str], set[str]]:
-        """The state parts and files of checkpoints that a collection deleted."""
-        found = self.checkpoints.collect(self.live, self.writer)
+    def collect_garbage(self) -> tuple[set[str], set[str]]:
+        """The state parts and files of checkpoints that a garbage collection deleted."""
+        found = self.checkpoints.collect_garbage(self.live, self.writer)
         return set(found.parts), set(found.files)
 
     def restore(self) -> RestoredCheckpoint | None:

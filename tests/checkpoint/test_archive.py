@@ -99,7 +99,7 @@ def test_garbage_collection_keeps_a_checkpoint_during_its_export(
         for name in SHARDS:
             process.shard(name).compact(process.writer)
             process.shard(name).collect_garbage(process.writer, process.checkpoints.find_pins)
-        process.collect()
+        process.collect_garbage()
 
     path = tmp_path / "x.tar"
     [entry] = process.checkpoints.entries()

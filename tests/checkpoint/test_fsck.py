@@ -297,8 +297,8 @@ def test_a_pipeline_that_runs_during_the_check_is_not_reported_as_damage() -> No
                 process.shard(name).collect_garbage(process.writer, process.checkpoints.find_pins)
             process.publish()
             process.publish()
-            for _ in range(2):  # the first collection finds that the hold has ended
-                process.collect()
+            for _ in range(2):  # the first garbage collection finds that the hold has ended
+                process.collect_garbage()
             for name in SHARDS:
                 process.shard(name).collect_garbage(process.writer, process.checkpoints.find_pins)
 

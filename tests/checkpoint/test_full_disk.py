@@ -66,7 +66,7 @@ def test_c10_while_a_checkpoint_is_published() -> None:
         assert [entry.number for entry in full.process.checkpoints.entries()] == [1]
         full.make_room()
         assert full.process.publish().time == 2
-        full.process.collect()
+        full.process.collect_garbage()
         check_tidy(full.process)
         full.disk.runtime.advance_s(TTL_S + 1)
         fresh = full.reopen()
@@ -89,8 +89,8 @@ def test_c10_a_state_part_that_does_not_fit_is_an_error() -> None:
     assert full.process.publish().time == 2
 
 
-def test_c10_collection_makes_room_even_while_a_claim_cannot_be_released() -> None:
-    """People collect when the disk is full. Fails if the process's own claim, which has ended, still counts
+def test_c10_garbage_collection_makes_room_even_while_a_claim_cannot_be_released() -> None:
+    """People collect garbage when the disk is full. Fails if the process's own claim, which has ended, still counts
     (`_is_open`).
     """
     full = Full()
@@ -103,14 +103,14 @@ def test_c10_collection_makes_room_even_while_a_claim_cannot_be_released() -> No
     full.leave(400)
     assert run_refused(process.publish) is not None
     assert process.writer.id in read_catalog(process.blob, process.meta)[1].claims
-    parts, files = process.collect()
+    parts, files = process.collect_garbage()
     assert parts
     assert {key for key in files if key.startswith("checkpoints/00000001/")}, "the dropped checkpoint is deleted"
     for name in SHARDS:
         assert process.shard(name).collect_garbage(process.writer, process.checkpoints.find_pins).parts
     full.make_room()
     process.publish()
-    process.collect()
+    process.collect_garbage()
     check_tidy(process)
 
 

@@ -1,5 +1,5 @@
-"""C9: concurrent collections, during a publication, during a restore, and during a peer's work that no checkpoint has
-yet.
+"""C9: concurrent garbage collections, during a publication, during a restore, and during a peer's work that no
+checkpoint has yet.
 
 Deterministic: the other work runs before one Blob or Meta operation, with one run per operation.
 """
@@ -15,7 +15,7 @@ import pytest
 from evertide.checkpoint.draft import Draft
 from evertide.errors import BlobMissing, Fenced
 from tests.checkpoint.kit import SHARDS, TTL_S, Memory, Process, Watched, each_step
-from tests.checkpoint.test_collection import check_complete, check_no_garbage, collect_shards
+from tests.checkpoint.test_garbage import check_complete, check_no_garbage, collect_shards
 from tests.shard.hosts import HookedBlob, HookedMeta
 from tests.store.race import together
 
@@ -28,25 +28,25 @@ class Scene:
     first: Process
     other: Process
 
-    def collect(self) -> None:
-        """All kinds of collection. Compaction leaves blobs to collect."""
+    def collect_garbage(self) -> None:
+        """All kinds of garbage collection. Compaction leaves blobs to collect."""
         for name in SHARDS:
             self.other.shard(name).compact(self.other.writer)
         collect_shards(self.other)
-        self.other.collect()
+        self.other.collect_garbage()
 
     def publish_and_collect(self) -> None:
         """All previously catalogued checkpoints are dropped."""
         for _ in range(2):
             self.other.merge()
             self.other.publish()
-        self.collect()
+        self.collect_garbage()
 
     def end_all_and_collect(self) -> None:
         """The other processes are stopped for longer than a writer may be silent."""
         self.memory.runtime.advance_s(TTL_S + 1)
         self.other.writer.beat()
-        self.collect()
+        self.collect_garbage()
 
 
 def scene() -> Scene:
@@ -89,9 +89,9 @@ def restore_and_publish(process: Process) -> None:
     use(process)
 
 
-def collection(process: Process) -> None:
+def collect_garbage(process: Process) -> None:
     process.shard("orders").collect_garbage(process.writer, process.checkpoints.find_pins)
-    process.collect()
+    process.collect_garbage()
 
 
 def work_without_checkpoint(process: Process) -> None:
@@ -113,13 +113,13 @@ def publish_and_compact(process: Process) -> None:
     assert process.shard("orders").compact(process.writer)
 
 
-WORK = [publish, restore, restore_and_publish, collection, work_without_checkpoint]
-MEANWHILE = [Scene.collect, Scene.publish_and_collect, Scene.end_all_and_collect]
+WORK = [publish, restore, restore_and_publish, collect_garbage, work_without_checkpoint]
+MEANWHILE = [Scene.collect_garbage, Scene.publish_and_collect, Scene.end_all_and_collect]
 
 
 @pytest.mark.parametrize("meanwhile", MEANWHILE, ids=lambda act: str(act.__name__))
 @pytest.mark.parametrize("work", WORK, ids=lambda work: str(work.__name__))
-def test_c9_a_collection_between_any_two_steps_loses_nothing(
+def test_c9_garbage_collection_between_any_two_steps_loses_nothing(
     work: Callable[[Process], None], meanwhile: Callable[[Scene], None]
 ) -> None:
     """One run per operation. A victim whose writer was ended is fenced; all others complete undisturbed.
@@ -147,8 +147,10 @@ def test_c9_a_collection_between_any_two_steps_loses_nothing(
 @pytest.mark.parametrize(
     "work", [publish, restore_and_publish, work_without_checkpoint], ids=lambda work: work.__name__
 )
-def test_c9_other_work_between_any_two_steps_of_a_collection_loses_nothing(work: Callable[[Process], None]) -> None:
-    """The reverse: a whole publication happens during a collection.
+def test_c9_other_work_between_any_two_steps_of_garbage_collection_loses_nothing(
+    work: Callable[[Process], None],
+) -> None:
+    """The reverse: a whole publication happens during a garbage collection.
 
     Fails if pins are read before the state of a shard, if blobs are listed after the catalog is read, and if the
     writers are read after it.
@@ -161,7 +163,7 @@ def test_c9_other_work_between_any_two_steps_of_a_collection_loses_nothing(work:
         late = found.memory.process()
         late.merge()
         watched = Watched(found.memory, at, lambda: work(late))
-        watched.run(collection)
+        watched.run(collect_garbage)
         check_complete(found.other)
         use(late)
         check_no_garbage(found.memory)
@@ -170,7 +172,7 @@ def test_c9_other_work_between_any_two_steps_of_a_collection_loses_nothing(work:
     each_step(run, least=20)
 
 
-def test_c9_a_draft_is_published_between_any_two_steps_of_a_collection() -> None:
+def test_c9_a_draft_is_published_between_any_two_steps_of_garbage_collection() -> None:
     """Two threads of one process: one is about to commit, the other collects, and the engine has moved on.
 
     Fails if the drafts are read after the catalog.
@@ -183,7 +185,7 @@ def test_c9_a_draft_is_published_between_any_two_steps_of_a_collection() -> None
         pair.process.merge()
         pair.publish()
         pair.process.merge()  # the parts of the draft are not live
-        pair.process.collect()
+        pair.process.collect_garbage()
         pair.end()
         assert len(pair.process.checkpoints.entries()) == 1
         check_complete(memory.process())
@@ -267,7 +269,7 @@ def test_c9_threads_publish_restore_and_collect_at_once() -> None:
                 process.publish()
         elif number == 2:
             for _ in range(rounds):
-                process.collect()
+                process.collect_garbage()
                 collect_shards(process)
         else:
             for _ in range(rounds):

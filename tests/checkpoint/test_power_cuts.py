@@ -48,10 +48,10 @@ def workload(disk: SimulatedDisk, acknowledge: Callable[[int], None]) -> None:
     process.step()
     acknowledge(process.publish().time)
     process.merge()
-    process.collect()
+    process.collect_garbage()
     process.step()
     acknowledge(process.publish().time)
-    process.collect()
+    process.collect_garbage()
     process.checkpoints.release(process.writer)
 
 
@@ -69,8 +69,8 @@ def check(disk: SimulatedDisk, acknowledged: list[int]) -> None:
     process.merge()
     process.publish()
     process.publish()
-    for _ in range(2):  # the first collection finds that the hold has ended
-        process.collect()
+    for _ in range(2):  # the first garbage collection finds that the hold has ended
+        process.collect_garbage()
     check_tidy(process)
 
 

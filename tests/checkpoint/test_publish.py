@@ -69,7 +69,7 @@ def test_a_number_is_above_every_directory() -> None:
     assert process.publish().number == 1
     memory.blob.put(checkpoint_key(7, "state.bin"), b"of a crashed one")
     assert process.publish().number == 8
-    process.collect()
+    process.collect_garbage()
     assert process.publish().number == 9
 
 
@@ -163,7 +163,7 @@ def test_c1_a_commit_that_fails_is_listed_nowhere(faults: Sequence[Fault], expec
 
 
 def test_c1_files_of_a_publication_in_doubt_are_not_collected() -> None:
-    """Its commit is in flight at the server, and takes effect after a collection by its own process.
+    """Its commit is in flight at the server, and takes effect after a garbage collection by its own process.
 
     Fails if `_drafts` is cleared after `OutcomeUnknown`: the parts of the checkpoint are deleted.
     """
@@ -181,7 +181,7 @@ def test_c1_files_of_a_publication_in_doubt_are_not_collected() -> None:
     for name in SHARDS:
         process.shard(name).compact(process.writer)
         process.shard(name).collect_garbage(process.writer, process.checkpoints.find_pins)
-    process.collect()
+    process.collect_garbage()
     late.arrive()
     [entry] = process.checkpoints.entries()
     process.checkpoints.verify(entry, shards=True)
@@ -189,7 +189,7 @@ def test_c1_files_of_a_publication_in_doubt_are_not_collected() -> None:
     assert [one.number for one in process.checkpoints.entries()] == [2, 1]
 
 
-def test_a_failed_publication_releases_its_claim_and_leaves_its_files_to_collection() -> None:
+def test_a_failed_publication_releases_its_claim_and_leaves_its_files_to_garbage_collection() -> None:
     memory = Memory()
     process = memory.start_process()
 
@@ -204,7 +204,7 @@ def test_a_failed_publication_releases_its_claim_and_leaves_its_files_to_collect
     assert (catalog.entries, catalog.claims, catalog.last) == ((), {}, 1)
     assert process.restore() is None
     names = ("orders.state", "revenue.state", "pipeline.bin", "state.bin")
-    assert process.collect()[1] == {checkpoint_key(1, name) for name in names}
+    assert process.collect_garbage()[1] == {checkpoint_key(1, name) for name in names}
     assert process.publish().number == 2
 
 
@@ -221,7 +221,7 @@ def test_a_writer_that_was_ended_publishes_nothing(at: int) -> None:
     def end() -> None:
         memory.runtime.advance_s(TTL_S + 1)
         process.writer.beat()
-        process.collect()
+        process.collect_garbage()
 
     watched = Watched(memory, at, end)
     try:

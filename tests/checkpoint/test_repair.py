@@ -151,7 +151,7 @@ def test_damaged_checkpoints_are_removed_from_the_catalog(broken: Broken) -> Non
     assert f"{LOST}{manifest_key(2)}" in broken.process().blobs()
     assert broken.restored() == 2
     process = broken.process()
-    assert process.checkpoints.collect(process.live, process.writer).refused is None
+    assert process.checkpoints.collect_garbage(process.live, process.writer).refused is None
 
 
 # Meta
@@ -185,7 +185,7 @@ def test_c4_a_lost_meta_is_restored_from_the_newest_checkpoint(broken: Broken) -
 
 
 def test_c4_the_storage_works_after_meta_was_restored(broken: Broken) -> None:
-    """Appends, compaction, roll-ups and collection on the restored shards; numbers and generation continue."""
+    """Appends, compaction, roll-ups and garbage collection on the restored shards; numbers and generation continue."""
     broken.forget()
     broken.repair()
     broken.runtime.advance_s(TTL_S + 1)
@@ -202,7 +202,7 @@ def test_c4_the_storage_works_after_meta_was_restored(broken: Broken) -> None:
         shard.collect_garbage(process.writer, process.checkpoints.find_pins)
         shard.collect_garbage(process.writer, process.checkpoints.find_pins)
         assert content_of(broken.process().shard(name), 6) == dict.fromkeys(range(7), 1)
-    process.collect()
+    process.collect_garbage()
     assert check(broken.place()).is_sound
     assert broken.restored() == 7
 

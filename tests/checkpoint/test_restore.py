@@ -159,7 +159,7 @@ def test_c4_a_missing_catalog_refuses_to_start(memory: Memory, process: Process)
     check_error_names(
         caught.value, "memory:checkpoints", "checkpoints/00000001", "checkpoints/00000002", "fsck --repair"
     )
-    assert fresh.checkpoints.collect(set, fresh.writer).refused is not None
+    assert fresh.checkpoints.collect_garbage(set, fresh.writer).refused is not None
     with pytest.raises(CheckpointDamaged):
         fresh.checkpoints.find_pins()
     with pytest.raises(CheckpointDamaged):
@@ -286,7 +286,7 @@ def test_a_writer_that_was_ended_while_it_restores_is_fenced(memory: Memory, pro
         process.merge()
         for _ in range(2):
             process.publish()
-        process.collect()
+        process.collect_garbage()
 
     watched = Watched(memory, at, end)
     try:

@@ -151,7 +151,7 @@ class History:
         for name in NAMES:
             self.shard(name).compact(self.pipeline._writer)
 
-    def collect(self) -> int:
+    def collect_garbage(self) -> int:
         pinned = self.pipeline._context.checkpoints.find_pins
         return sum(len(self.shard(name).collect_garbage(self.pipeline._writer, pinned).parts) for name in NAMES)
 

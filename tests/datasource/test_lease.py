@@ -24,7 +24,7 @@ def disturb(history: History) -> int:
     for _ in range(8):
         history.forget(history.step() - 1)
     history.compact()
-    return history.collect()
+    return history.collect_garbage()
 
 
 def plan_read(history: History, **options: object) -> tuple[Request, list[ReadTask]]:

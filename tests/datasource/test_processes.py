@@ -63,7 +63,7 @@ def disturb(history: History, times: int) -> None:
         time = history.step()
         history.compact()
         history.forget(time - 6)
-        history.collect()
+        history.collect_garbage()
 
 
 def test_another_spark_on_a_cluster_reads_by_the_format_name_during_writes(tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def test_a_dataframe_stays_at_its_time(spark: SparkSession, tmp_path: Path) -> N
         assert frame.count() == len(history.at[before]["things"])
         history.forget(history.step())
         history.compact()
-        history.collect()
+        history.collect_garbage()
         assert frame.join(frame.select("id"), "id").count() == len(history.at[before]["things"])
 
 

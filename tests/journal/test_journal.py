@@ -99,7 +99,7 @@ def test_dropped_fragments_are_deleted_and_cannot_be_bound(host: Host) -> None:
     assert host.rows_bound() == [2]
 
 
-def test_a_drop_whose_delete_fails_is_left_for_collection(site: Site) -> None:
+def test_a_drop_whose_delete_fails_is_left_for_garbage_collection(site: Site) -> None:
     host = site.host(FaultyBlob(site.blob, Faults.scripted([Fault.DONE, Fault.REFUSED])))
     staged = host.stage(1)
     assert host.journal.drop([staged], host.writer) == [staged.key]

@@ -63,7 +63,7 @@ SETTINGS = Settings(
     rollup_every_diffs=6,
     checkpoint_interval_s=0.3,
     maintenance_interval_s=0.1,
-    collection_interval_s=0.3,
+    garbage_interval_s=0.3,
     store_ahead_rows=20,
 )
 

@@ -29,7 +29,7 @@ from tests.soak.rounds import Soak
 
 QUICK = replace(
     SETTINGS,
-    collection_interval_s=1e-6,
+    garbage_interval_s=1e-6,
     inline_bytes_max=256,
     rollup_every_diffs=4,
     portion_rows_max=3,
@@ -133,7 +133,7 @@ class Run:
 
     def tidy(self) -> None:
         self.p.checkpoint()
-        self.p._leader_tasks.checkpointer.collect()
+        self.p._leader_tasks.checkpointer.collect_garbage()
 
     def advance(self) -> None:
         self.p.advance()

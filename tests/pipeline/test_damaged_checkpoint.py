@@ -81,7 +81,7 @@ def test_x8_an_older_checkpoint_is_used_and_a_new_one_is_due_at_once(file: str, 
     assert f"checkpoint {new} at time" in problem.why
     assert "fsck" not in problem.why, "the remedy of the error must not contradict that of the problem"
     assert second.status().state == "running"
-    assert second._leader_tasks.checkpointer.collect().refused is None
+    assert second._leader_tasks.checkpointer.collect_garbage().refused is None
     second.push("orders", [order(9)])
     second.commit()
     second.close()
@@ -123,7 +123,7 @@ def test_x8_damage_that_garbage_collection_finds_is_reported_and_repaired() -> N
     new, old = numbers(pipeline)
     replace_blob(kept, manifest_key(old), lambda _: b"{not valid json")
     before = {entry.key for entry in kept.blob.list("")}
-    assert pipeline._leader_tasks.checkpointer.collect().refused is not None
+    assert pipeline._leader_tasks.checkpointer.collect_garbage().refused is not None
     assert {entry.key for entry in kept.blob.list("")} == before
     told = pipeline.status().problems
     assert [problem.error_code for problem in told] == ["checkpoint_damaged", "record_damaged"]
@@ -134,7 +134,7 @@ def test_x8_damage_that_garbage_collection_finds_is_reported_and_repaired() -> N
     assert pipeline._leader_tasks.checkpointer.is_due()
     pipeline.run(until_idle=True)
     assert numbers(pipeline) == [new + 1, new], "a new checkpoint is due at once, not after the interval"
-    assert pipeline._leader_tasks.checkpointer.collect().refused is None
+    assert pipeline._leader_tasks.checkpointer.collect_garbage().refused is None
     assert [problem.error_code for problem in pipeline.status().problems] == ["checkpoint_damaged"]
     assert "a newer one has replaced it" in pipeline.status().problems[0].why
     pipeline._leader_tasks._reporter.write_if_changed()

@@ -68,7 +68,7 @@ def check_no_orphan_parts(p: Pipeline) -> None:
     named = {part.key for name in shards.names() for part in shards.open(name).log.read().state.parts}
     assert {entry.key for entry in blob.list("parts/")} == named - {""}
     p.checkpoint()
-    p._leader_tasks.checkpointer.collect()
+    p._leader_tasks.checkpointer.collect_garbage()
     used = {part.key for part in p._runner.machine.parts()}
     used |= {key for entry in p._context.checkpoints.entries() for key in read_manifest(blob, entry).names()}
     assert {entry.key for entry in blob.list("state/")} <= used

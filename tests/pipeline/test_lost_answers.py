@@ -104,7 +104,7 @@ def run(outage: Outage, bucket: Bucket) -> dict[str, list[tuple[object, ...]]]:
         retry(p.advance)
         retry(Maintenance(p._context.shards, p._writer, p._context.checkpoints.find_pins).run_once)
         p.try_checkpoint()
-        retry(p._leader_tasks.checkpointer.collect)
+        retry(p._leader_tasks.checkpointer.collect_garbage)
     with opened(outage, "revenue", "counts", "share") as p:
         push(p, [order(4, "c", 10)], "n4")
         while p.definition.list_away("failed") or p.definition.list_away("hydrating"):

@@ -75,7 +75,7 @@ def work(p: Pipeline, acknowledge: Callable[[int], None] = lambda _: None) -> No
                 shard.collect_garbage(p._writer, p._context.checkpoints.find_pins)
             while p._runner.machine.maintain():
                 pass
-            p._leader_tasks.checkpointer.collect()
+            p._leader_tasks.checkpointer.collect_garbage()
 
 
 def content(p: Pipeline) -> dict[str, list[tuple[object, ...]]]:

@@ -137,7 +137,7 @@ def test_j3_staged_input_that_was_not_bound_is_dropped_and_logged(caplog: pytest
         pushed.push("orders", [order(1, 1)])
     crash(p)
     with open_pipeline(kept) as p, caplog.at_level(logging.WARNING):
-        p._leader_tasks.checkpointer.collect()
+        p._leader_tasks.checkpointer.collect_garbage()
         assert not list(kept.blob.list("journal"))
         assert p.time == 0
         assert "push" in caplog.text
@@ -350,7 +350,7 @@ def test_c11_the_journal_and_times_of_the_older_checkpoint_are_kept(gone: str) -
                 p.checkpoint()
                 for shard in p._runner.members.open_all().values():
                     shard.compact(p._writer)
-                p._leader_tasks.checkpointer.collect()
+                p._leader_tasks.checkpointer.collect_garbage()
         expected = rows_of(p, "revenue")
         newest, older = p._context.checkpoints.entries()
         files = {file.key for file in checkpoint_files(p, newest)} - {file.key for file in checkpoint_files(p, older)}

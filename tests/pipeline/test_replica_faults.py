@@ -25,7 +25,7 @@ from tests.pipeline.sink_kit import Bucket, into, is_right, order, shop, with_si
 QUICK = replace(
     SETTINGS,
     lead_interval_s=1e-6,
-    collection_interval_s=1e-6,
+    garbage_interval_s=1e-6,
     inline_bytes_max=1,
     rollup_every_diffs=4,
     retry_wait_s=1e-5,
@@ -102,7 +102,7 @@ class Two:
                 self.start(at)
             case 1 | 2:
                 retry(lambda: one.leads and one.checkpoint())
-                retry(lambda: one.leads and one._leader_tasks.checkpointer.collect())
+                retry(lambda: one.leads and one._leader_tasks.checkpointer.collect_garbage())
             case 3:
                 retry(one.deliver_once)
             case 4 | 5:

@@ -69,7 +69,7 @@ def replace_leader(first: Pipeline, second: Pipeline) -> None:
         second.push("orders", [order(number)])
         second.commit()
         second.checkpoint()
-    second._leader_tasks.checkpointer.collect()
+    second._leader_tasks.checkpointer.collect_garbage()
 
 
 CALLS: dict[str, Callable[[Pipeline], object]] = {

@@ -174,7 +174,7 @@ def maintain(p: Pipeline) -> None:
     if p.leads:
         with suppress(GenerationMoved):  # by the other replica: the maintenance thread waits for its next turn
             Maintenance(p._context.shards, p._writer, p._context.checkpoints.find_pins).run_once()
-            p._leader_tasks.checkpointer.collect()
+            p._leader_tasks.checkpointer.collect_garbage()
 
 
 def views_of(orders: Sequence[Row], notes: Sequence[str]) -> dict[str, list[tuple[Any, ...]]]:

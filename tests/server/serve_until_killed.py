@@ -17,7 +17,7 @@ from evertide.settings import Settings
 from evertide.store.open import open_storage
 from tests.pipeline.kit import engine, open_pipeline
 
-SETTINGS = Settings(checkpoint_interval_s=0.2, collection_interval_s=0.3, maintenance_interval_s=0.1)
+SETTINGS = Settings(checkpoint_interval_s=0.2, garbage_interval_s=0.3, maintenance_interval_s=0.1)
 
 
 def main(path: Path) -> None:

@@ -71,18 +71,18 @@ def take_and_release_leases(world: World) -> None:
     world.peers.leases.take(world.peer.log, Time(4))
 
 
-def collect(world: World) -> None:
+def collect_garbage(world: World) -> None:
     roll_up(world)
     assert world.peer.collect_garbage(world.peer_writer).diffs > 0
 
 
 def everything(world: World) -> None:
     """All of them. The log is truncated beyond the state that the appending process knows."""
-    for change in (beat, hold, advance_since, compact, take_and_release_leases, collect):
+    for change in (beat, hold, advance_since, compact, take_and_release_leases, collect_garbage):
         change(world)
 
 
-CHANGES = [beat, compact, roll_up, advance_since, hold, take_and_release_leases, collect, everything]
+CHANGES = [beat, compact, roll_up, advance_since, hold, take_and_release_leases, collect_garbage, everything]
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
@@ -103,7 +103,7 @@ def test_u8_a_change_that_does_not_move_the_upper_costs_a_retry(change: Callable
 def test_u8_changes_before_every_one_of_several_tries() -> None:
     """Each retry meets another change, and the append still succeeds: only the upper decides."""
     world = World()
-    for change in (advance_since, compact, beat, hold, collect):
+    for change in (advance_since, compact, beat, hold, collect_garbage):
         world.meta.before_commit(lambda change=change: change(world))  # type: ignore[misc]
     upper = world.upper
     for time in range(upper, upper + 5):

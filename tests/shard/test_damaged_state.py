@@ -140,7 +140,7 @@ def test_a_collector_that_knows_the_state_still_deletes_nothing(
 
 
 @pytest.mark.parametrize("damage", [damage_diff, cut_rollup, randomize_rollup, lose_rollup], ids=by_name)
-def test_a_process_with_the_state_continues_after_a_failed_collection(
+def test_a_process_with_the_state_continues_after_a_failed_garbage_collection(
     place: Place, damage: Callable[[Place], str]
 ) -> None:
     """I12: garbage collection reports the damage and deletes nothing, and the pipeline continues: the failed read does
@@ -190,7 +190,7 @@ def collect_with_failure(at: int, error: EvertideError | None) -> tuple[list[str
     return said, memory, host, there
 
 
-def test_a_collection_that_cannot_read_a_record_deletes_nothing() -> None:
+def test_a_garbage_collection_that_cannot_read_a_record_deletes_nothing() -> None:
     """I12, one run per operation of a garbage collection. Fails if orphans are deleted before the leases are read."""
     said, _, _, before = collect_with_failure(0, None)
     first = said.index("delete") + 1
@@ -215,7 +215,7 @@ def test_a_collection_that_cannot_read_a_record_deletes_nothing() -> None:
 
 
 @pytest.mark.parametrize("key", ["writer", "beat", "lease"])
-def test_a_damaged_record_of_a_writer_or_reader_stops_collection(key: str) -> None:
+def test_a_damaged_record_of_a_writer_or_reader_stops_garbage_collection(key: str) -> None:
     memory = Memory()
     host, other = memory.host(), memory.host()
     shard = host.create()

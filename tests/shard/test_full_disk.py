@@ -164,7 +164,7 @@ def test_c10_any_commit(work: Callable[[Full], object]) -> None:
     check_continues(full, dict.fromkeys(range(TIMES), 1))
 
 
-def test_c10_a_collection_makes_room() -> None:
+def test_c10_a_garbage_collection_makes_room() -> None:
     """People run garbage collection when the disk is full, so it must not need room at its start.
 
     Fails if the heartbeat's `StorageFull` is raised: nothing is deleted.

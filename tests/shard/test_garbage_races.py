@@ -33,7 +33,7 @@ class Scene:
     collector: Host
     expected: dict[int, int]
 
-    def collect(self) -> None:
+    def collect_garbage(self) -> None:
         """All maintenance, by another writer: compaction and roll-up leave blobs to collect."""
         shard = self.collector.open()
         shard.log.roll_up(self.collector.writer)
@@ -43,13 +43,13 @@ class Scene:
         shard = self.collector.open()
         shard.advance_since(TIMES - 1, self.collector.writer)
         shard.compact(self.collector.writer)
-        self.collect()
+        self.collect_garbage()
 
     def end_victim_and_collect(self) -> None:
         """The victim is stopped for longer than a writer may be silent."""
         self.memory.runtime.advance_s(TTL_S + 1)
         self.collector.writer.beat()
-        self.collect()
+        self.collect_garbage()
 
 
 def scene(hook: Callable[[str, str], None]) -> Scene:
@@ -117,17 +117,17 @@ def snapshot(scene: Scene) -> None:
     assert content_of(scene.victim.open(), TIMES - 1) == scene.expected
 
 
-def collection(scene: Scene) -> None:
+def collect_garbage(scene: Scene) -> None:
     scene.victim.open().collect_garbage(scene.victim.writer)
 
 
-WORK = [append, append_two, compact, roll_up, snapshot, collection]
-MEANWHILE = [Scene.collect, Scene.compact_and_collect, Scene.end_victim_and_collect]
+WORK = [append, append_two, compact, roll_up, snapshot, collect_garbage]
+MEANWHILE = [Scene.collect_garbage, Scene.compact_and_collect, Scene.end_victim_and_collect]
 
 
 @pytest.mark.parametrize("meanwhile", MEANWHILE, ids=lambda act: str(act.__name__))
 @pytest.mark.parametrize("work", WORK, ids=lambda work: str(work.__name__))
-def test_c9_a_collection_between_any_two_steps(
+def test_c9_garbage_collection_between_any_two_steps(
     work: Callable[[Scene], None], meanwhile: Callable[[Scene], None]
 ) -> None:
     """One run per operation of the victim.
@@ -185,8 +185,9 @@ def act_while_collecting(memory: Memory, act: Callable[[], None], at: int) -> in
     return count
 
 
-def test_c9_an_append_that_put_its_part_is_named_between_any_two_steps_of_a_collection() -> None:
-    """The part exists before the collection starts. It is named, and its number settled, during the collection.
+def test_c9_an_append_that_put_its_part_is_named_between_any_two_steps_of_garbage_collection() -> None:
+    """The part exists before the garbage collection starts. It is named, and its number settled, during the garbage
+    collection.
 
     Fails if the state is read before the settled numbers: the part is then neither named nor open.
     """
@@ -222,7 +223,7 @@ def test_c9_an_append_that_put_its_part_is_named_between_any_two_steps_of_a_coll
     assert at > 8
 
 
-def test_c9_a_roll_up_that_was_put_is_named_between_any_two_steps_of_a_collection() -> None:
+def test_c9_a_roll_up_that_was_put_is_named_between_any_two_steps_of_garbage_collection() -> None:
     """Its commit is in flight at the server all the time. Fails if `claim` settles a number in doubt."""
     at, count = 0, 1
     while at < count:
@@ -242,8 +243,8 @@ def test_c9_a_roll_up_that_was_put_is_named_between_any_two_steps_of_a_collectio
     assert at > 8
 
 
-def test_c9_a_reader_starts_between_any_two_steps_of_a_collection() -> None:
-    """The reader lists before the collection continues, and fetches after it.
+def test_c9_a_reader_starts_between_any_two_steps_of_garbage_collection() -> None:
+    """The reader lists before the garbage collection continues, and fetches after it.
 
     Fails if the leases are read before the log.
     """
@@ -307,7 +308,7 @@ def test_c9_blobs_that_a_live_writer_has_not_named_yet_stay() -> None:
 
     def before(operation: str, key: str) -> None:
         if made and operation == "commit" and key == "shard/a":
-            made.pop().collect()
+            made.pop().collect_garbage()
 
     found = scene(before)
     made.append(found)
@@ -316,7 +317,7 @@ def test_c9_blobs_that_a_live_writer_has_not_named_yet_stay() -> None:
 
 
 def test_c9_a_late_put_of_an_ended_writer_is_collected_too() -> None:
-    """The writer resumes and puts a blob after its orphans were collected: the next collection deletes it."""
+    """The writer resumes and puts a blob after its orphans were collected: the next garbage collection deletes it."""
     found = scene(lambda _operation, _key: None)
     found.end_victim_and_collect()
     with pytest.raises(Fenced):
@@ -333,7 +334,7 @@ def test_c9_files_without_a_writers_name_are_left_alone() -> None:
     assert len(found.collector.blobs() & {"parts/a/readme.txt", "rollups/a/backup.state"}) == 2
 
 
-def test_c9_collections_compactions_and_readers_at_once() -> None:
+def test_c9_garbage_collections_compactions_and_readers_at_once() -> None:
     """Threads: one appends, two compact and collect, one rolls up, two read. No blob is missing or left over."""
     memory = Memory()
     host = memory.host(rollup_every_diffs=8)

@@ -339,7 +339,7 @@ def test_a_heartbeat_whose_answer_is_lost_keeps_the_leases(memory: Memory) -> No
 
 
 def test_parts_are_collected_only_after_the_lease_is_released(memory: Memory) -> None:
-    """I6. Fails if a collection takes its head as its floor and ignores the leases.
+    """I6. Fails if a garbage collection takes its head as its floor and ignores the leases.
 
     Also fails if diffs beyond that floor are truncated: parts that neither state nor diffs name look like orphans.
     """
@@ -406,7 +406,7 @@ def test_a_reader_that_was_silent_too_long_gets_lease_lost(memory: Memory) -> No
     snapshot.close()
 
 
-def test_a_damaged_lease_stops_since_and_collection(memory: Memory) -> None:
+def test_a_damaged_lease_stops_since_and_garbage_collection(memory: Memory) -> None:
     """I12: the process does not know what the lease protects, so it deletes nothing."""
     host = memory.host()
     shard = fill_shard(host, 4)

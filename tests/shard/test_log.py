@@ -57,7 +57,7 @@ def test_an_outdated_roll_up_address_is_read_again() -> None:
     assert [said.split()[0] for said in steps.said] == ["head", "get", "scan", "head"], "the last run had no more steps"
 
 
-def test_a_reader_succeeds_although_a_collection_runs_before_each_of_its_steps(memory: Memory) -> None:
+def test_a_reader_succeeds_although_garbage_collection_runs_before_each_of_its_steps(memory: Memory) -> None:
     host = memory.host()
     shard = host.create()
     move_on(host, shard)

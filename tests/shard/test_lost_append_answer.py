@@ -238,7 +238,7 @@ class Doubt:
         self.shard.compare_and_append(row(upper), upper, upper + 1, self.writer)
 
     def truncate(self) -> None:
-        """What a peer's appends, roll-up and collection do to the log: no diff of the earlier times remains."""
+        """What a peer's appends, roll-up and garbage collection do to the log: no diff of the earlier times remains."""
         head = self.peer.log.read().seqno
         for time in range(self.peer.upper, self.peer.upper + 2):
             self.peer.compare_and_append(row(time), time, time + 1, self.peer_writer)

@@ -22,7 +22,7 @@ from tests.shard.kit import BLOBS, SCHEMA, PassingMeta, changes, make_shards, ma
 QUICK = replace(
     BLOBS,
     maintenance_interval_s=0.01,
-    collection_interval_s=0.02,
+    garbage_interval_s=0.02,
     beat_interval_s=0.01,
     writer_ttl_s=30,
     lease_ttl_s=30,
@@ -102,7 +102,7 @@ def test_stopping_does_not_wait_for_a_merge(call: str, monkeypatch: pytest.Monke
 
     before = shard.log.read().state
     monkeypatch.setattr(shards.blob, call, stopping)
-    maintenance.run_once(collect=False)
+    maintenance.run_once(collect_garbage=False)
     assert calls == 1
     assert shard.log.read().state == before
     assert {entry.key for entry in shards.blob.list("parts/t/")} == {part.key for part in before.parts}
@@ -148,10 +148,10 @@ def test_a_shard_that_keeps_failing_is_tried_and_logged_at_growing_intervals(cap
     tries = 0
     real = maintenance._maintain
 
-    def count_and_maintain(name: str, *, collect: bool) -> None:
+    def count_and_maintain(name: str, *, collect_garbage: bool) -> None:
         nonlocal tries
         tries += 1
-        real(name, collect=collect)
+        real(name, collect_garbage=collect_garbage)
 
     maintenance._maintain = count_and_maintain  # type: ignore[method-assign]
     began_s = runtime.wall_s()

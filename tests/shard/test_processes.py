@@ -156,7 +156,7 @@ def check_shard(shard: Shard, acknowledged: int) -> None:
 
 
 def check_nothing_is_left(shards: Shards, writer: Writer) -> None:
-    """After all processes ended, collection leaves only what states and newest roll-ups name."""
+    """After all processes ended, garbage collection leaves only what states and newest roll-ups name."""
     named: set[str] = set()
     for name in shards.names():
         shard = shards.open(name)

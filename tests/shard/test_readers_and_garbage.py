@@ -365,7 +365,7 @@ def test_f5_a_lost_file_under_a_live_lease_is_a_lost_file() -> None:
             snapshot.to_arrow()
 
 
-def test_f6_a_long_scan_keeps_its_parts_during_collections() -> None:
+def test_f6_a_long_scan_keeps_its_parts_during_garbage_collections() -> None:
     """Guards I6 in garbage collection: a part that a diff removed stays while there is a lease below that diff.
     Afterwards it is deleted.
 

@@ -230,7 +230,7 @@ class BeatenMeta(PassingMeta):
         return found
 
 
-def test_a_writer_that_registers_during_a_collection_is_not_forgotten() -> None:
+def test_a_writer_that_registers_during_a_garbage_collection_is_not_forgotten() -> None:
     """The writer registers and appends, and its answer is lost, all after the collector read the registrations.
 
     If that collector forgot its token, and its diff were truncated before the read-back, the writer would withdraw its

@@ -126,7 +126,7 @@ class Worker:
         shard = self.any_shard()
         shard.advance_since(shard.upper - 5, self.writer)
 
-    def collect(self) -> None:
+    def collect_garbage(self) -> None:
         self.any_shard().collect_garbage(self.writer)
 
     def read(self) -> None:
@@ -145,7 +145,7 @@ class Worker:
 
     def step(self) -> None:
         actions = [self.append] * 4 + [self.append_pair] * 4 + [self.compact, self.compact, self.roll_up]
-        actions += [self.advance_since, self.collect, self.collect, self.read, self.read]
+        actions += [self.advance_since, self.collect_garbage, self.collect_garbage, self.read, self.read]
         try:
             actions[self.rng.below(len(actions))]()
         except (Unavailable, OutcomeUnknown):

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from evertide.checkpoint.context import StorageContext
 from evertide.checkpoint.damage import KnownDamage
 from evertide.checkpoint.draft import Draft, RestoredCheckpoint, SkippedCheckpoint
-from evertide.checkpoint.garbage import CheckpointGarbage, Live, Pins, collect, find_pins
+from evertide.checkpoint.garbage import CheckpointGarbage, Live, Pins, collect_garbage, find_pins
 from evertide.checkpoint.manifest import PIPELINE_FILE, STATE_FILE, Manifest
 from evertide.checkpoint.publication import KEEP_MIN, Publication
 from evertide.checkpoint.records import Catalog, CatalogEntry, RestoreHold, read_catalog
@@ -203,9 +203,9 @@ class Checkpoints:
             self._find_damage()
             raise
 
-    def collect(self, live: Live, writer: Writer) -> CheckpointGarbage:
+    def collect_garbage(self, live: Live, writer: Writer) -> CheckpointGarbage:
         """Delete state parts and checkpoints that are not needed; see `evertide.checkpoint.garbage`."""
-        found = collect(self.place, live, writer, lambda: dict(self._drafts))
+        found = collect_garbage(self.place, live, writer, lambda: dict(self._drafts))
         if found.is_hold_over:
             self.release(writer)
         if found.refused is not None:

@@ -41,7 +41,7 @@ from evertide.store.meta import Write
 from evertide.store.paths import Name, checkpoint_prefix, part_prefix, restoring_key, state_prefix
 from evertide.store.writers import Writer, end_silent_writers, read_registrations
 
-__all__ = ["CheckpointGarbage", "Drafts", "Live", "Pins", "collect", "find_pins"]
+__all__ = ["CheckpointGarbage", "Drafts", "Live", "Pins", "collect_garbage", "find_pins"]
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +93,9 @@ def find_pins(place: StorageContext, drafts: Drafts) -> Pins:
     return place.retry_read(lambda: _pins(place, read_registrations(place.meta).keys(), drafts))
 
 
-def collect(place: StorageContext, live: Live, writer: Writer, drafts: Callable[[], Drafts]) -> CheckpointGarbage:
+def collect_garbage(
+    place: StorageContext, live: Live, writer: Writer, drafts: Callable[[], Drafts]
+) -> CheckpointGarbage:
     try:
         with suppress(StorageFull):  # deletion frees space, and no proof depends on this
             writer.beat()  # shows that we are not fenced (I16)

@@ -31,7 +31,7 @@ SETTINGS = Settings(
     transaction_interval_s=0.02,
     checkpoint_interval_s=0.5,
     maintenance_interval_s=0.2,
-    collection_interval_s=0.6,
+    garbage_interval_s=0.6,
     inline_bytes_max=512,
     rollup_every_diffs=8,
 )

@@ -7,7 +7,7 @@ The order; each step is durable before the next (I11, I12):
    written. Meanwhile a peer may commit, and maintenance may compact.
 3. Publish the checkpoint, and remove the oldest from the catalog, in one commit.
 4. With C the time of the oldest checkpoint: let the shards' since advance to C - 1, and truncate the journal below it.
-5. Delete unused files, while transactions continue (`collect`).
+5. Delete unused files, while transactions continue (`collect_garbage`).
 
 A draft is out of date if, before step 2, a peer committed and a compaction merged times below the checkpoint with later
 ones, or if a peer changed the generation. Then `checkpoint` replays what the peer committed and makes another draft, at
@@ -156,12 +156,12 @@ class Checkpointer:
             if count:
                 logger.info("forgot %d producers that pushed nothing for producers_kept_days", count)
 
-    def collect(self) -> CheckpointGarbage:
+    def collect_garbage(self) -> CheckpointGarbage:
         """Delete what neither a checkpoint nor this process needs. A refusal is in `failing` until a run succeeds."""
         runner = self._runner
         runner.journal.drop_unbound(runner.writer)
         self._released.update(runner.machine.drain_released())
-        garbage = runner.checkpoints.collect(self._live, runner.writer)
+        garbage = runner.checkpoints.collect_garbage(self._live, runner.writer)
         self._released.difference_update(garbage.parts)
         if garbage.refused is not None:
             self.failing.add(GARBAGE_COLLECTION, garbage.refused)

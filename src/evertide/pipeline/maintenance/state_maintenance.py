@@ -26,7 +26,7 @@ class StateMaintenance(Ticker):
         self._runner = runner
         self._checkpointer = checkpointer
         self._turn = turn
-        self._collected_at_s = runner.runtime.monotonic_s()
+        self._garbage_at_s = runner.runtime.monotonic_s()
 
     def tick(self) -> bool:
         try:
@@ -55,12 +55,12 @@ class StateMaintenance(Ticker):
 
     def _collect_if_due(self) -> None:
         runtime, settings = self._runner.runtime, self._runner.settings
-        if runtime.monotonic_s() - self._collected_at_s < settings.collection_interval_s:
+        if runtime.monotonic_s() - self._garbage_at_s < settings.garbage_interval_s:
             return
         # Only between two transactions, as a lookup may read released parts; wait for a busy pipeline.
         if self._turn.acquire(timeout=_TURN_WAIT_S):
             try:
-                self._checkpointer.collect()
-                self._collected_at_s = runtime.monotonic_s()
+                self._checkpointer.collect_garbage()
+                self._garbage_at_s = runtime.monotonic_s()
             finally:
                 self._turn.release()

@@ -51,7 +51,7 @@ def sweep(storage: Storage, progress: OnProgress, *, runtime: Runtime, settings:
     refused: list[EvertideError] = []
     try:
         staged = tuple(journal.drop_unbound(writer))
-        collected = checkpoints.collect(frozenset, writer)  # the pipeline does not run: nothing is in use
+        collected = checkpoints.collect_garbage(frozenset, writer)  # the pipeline does not run: nothing is in use
         if collected.refused is not None:
             refused.append(collected.refused)
         names = shards.names()

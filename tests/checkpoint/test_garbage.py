@@ -32,10 +32,10 @@ def check_complete(process: Process) -> None:
 
 
 def check_no_garbage(memory: Memory) -> None:
-    """With every other writer ended, a collection leaves exactly what the catalog names."""
+    """With every other writer ended, a garbage collection leaves exactly what the catalog names."""
     memory.runtime.advance_s(TTL_S + 1)
     last = memory.process()
-    last.collect()
+    last.collect_garbage()
     check_complete(last)
     named = {key for entry in last.checkpoints.entries() for key in last.checkpoints.read(entry).names()}
     assert last.blobs("state") | last.blobs("checkpoints") == {key for key in named if not key.startswith("parts/")}
@@ -49,7 +49,7 @@ def test_checkpoints_that_left_the_catalog_are_deleted(memory: Memory) -> None:
     process.merge()
     for _ in range(2):
         process.publish()
-    parts, files = process.collect()
+    parts, files = process.collect_garbage()
     assert parts == old
     assert files == {key for key in files if key.startswith("checkpoints/00000001/")}
     assert len(files) == 5
@@ -62,7 +62,7 @@ def test_a_part_that_the_engine_uses_stays(memory: Memory) -> None:
     process = memory.start_process()
     process.publish()
     process.step()
-    assert process.collect() == (set(), set())
+    assert process.collect_garbage() == (set(), set())
 
 
 def test_parts_saved_for_a_draft_stay_if_they_are_live(memory: Memory) -> None:
@@ -70,7 +70,7 @@ def test_parts_saved_for_a_draft_stay_if_they_are_live(memory: Memory) -> None:
     draft = process.draft()
     saved = process.live()
     process.merge()
-    found = process.checkpoints.collect(lambda: process.live() | saved, process.writer)
+    found = process.checkpoints.collect_garbage(lambda: process.live() | saved, process.writer)
     assert found.parts == ()
     process.checkpoints.publish(draft.time, lambda: draft, process.writer)
     check_complete(process)
@@ -81,7 +81,7 @@ def test_all_parts_of_a_live_peer_stay(memory: Memory) -> None:
     process = memory.start_process()
     peer = memory.process()
     peer.merge()
-    assert process.collect() == (set(), set())
+    assert process.collect_garbage() == (set(), set())
     peer.publish()
     check_complete(process)
 
@@ -92,7 +92,7 @@ def test_the_parts_of_a_dead_peer_are_deleted(memory: Memory) -> None:
     peer.merge()
     memory.runtime.advance_s(TTL_S + 1)
     process.writer.beat()
-    assert process.collect() == (peer.live(), set())
+    assert process.collect_garbage() == (peer.live(), set())
 
 
 def test_files_without_a_writers_name_are_left_alone(memory: Memory) -> None:
@@ -102,7 +102,7 @@ def test_files_without_a_writers_name_are_left_alone(memory: Memory) -> None:
     for key in own:
         memory.blob.put(key, b"somebody's own")
     process.merge()
-    process.collect()
+    process.collect_garbage()
     assert set(own) <= process.blobs()
 
 
@@ -119,7 +119,7 @@ def test_the_manifest_is_deleted_first(memory: Memory) -> None:
     process = Process(HookedBlob(memory.blob, note), memory.meta, memory.runtime)
     process.publish()
     process.publish()
-    process.collect()
+    process.collect_garbage()
     assert deleted[0] == manifest_key(1)
     assert len(deleted) == 6
 
@@ -142,7 +142,7 @@ def test_c3_a_damaged_manifest_keeps_everything(memory: Memory, caplog: pytest.L
         process.step()
     c = process.publish()
     assert len(process.checkpoints.read(c).state_parts) == 18
-    assert len(process.collect()[0]) == 1, "A is dropped"
+    assert len(process.collect_garbage()[0]) == 1, "A is dropped"
     memory.damage(c.key, b"{not valid json")
     process.merge()
     d = process.publish()
@@ -151,7 +151,7 @@ def test_c3_a_damaged_manifest_keeps_everything(memory: Memory, caplog: pytest.L
     for shard in SHARDS:
         process.shard(shard).compact(process.writer)
     with caplog.at_level(logging.ERROR):
-        found = process.checkpoints.collect(process.live, process.writer)
+        found = process.checkpoints.collect_garbage(process.live, process.writer)
     assert (found.parts, found.files) == ((), ())
     assert isinstance(found.refused, RecordDamaged)
     assert c.key in str(found.refused)
@@ -162,7 +162,7 @@ def test_c3_a_damaged_manifest_keeps_everything(memory: Memory, caplog: pytest.L
     assert before <= process.blobs(), "no file was deleted"
     process.step()
     process.publish()
-    assert process.collect()[0], "C is dropped, so all manifests are readable again"
+    assert process.collect_garbage()[0], "C is dropped, so all manifests are readable again"
     check_no_garbage(memory)
 
 
@@ -179,17 +179,17 @@ def test_i12_any_unreadable_record_prevents_deletion(memory: Memory, key: str) -
     peer.restore()
     memory.put_record(keys[key](peer.writer.id) if key in keys else key, b"\x01" + b"garbage!" * 4)
     before = process.blobs()
-    assert isinstance(process.checkpoints.collect(process.live, process.writer).refused, Damaged)
+    assert isinstance(process.checkpoints.collect_garbage(process.live, process.writer).refused, Damaged)
     assert process.blobs() == before
 
 
 def test_a_fenced_writer_collects_nothing(memory: Memory) -> None:
     process = memory.start_process()
     memory.runtime.advance_s(TTL_S + 1)
-    memory.process().collect()
+    memory.process().collect_garbage()
     before = process.blobs()
     with pytest.raises(Fenced):
-        process.collect()
+        process.collect_garbage()
     assert process.blobs() == before
 
 
@@ -205,10 +205,10 @@ def test_the_directory_that_a_live_writer_claims_stays(memory: Memory) -> None:
     claimed = Catalog(catalog.entries, {peer.writer.id: 2}, 2, "x")
     assert memory.meta.commit([Write(CHECKPOINTS, seqno, seal(claimed))]) is None
     memory.blob.put(checkpoint_key(2, "state.bin"), b"under way")
-    assert process.collect() == (set(), set())
+    assert process.collect_garbage() == (set(), set())
     memory.runtime.advance_s(TTL_S + 1)
     process.writer.beat()
-    assert process.collect()[1] == {checkpoint_key(2, "state.bin")}
+    assert process.collect_garbage()[1] == {checkpoint_key(2, "state.bin")}
     assert process.publish().number == 3
     assert read_catalog(memory.blob, memory.meta)[1].claims == {}, "claims of dead writers are removed"
 
@@ -225,7 +225,7 @@ def test_the_parts_of_a_restored_engine_stay(memory: Memory) -> None:
     for _ in range(3):
         process.merge()
         process.publish()
-        process.collect()
+        process.collect_garbage()
     for part in replica.parts:
         memory.blob.get(part.key)
     assert manifest_key(1) in process.blobs(), "the manifest stays, because it lists the parts of the hold"
@@ -238,10 +238,10 @@ def test_the_hold_ends_when_nothing_of_it_is_used(memory: Memory) -> None:
     replica = memory.process()
     replica.restore()
     replica.step()
-    replica.collect()
+    replica.collect_garbage()
     assert replica.writer.id in read_holds(memory.meta)
     replica.merge()
-    replica.collect()
+    replica.collect_garbage()
     assert read_holds(memory.meta) == {}
     check_complete(process)
 
@@ -255,11 +255,11 @@ def test_the_hold_of_a_dead_writer_ends(memory: Memory) -> None:
     process.merge()
     for _ in range(2):
         process.publish()
-    process.collect()
+    process.collect_garbage()
     assert old <= process.blobs()
     memory.runtime.advance_s(TTL_S + 1)
     process.writer.beat()
-    assert process.collect()[0] == old
+    assert process.collect_garbage()[0] == old
     check_no_garbage(memory)
 
 
@@ -346,4 +346,4 @@ def test_an_unfinished_put_of_a_dead_writer_is_deleted(memory: Memory) -> None:
             return iter([key] if key.startswith(prefix) else [])
 
     other = Process(Unfinished(memory.blob, lambda _operation, _key: None), memory.meta, memory.runtime)
-    assert other.checkpoints.collect(process.live, other.writer).parts == (key,)
+    assert other.checkpoints.collect_garbage(process.live, other.writer).parts == (key,)

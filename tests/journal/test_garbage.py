@@ -186,7 +186,7 @@ EVIDENCE: list[tuple[str, Callable[[Host], None], type[EvertideError]]] = [
 
 
 @pytest.mark.parametrize(("name", "spoil", "kind"), EVIDENCE, ids=[name for name, _, _ in EVIDENCE])
-def test_a_collection_that_cannot_read_a_record_deletes_nothing(
+def test_a_garbage_collection_that_cannot_read_a_record_deletes_nothing(
     site: Site, host: Host, name: str, spoil: Callable[[Host], None], kind: type[EvertideError]
 ) -> None:
     """I12. Fails if unreadable records are skipped: then the blobs that they name are deleted."""
@@ -261,7 +261,7 @@ def run_victim(at: int, *, silent: bool) -> int:
 
 
 @pytest.mark.parametrize("silent", [False, True])
-def test_c9_a_collection_between_any_two_steps_of_stage_and_bind(silent: bool) -> None:
+def test_c9_garbage_collection_between_any_two_steps_of_stage_and_bind(silent: bool) -> None:
     """One run per operation of the victim, with the victim alive, and with it silent for too long.
 
     Fails if `stage` settles its number, and without the guards in `bind`.
@@ -272,8 +272,8 @@ def test_c9_a_collection_between_any_two_steps_of_stage_and_bind(silent: bool) -
         run_victim(at, silent=silent)
 
 
-def test_c9_a_bind_between_any_two_steps_of_a_collection() -> None:
-    """A fragment that is listed as unbound is bound, and its number settled, during the collection.
+def test_c9_a_bind_between_any_two_steps_of_garbage_collection() -> None:
+    """A fragment that is listed as unbound is bound, and its number settled, during the garbage collection.
 
     Fails if the records are read before the settled numbers.
     """

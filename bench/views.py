@@ -32,7 +32,7 @@ from bench.shards import Progress
 from evertide.flow import Circuit
 from evertide.rows.changes import DIFF
 from evertide.store.blobs.local import LocalBlob
-from tests.kit.merging import Upkeep
+from tests.kit.merging import BackgroundMerging
 from tests.kit.nexmark import WORKLOAD, Nexmark
 
 __all__ = ["VIEWS", "ViewSize", "bench_spark", "deltas_of", "refresh"]
@@ -130,7 +130,7 @@ def _struct(spark: SparkSession, path: Path) -> Any:
 def _measure(spark: SparkSession, view: str, history: _History, size: ViewSize) -> Measured:
     with tempfile.TemporaryDirectory(dir=history.path.parent) as state:
         circuit = Circuit(spark, WORKLOAD.script([view]), blob=LocalBlob(Path(state)))
-        with Upkeep(circuit):
+        with BackgroundMerging(circuit):
             load_s = sum(_time(partial(circuit.step, deltas_of(chunk))) for chunk in history.chunks())
             while circuit.maintain():
                 pass

@@ -20,7 +20,7 @@ __all__ = [
     "NO_OBSERVER",
     "CheckpointEvent",
     "DeliveryEvent",
-    "FaultEvent",
+    "FailureEvent",
     "Lap",
     "Observer",
     "ObserverGroup",
@@ -98,11 +98,11 @@ class CheckpointEvent:
 
 
 @dataclass(frozen=True, slots=True)
-class FaultEvent:
+class FailureEvent:
     """Something failed. Reported at each failure; most failures are retried automatically."""
 
     part: str
-    """The failed component: `transaction`, `source`, `sink`, `view`, `checkpoint` or `upkeep`."""
+    """The failed component: `transaction`, `source`, `sink`, `view`, `checkpoint` or `maintenance`."""
     name: str
     """The name of the source, sink or view; empty for parts that exist once."""
     error_code: str
@@ -139,7 +139,7 @@ class Observer:
     def on_storage_call(self, call: str, took_s: float, size: int, error_code: str) -> None:
         """A storage call such as `blob.get`; it failed if `error_code` is set. Frequent, so without an event object."""
 
-    def on_fault(self, fault: FaultEvent) -> None: ...
+    def on_failure(self, event: FailureEvent) -> None: ...
 
     def on_request(self, event: RequestEvent) -> None: ...
 
@@ -169,9 +169,9 @@ class ObserverGroup(Observer):
         for one in self._all:
             one.on_storage_call(call, took_s, size, error_code)
 
-    def on_fault(self, fault: FaultEvent) -> None:
+    def on_failure(self, event: FailureEvent) -> None:
         for one in self._all:
-            one.on_fault(fault)
+            one.on_failure(event)
 
     def on_request(self, event: RequestEvent) -> None:
         for one in self._all:

@@ -21,7 +21,7 @@ from evertide.plan.algebra import algebra
 from evertide.plan.fragment import fragment
 from evertide.rows.changes import DIFF
 from evertide.store.memory import MemoryBlob
-from tests.kit.merging import Upkeep
+from tests.kit.merging import BackgroundMerging
 from tests.kit.oracle import Reference, drive
 from tests.kit.transactions import random_transactions
 
@@ -253,9 +253,9 @@ def test_a_limit_far_above_the_number_of_rows_needs_memory_for_the_rows_only(
 def test_upkeep_merges_during_transactions(spark: SparkSession) -> None:
     circuit = Circuit(spark, SCRIPT)
     reference = Reference(spark, circuit.tables)
-    with Upkeep(circuit, interval_s=0.001) as upkeep:
+    with BackgroundMerging(circuit, interval_s=0.001) as merging:
         drive(circuit, reference, {"joined": QUERIES["joined"]}, transactions(circuit, 7, 6), spark_every=2)
-    assert upkeep.error is None
+    assert merging.error is None
 
 
 FAILING = """

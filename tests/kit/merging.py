@@ -1,20 +1,21 @@
-"""`Upkeep`: a thread that merges the arrangements of a circuit without a pipeline, for tests and benchmarks."""
+"""`BackgroundMerging`: a thread that merges the arrangements of a circuit without a pipeline, for tests and
+benchmarks."""
 
 from __future__ import annotations
 
 from evertide.flow.circuit import Circuit
 from evertide.threads.ticker import Ticker
 
-__all__ = ["Upkeep"]
+__all__ = ["BackgroundMerging"]
 
 _INTERVAL_S = 0.2
 
 
-class Upkeep(Ticker):
+class BackgroundMerging(Ticker):
     """Stops at the first error, which is in `error`. Transactions continue without merges, and slow down."""
 
     def __init__(self, circuit: Circuit, interval_s: float = _INTERVAL_S) -> None:
-        super().__init__("evertide-upkeep", interval_s)
+        super().__init__("evertide-merging", interval_s)
         self._circuit = circuit
         self.error: BaseException | None = None
 

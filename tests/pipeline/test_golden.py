@@ -11,10 +11,10 @@ import pytest
 from evertide.flow.state.manifest import ArrangementManifest
 from evertide.flow.state.state_part import PartEntry
 from evertide.pipeline.definition import AwayReason, Definition, LastPosition, TableRecord, ViewRecord
-from evertide.pipeline.records.health_record import HealthRecord
 from evertide.pipeline.records.ownership import Leader
 from evertide.pipeline.records.replica_record import LongWork, ReplicaRecord
-from evertide.pipeline.records.source_record import SinkHealth, SourceRecord, SourceRecords
+from evertide.pipeline.records.source_record import SinkStateRecord, SourceRecord, SourceRecords
+from evertide.pipeline.records.state_record import PipelineStateRecord
 from evertide.pipeline.transaction.machine import CohortState, MachineState
 from evertide.problem import Problem
 from evertide.sources.contract import Lag
@@ -81,7 +81,9 @@ RECORDS: dict[str, msgspec.Struct] = {
         fingerprint="e" * 32,
         change="0123456789abcdef",
     ),
-    "health": HealthRecord("0123456789abcdef", "frozen", 1.5, "fedcba9876543210", "blob_missing", "why", "what to do"),
+    "health": PipelineStateRecord(
+        "0123456789abcdef", "frozen", 1.5, "fedcba9876543210", "blob_missing", "why", "what to do"
+    ),
     "leader": Leader("0123456789abcdef", 1.5, "fedcba9876543210"),
     "replica": ReplicaRecord("0123456789abcdef", "read-only", "running", 2**40, 1.5, "fedcba9876543210"),
     "replica-at-work": ReplicaRecord(
@@ -110,8 +112,8 @@ RECORDS: dict[str, msgspec.Struct] = {
         change="fedcba9876543210",
         sources={},
         sinks={
-            "lake": SinkHealth("lagging", Problem("lagging", "", "why", "what to do", 1.25)),
-            "zß€": SinkHealth("running"),
+            "lake": SinkStateRecord("lagging", Problem("lagging", "", "why", "what to do", 1.25)),
+            "zß€": SinkStateRecord("running"),
         },
     ),
     "sources-feeds": SourceRecords(

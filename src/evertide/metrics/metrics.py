@@ -20,7 +20,7 @@ from evertide.metrics.tallies import Counts, Times
 from evertide.observer import (
     CheckpointEvent,
     DeliveryEvent,
-    FaultEvent,
+    FailureEvent,
     Observer,
     RequestEvent,
     TransactionEvent,
@@ -48,14 +48,14 @@ class Metrics(Observer, Collector):
         self._source_rows = self._add_counts("source_rows")
         self._changes = self._add_counts("changes")
         self._changes_bytes = self._add_counts("changes_bytes")
-        self._faults = self._add_counts("faults")
+        self._failures = self._add_counts("faults")
         self._sink_rows = self._add_counts("sink_rows")
         self._sink_s = self._add_times("sink_delivery")
         self._checkpoint_s = self._add_times("checkpoint")
         self._checkpoint_bytes = self._add_counts("checkpoint_files_bytes")
         self._storage_s = self._add_times("storage", _STORAGE_BOUNDS_S)
         self._storage_bytes = self._add_counts("storage_bytes")
-        self._storage_faults = self._add_counts("storage_faults")
+        self._storage_failures = self._add_counts("storage_faults")
         self._requests = self._add_counts("http_requests")
         self._request_s = self._add_times("http_request")
         self._shape_requests = self._add_counts("shape_requests")
@@ -103,11 +103,11 @@ class Metrics(Observer, Collector):
             if size:
                 self._storage_bytes.add(size, call)
             if error_code:
-                self._storage_faults.add(1, call, error_code)
+                self._storage_failures.add(1, call, error_code)
 
-    def on_fault(self, fault: FaultEvent) -> None:
+    def on_failure(self, event: FailureEvent) -> None:
         with self._lock:
-            self._faults.add(1, fault.part, fault.name, fault.error_code)
+            self._failures.add(1, event.part, event.name, event.error_code)
 
     def on_request(self, event: RequestEvent) -> None:
         code = str(event.code)

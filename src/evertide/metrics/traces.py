@@ -21,7 +21,15 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from evertide.errors import InvalidInput
-from evertide.observer import CheckpointEvent, DeliveryEvent, FaultEvent, Lap, Observer, RequestEvent, TransactionEvent
+from evertide.observer import (
+    CheckpointEvent,
+    DeliveryEvent,
+    FailureEvent,
+    Lap,
+    Observer,
+    RequestEvent,
+    TransactionEvent,
+)
 from evertide.runtime import Runtime
 
 if TYPE_CHECKING:
@@ -68,11 +76,11 @@ class Traces(Observer):
         attributes = {"evertide.time": event.time, "evertide.checkpoint": event.number, "evertide.files": event.files}
         self._record_span("checkpoint", event.began_s, event.took_s, attributes)
 
-    def on_fault(self, fault: FaultEvent) -> None:
+    def on_failure(self, event: FailureEvent) -> None:
         """Record the phases of a failed transaction, which will be retried."""
-        if fault.laps and fault.time is not None:
-            attributes = {"evertide.time": fault.time, "error.type": fault.error_code}
-            self._record_phases(fault.laps, attributes, error_code=fault.error_code)
+        if event.laps and event.time is not None:
+            attributes = {"evertide.time": event.time, "error.type": event.error_code}
+            self._record_phases(event.laps, attributes, error_code=event.error_code)
 
     def on_request(self, event: RequestEvent) -> None:
         attributes = {

@@ -28,7 +28,7 @@ from evertide.errors import (
     UpperMismatch,
     ViewFailed,
 )
-from evertide.observer import FaultEvent
+from evertide.observer import FailureEvent
 from evertide.pipeline.definition import AwayReason, find_tables_under, make_shard_name, mark_redefined
 from evertide.pipeline.engine import Cohort
 from evertide.pipeline.recovery.hydration import hydrate_cohort, make_view_record
@@ -247,7 +247,7 @@ class Backfill:
         failure = ViewFailed(views=error.views, time=time, why=error.why)
         logger.warning("%s", failure)
         for name in error.views:
-            self._runner.observer.on_fault(FaultEvent("view", name, error.error_code, time=time))
+            self._runner.observer.on_failure(FailureEvent("view", name, error.error_code, time=time))
         away = AwayReason(ComponentState.FAILED, time, error.why, self._runner.runtime.wall_s())
         self._away |= dict.fromkeys(error.views, away)
         self._left = [name for name in self._left if name not in error.views]

@@ -14,7 +14,7 @@ import msgspec
 
 from evertide.errors import EvertideError, SourceFailed
 from evertide.journal.records import Bound, Fragment, Input, Staged
-from evertide.observer import FaultEvent
+from evertide.observer import FailureEvent
 from evertide.pipeline.input.source_positions import read_positions
 from evertide.pipeline.records.source_record import SourceRecord
 from evertide.pipeline.status.status import SourceStatus
@@ -117,7 +117,7 @@ class InputReader:
     def note_stall(self, name: str, error: EvertideError) -> None:
         """Note a problem. Its `since_s` is kept while the state is the same, even if the reason changes."""
         if name:  # a problem of all sources is reported by the step that fails
-            self._runner.observer.on_fault(FaultEvent("source", name, error.error_code))
+            self._runner.observer.on_failure(FailureEvent("source", name, error.error_code))
         known = self.stalled.get(name)
         if known is None or known.why != error.message:
             before, self._errors[name] = self._errors.get(name), error

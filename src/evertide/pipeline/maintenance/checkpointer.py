@@ -26,7 +26,7 @@ from evertide.checkpoint.garbage import CheckpointGarbage
 from evertide.checkpoint.manifest import StateFile
 from evertide.checkpoint.records import CatalogEntry
 from evertide.errors import Conflict, Damaged, EvertideError, GenerationMoved, OutcomeUnknown, Unavailable
-from evertide.observer import CheckpointEvent, FaultEvent
+from evertide.observer import CheckpointEvent, FailureEvent
 from evertide.pipeline.definition import Definition
 from evertide.pipeline.input.pushes import PUSH, complete_position
 from evertide.pipeline.input.source_positions import read_positions
@@ -99,7 +99,7 @@ class Checkpointer:
             with using_system("the checkpoint"):
                 entry = self._make()
         except EvertideError as error:
-            runner.observer.on_fault(FaultEvent("checkpoint", "", error.error_code))
+            runner.observer.on_failure(FailureEvent("checkpoint", "", error.error_code))
             since_s = self.problem.since_s if self.problem is not None else runner.runtime.wall_s()
             why = f"could not make a checkpoint; transactions continue, a restart replays more of them: {error.message}"
             self.problem = Problem.from_error(ComponentState.WARNING, error, since_s, why)

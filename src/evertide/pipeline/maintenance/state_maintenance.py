@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 
 from evertide.errors import EvertideError, Fenced, GenerationMoved
-from evertide.observer import FaultEvent
+from evertide.observer import FailureEvent
 from evertide.pipeline.maintenance.checkpointer import GARBAGE_COLLECTION, Checkpointer
 from evertide.pipeline.transaction.runner import Runner
 from evertide.threads.ticker import Ticker
@@ -22,7 +22,7 @@ class StateMaintenance(Ticker):
     """Failures are in `Checkpointer.failing`, and are retried after a wait; they stop no transaction."""
 
     def __init__(self, runner: Runner, checkpointer: Checkpointer, turn: threading.RLock) -> None:
-        super().__init__("evertide-upkeep", _INTERVAL_S)
+        super().__init__("evertide-state-maintenance", _INTERVAL_S)
         self._runner = runner
         self._checkpointer = checkpointer
         self._turn = turn
@@ -45,7 +45,7 @@ class StateMaintenance(Ticker):
         except Fenced:
             raise
         except EvertideError as error:
-            self._runner.observer.on_fault(FaultEvent("upkeep", "", error.error_code))
+            self._runner.observer.on_failure(FailureEvent("maintenance", "", error.error_code))
             failing.add(work, error)
 
     def _merge(self) -> None:

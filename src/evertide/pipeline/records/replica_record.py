@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from evertide.errors import EvertideError
-from evertide.pipeline.records.health_record import write_report
 from evertide.pipeline.records.ownership import ReplicaRole, is_gone
+from evertide.pipeline.records.state_record import write_report
 from evertide.problem import ComponentState
 from evertide.runtime import Runtime
 from evertide.settings import Settings

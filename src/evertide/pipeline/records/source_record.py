@@ -18,7 +18,7 @@ from typing import Self
 import msgspec
 
 from evertide.errors import EvertideError
-from evertide.pipeline.records.health_record import write_report
+from evertide.pipeline.records.state_record import write_report
 from evertide.problem import Problem
 from evertide.runtime import Runtime
 from evertide.settings import Settings
@@ -29,7 +29,7 @@ from evertide.store.sealed import unseal
 from evertide.threads.outage_log import OutageLog
 from evertide.threads.ticker import Ticker
 
-__all__ = ["SinkHealth", "SourceRecord", "SourceRecords", "SourceReporter", "read_source_records"]
+__all__ = ["SinkStateRecord", "SourceRecord", "SourceRecords", "SourceReporter", "read_source_records"]
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class SourceRecord(msgspec.Struct, frozen=True):
     problems: tuple[Problem, ...] = ()
 
 
-class SinkHealth(msgspec.Struct, frozen=True):
+class SinkStateRecord(msgspec.Struct, frozen=True):
     """The state of a sink. Its position is in another record (`evertide.pipeline.sinks.sink_record`)."""
 
     state: str
@@ -58,7 +58,7 @@ class SourceRecords(msgspec.Struct, frozen=True, omit_defaults=True):
     change: str
     """A unique id, by which a writer recognizes its own commit after an unknown outcome."""
     sources: dict[str, SourceRecord]
-    sinks: dict[str, SinkHealth] = {}
+    sinks: dict[str, SinkStateRecord] = {}
     feeds: tuple[Problem, ...] = ()
     """Why live clients of a collection are not served."""
     warnings: tuple[Problem, ...] = ()
@@ -82,13 +82,13 @@ class SourceReporter(Ticker):
         self._runtime = runtime
         self._settings = settings
         self._failure = OutageLog(logger, "could not record the state of sources and sinks", runtime)
-        self._read_sinks: Callable[[], Mapping[str, SinkHealth]] = dict
+        self._read_sinks: Callable[[], Mapping[str, SinkStateRecord]] = dict
         self._read_feeds: Callable[[], Iterable[Problem]] = tuple
         self._read_warnings: Callable[[], Iterable[Problem]] = tuple
         self._written: SourceRecords | None = None
         self._written_s = 0.0
 
-    def watch_sinks(self, read: Callable[[], Mapping[str, SinkHealth]]) -> None:
+    def watch_sinks(self, read: Callable[[], Mapping[str, SinkStateRecord]]) -> None:
         """Report sinks, too. This reporter's thread calls `read`, which must not wait for a target."""
         self._read_sinks = read
 

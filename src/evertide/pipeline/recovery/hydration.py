@@ -148,8 +148,8 @@ def hydrate_tables(declared: Mapping[str, DeclaredTable], store: StateStore, mem
         for name, table in declared.items():
             for piece in members.read_table_pieces(name, time) if table.key else ():
                 tables.apply({name: piece}, None)
-        with members.shard(members.definition.errors).snapshot(time - 1) as letters:
-            tables.apply({}, letters.to_arrow())
+        with members.shard(members.definition.errors).snapshot(time - 1) as dead_letters:
+            tables.apply({}, dead_letters.to_arrow())
     return tables
 
 

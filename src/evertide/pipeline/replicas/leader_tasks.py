@@ -79,7 +79,7 @@ class LeaderTasks:
             )
             self.checkpointer.refresh()
         self.delivery_threads = delivery_threads
-        self._reporter.watch_sinks(lambda: delivery_threads.list_healths(self._runner.time - 1))
+        self._reporter.watch_sinks(lambda: delivery_threads.list_states(self._runner.time - 1))
         self._reporter.watch_warnings(lambda: [*self._list_failures(), *self.list_thread_problems()])
         self._reporter.begin(threads=self._has_threads)
         if self._has_threads:

@@ -19,10 +19,10 @@ import msgspec
 
 from evertide.errors import EvertideError, Fenced, InvalidInput, SinkFailed
 from evertide.journal.journal import Journal
-from evertide.observer import NO_OBSERVER, FaultEvent, Observer
+from evertide.observer import NO_OBSERVER, FailureEvent, Observer
 from evertide.pipeline.definition import ViewRecord
 from evertide.pipeline.engine import DeclaredTable, DeclaredView, Engine
-from evertide.pipeline.records.source_record import SinkHealth
+from evertide.pipeline.records.source_record import SinkStateRecord
 from evertide.pipeline.sinks.delivery import Delivery
 from evertide.pipeline.sinks.sink_record import SinkRecords, StoredSinkRecord, name_sink_hold
 from evertide.pipeline.status.status import Problem, SinkStatus
@@ -153,9 +153,9 @@ class DeliveryThreads:
         """`time` is the pipeline's last transaction."""
         return tuple(self._make_status(lane, time) for lane in self._lanes.values())
 
-    def list_healths(self, time: int) -> dict[str, SinkHealth]:
+    def list_states(self, time: int) -> dict[str, SinkStateRecord]:
         """The states of sinks for other processes, which read the positions from the sinks' own records."""
-        return {one.name: SinkHealth(one.state, one.problem) for one in self.list_statuses(time)}
+        return {one.name: SinkStateRecord(one.state, one.problem) for one in self.list_statuses(time)}
 
     def _make_status(self, lane: _SinkThread, time: int) -> SinkStatus:
         delivery, problem = lane.delivery, lane.problem
@@ -235,7 +235,7 @@ class DeliveryThreads:
 
     def _note_stall(self, lane: _SinkThread, error: EvertideError) -> None:
         """Note the problem. A fenced process does not retry: the new leader delivers."""
-        self._observer.on_fault(FaultEvent("sink", lane.delivery.name, error.error_code))
+        self._observer.on_failure(FailureEvent("sink", lane.delivery.name, error.error_code))
         if lane.problem is None or lane.problem.why != error.message:
             if lane.error is None or not is_same_reason(lane.error, error):
                 logger.error("sink %r is stalled: %s", lane.delivery.name, error)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from evertide.errors import EvertideError, Fenced
 from evertide.pipeline.input.input_reader import InputReader
 from evertide.pipeline.pause import Pause
-from evertide.pipeline.records.health_record import HealthReporter
+from evertide.pipeline.records.state_record import PipelineStateReporter
 from evertide.pipeline.replicas.leader_tasks import LeaderTasks
 from evertide.pipeline.replicas.leadership import Leadership
 from evertide.pipeline.status.status import Facts, Problem, Status, assemble_status, make_problem
@@ -41,7 +41,7 @@ class ProcessState:
         self._stall: Callable[[], tuple[str, float] | None] = lambda: None
         self._leadership = leadership
         self._writer = writer
-        self._reporter = HealthReporter(meta, writer.id, runtime, settings)
+        self._reporter = PipelineStateReporter(meta, writer.id, runtime, settings)
         self.runtime = runtime
         self._opened_s = runtime.wall_s()
 

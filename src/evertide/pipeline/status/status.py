@@ -27,10 +27,10 @@ from evertide.errors import BlobDamaged, BlobMissing, Diverged, EvertideError, S
 from evertide.journal.journal import Journal
 from evertide.pipeline.definition import Definition, read_definition
 from evertide.pipeline.names import ERRORS
-from evertide.pipeline.records.health_record import HealthRecord, read_health
 from evertide.pipeline.records.ownership import is_gone, read_holder
 from evertide.pipeline.records.replica_record import ReplicaStatus, read_replica_statuses
-from evertide.pipeline.records.source_record import SinkHealth, SourceRecord, SourceRecords, read_source_records
+from evertide.pipeline.records.source_record import SinkStateRecord, SourceRecord, SourceRecords, read_source_records
+from evertide.pipeline.records.state_record import PipelineStateRecord, read_pipeline_state
 from evertide.pipeline.sinks.sink_record import SinkRecord, read_sinks
 from evertide.pipeline.transaction.members import Members
 from evertide.problem import ComponentState, Problem
@@ -248,12 +248,12 @@ def read_status(storage: Storage, shards: Shards, journal: Journal, checkpoints:
         sinks=read_sink_statuses(meta, reports, live, committed - 1, runtime, settings),
         replicas=read_replica_statuses(meta, committed, runtime, settings),
     )
-    health = _to_problem(retry_read(lambda: read_health(meta), runtime, settings), live)
+    state = _to_problem(retry_read(lambda: read_pipeline_state(meta), runtime, settings), live)
     if live is not None:
-        first = facts.stalled or health or Problem(ComponentState.RUNNING, "", "", "", live.registered_at_s)
+        first = facts.stalled or state or Problem(ComponentState.RUNNING, "", "", "", live.registered_at_s)
     else:
         why = _explain_stop(holder, committed, head.time + 1 if head else 0)
-        first = health or Problem(ComponentState.STOPPED, "", why, "", head.bound_at_s if head else 0.0)
+        first = state or Problem(ComponentState.STOPPED, "", why, "", head.bound_at_s if head else 0.0)
     problems = [first] if first.error_code else []
     problems += list_divergences(definition).values() if definition else ()
     problems += reports.feeds + reports.warnings if reports is not None and _is_current(reports, live) else ()
@@ -267,13 +267,13 @@ def _is_current(reports: SourceRecords | None, live: Registration | None) -> boo
     return reports is not None and live is not None and reports.writer == live.writer
 
 
-def _to_problem(health: HealthRecord | None, live: Registration | None) -> Problem | None:
-    """The health that the live process reported; if no process lives, the error that the last one ended with."""
-    if health is None or (live is not None and health.writer != live.writer):
+def _to_problem(record: PipelineStateRecord | None, live: Registration | None) -> Problem | None:
+    """The state that the live process reported; if no process lives, the error that the last one ended with."""
+    if record is None or (live is not None and record.writer != live.writer):
         return None
-    if live is None and health.state not in _ENDED:
+    if live is None and record.state not in _ENDED:
         return None
-    return Problem(health.state, health.error_code, health.why, health.remedy, health.since_s)
+    return Problem(record.state, record.error_code, record.why, record.remedy, record.since_s)
 
 
 def _make_source_statuses(
@@ -308,21 +308,21 @@ def read_sink_statuses(  # noqa: PLR0917
     settings: Settings,
 ) -> tuple[SinkStatus, ...]:
     """The recorded status, for a process that does not deliver. `live` is the live leader's registration."""
-    healths = reports.sinks if reports is not None and _is_current(reports, live) else {}
-    unknown = SinkHealth("" if live is not None else ComponentState.STOPPED)
+    states = reports.sinks if reports is not None and _is_current(reports, live) else {}
+    unknown = SinkStateRecord("" if live is not None else ComponentState.STOPPED)
     records = read_sinks(meta, runtime, settings)
     return tuple(
-        _make_sink_status(name, one.record, healths.get(name, unknown), time)
+        _make_sink_status(name, one.record, states.get(name, unknown), time)
         for name, one in records.items()
         if one.record.is_declared
     )
 
 
-def _make_sink_status(name: str, record: SinkRecord, health: SinkHealth, time: int) -> SinkStatus:
+def _make_sink_status(name: str, record: SinkRecord, state: SinkStateRecord, time: int) -> SinkStatus:
     """From the recorded position; an idle sink may be further."""
     last = None if record.written < 0 else record.written
     behind = max(0, time - record.position)
-    return SinkStatus(name, record.collection, record.connector, last, behind, health.state, health.problem)
+    return SinkStatus(name, record.collection, record.connector, last, behind, state.state, state.problem)
 
 
 def _explain_stop(holder: Registration | None, committed: int, bound: int) -> str:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from evertide.errors import EvertideError
 from evertide.logs import TRANSACTION
-from evertide.observer import FaultEvent, Lap, Observer, TransactionEvent, TransactionOrigin, WrittenSize
+from evertide.observer import FailureEvent, Lap, Observer, TransactionEvent, TransactionOrigin, WrittenSize
 from evertide.runtime import Runtime
 from evertide.settings import Settings
 
@@ -83,7 +83,7 @@ class PhaseTracker:
 
     def fail(self, time: int, error: EvertideError) -> None:
         """Report the failed transaction with its laps."""
-        self.observer.on_fault(FaultEvent("transaction", "", error.error_code, self._end_laps(time), time))
+        self.observer.on_failure(FailureEvent("transaction", "", error.error_code, self._end_laps(time), time))
 
     def _end_laps(self, time: int) -> tuple[Lap, ...]:
         self.enter(Phase.WAIT, time)

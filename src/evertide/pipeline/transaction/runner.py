@@ -53,7 +53,7 @@ from evertide.errors import (
 from evertide.journal.records import Bound, Committed, Content, Input
 from evertide.journal.replay import ReplayResult, ReplayStretch, find_divergences
 from evertide.journal.staging import list_staged
-from evertide.observer import FaultEvent, Observer, TransactionOrigin, WrittenSize
+from evertide.observer import FailureEvent, Observer, TransactionOrigin, WrittenSize
 from evertide.pipeline.definition import (
     AwayReason,
     Definition,
@@ -420,7 +420,7 @@ class Runner:
     def _report(self, failure: ViewFailed) -> None:
         logger.error("%s", failure)
         for name in failure.views:
-            self.observer.on_fault(FaultEvent("view", name, failure.error_code, time=failure.time))
+            self.observer.on_failure(FailureEvent("view", name, failure.error_code, time=failure.time))
 
     def _add_evidence(self, failure: StateDiverged) -> StateDiverged:
         parts = self.machine.lost_parts.pop(failure.views, ())

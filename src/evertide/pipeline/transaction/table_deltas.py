@@ -1,14 +1,15 @@
 """Converts the input of sources to deltas of tables.
 
-The state is an arrangement by key for each table with a key, and one of the dead letters by table and key. Checkpoints
-store these arrangements; they can be rebuilt from the shards.
+The state is an arrangement by key for each table with a key, and one of the dead letters by table and key.
+Checkpoints store these arrangements; they can be rebuilt from the shards.
 
 1. The last change of a key in a transaction replaces the table's row of that key (U5). A delete of a missing key has
    no effect.
 2. In a table without a key, an upsert adds a row. A delete removes one row that is equal in all columns, if there is
    one at that point of the input.
-3. A row that does not fit becomes a dead letter, with its place and the reason. If its key is readable, the table's row
-   of that key is removed, as it is outdated; the next valid change or delete of the key removes the dead letter (U6).
+3. A row that does not fit becomes a dead letter, with its place and the reason. If its key is readable, the
+   table's row of that key is removed, as it is outdated; the next valid change or delete of the key removes the dead
+   dead_letter (U6).
 4. A truncate removes all rows of the table, and the dead letters of its keys; only later input counts.
 """
 
@@ -177,8 +178,8 @@ class Tables:
         )
 
     def _compute_errors_delta(self, table_input: TableInput) -> pa.Table:
-        letters = table_input.final_letters
-        new = _add_diffs(_make_letter_rows(table_input.table, letters), np.ones(len(letters), np.int64))
+        dead_letters = table_input.final_dead_letters
+        new = _add_diffs(_make_dead_letter_rows(table_input.table, dead_letters), np.ones(len(dead_letters), np.int64))
         if not table_input.table.key or not self._errors.rows:
             return new
         if table_input.is_truncated:
@@ -218,26 +219,26 @@ def _find_excess(negative_sums: pa.Table, before: pa.Table, where: str) -> pa.Ta
     return _add_diffs(below, -_read_diffs(below))
 
 
-def _make_letter_rows(table: DeclaredTable, letters: Sequence[DeadLetter]) -> pa.Table:
-    keys = [letter.fault.key for letter in letters if table.key and letter.fault.key is not None]
+def _make_dead_letter_rows(table: DeclaredTable, dead_letters: Sequence[DeadLetter]) -> pa.Table:
+    keys = [dead_letter.fault.key for dead_letter in dead_letters if table.key and dead_letter.fault.key is not None]
     texts = iter(_write_keys(pa.concat_tables(keys)) if keys else [])
     rows = [
         {
             "table": table.name,
-            "key": next(texts) if table.key and letter.fault.key is not None else None,
-            "source": letter.source,
-            "place": letter.fault.place,
-            "line": letter.fault.line,
-            "reason": letter.fault.reason,
-            "raw": letter.fault.raw,
+            "key": next(texts) if table.key and dead_letter.fault.key is not None else None,
+            "source": dead_letter.source,
+            "place": dead_letter.fault.place,
+            "line": dead_letter.fault.line,
+            "reason": dead_letter.fault.reason,
+            "raw": dead_letter.fault.raw,
         }
-        for letter in letters
+        for dead_letter in dead_letters
     ]
     return pa.Table.from_pylist(rows, ERRORS_SCHEMA)
 
 
 def _write_keys(keys: pa.Table) -> list[str]:
-    """Equal keys have equal texts, independent of other keys, so that a valid row finds the letters of its key."""
+    """Equal keys have equal texts, independent of other keys, so that a valid row finds the dead letters of its key."""
     columns = [canonicalize(to_array(column)) for column in keys.columns]
     return write_json_texts(pa.Table.from_arrays(columns, names=keys.schema.names))
 

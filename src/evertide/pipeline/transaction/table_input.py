@@ -47,7 +47,7 @@ class TableInput:
     table: DeclaredTable
     rows: pa.Table
     ops: Longs
-    letters: tuple[DeadLetter, ...]
+    dead_letters: tuple[DeadLetter, ...]
     same: Mapping[int, str]
     """By row, the columns that an upsert leaves unchanged (`SAME`)."""
     sources: tuple[str, ...]
@@ -79,40 +79,43 @@ class TableInput:
         return pa.Table.from_arrays(self.rows.select(list(table.key)).take(pa.array(first)).columns, schema=schema)
 
     @property
-    def final_letters(self) -> list[DeadLetter]:
-        """The letters that no later change of the same key removes."""
+    def final_dead_letters(self) -> list[DeadLetter]:
+        """The dead letters that no later change of the same key removes."""
         if not self.table.key:
-            return list(self.letters)
+            return list(self.dead_letters)
         last = set(self.last.tolist())
-        return [letter for letter in self.letters if letter.row < 0 or letter.row in last]
+        return [dead_letter for dead_letter in self.dead_letters if dead_letter.row < 0 or dead_letter.row in last]
 
 
 def gather_input(table: DeclaredTable, batches: Sequence[tuple[str, Rows]]) -> TableInput:
     pieces: list[pa.Table] = []
-    letters: list[DeadLetter] = []
+    dead_letters: list[DeadLetter] = []
     schema = pa.schema([*(pa.field(field.name, field.type) for field in table.schema), _OP_FIELD, _SAME_FIELD])
     for source, batch in batches:
         rows, known = _check_nulls(table, align_columns(batch.rows, schema), batch.faults, source)
         keyed = [fault for fault in known if fault.key is not None] if table.key else []
         pieces.append(_interleave(table, rows, keyed))
-        letters += [DeadLetter(source, fault) for fault in known]
+        dead_letters += [DeadLetter(source, fault) for fault in known]
     rows = pa.concat_tables(pieces)
     ops = rows.column(OP).to_numpy().astype(np.int64)
     table_input = TableInput(
         table,
         rows.drop_columns([OP, SAME]),
         ops,
-        _place_letters(letters, ops) if table.key else tuple(letters),
+        _place_dead_letters(dead_letters, ops) if table.key else tuple(dead_letters),
         _read_marks(rows.column(SAME)),
         tuple(dict.fromkeys(source for source, _ in batches)),
     )
     return _cut_at_truncate(table_input)
 
 
-def _place_letters(letters: Sequence[DeadLetter], ops: Longs) -> tuple[DeadLetter, ...]:
-    """Assign the fault rows to the letters with a key, in order."""
+def _place_dead_letters(dead_letters: Sequence[DeadLetter], ops: Longs) -> tuple[DeadLetter, ...]:
+    """Assign the fault rows to the dead letters with a key, in order."""
     rows = iter(np.flatnonzero(ops == _FAULT).tolist())
-    return tuple(letter if letter.fault.key is None else replace(letter, row=next(rows)) for letter in letters)
+    return tuple(
+        dead_letter if dead_letter.fault.key is None else replace(dead_letter, row=next(rows))
+        for dead_letter in dead_letters
+    )
 
 
 def _read_marks(same: Any) -> dict[int, str]:
@@ -126,12 +129,17 @@ def _cut_at_truncate(table_input: TableInput) -> TableInput:
     if not len(cuts):
         return table_input
     first = int(cuts[-1]) + 1
-    letters = [letter for letter in table_input.letters if letter.row < 0 or letter.row >= first]
+    dead_letters = [
+        dead_letter for dead_letter in table_input.dead_letters if dead_letter.row < 0 or dead_letter.row >= first
+    ]
     return TableInput(
         table_input.table,
         table_input.rows.slice(first),
         table_input.ops[first:],
-        tuple(letter if letter.row < 0 else replace(letter, row=letter.row - first) for letter in letters),
+        tuple(
+            dead_letter if dead_letter.row < 0 else replace(dead_letter, row=dead_letter.row - first)
+            for dead_letter in dead_letters
+        ),
         {row - first: mark for row, mark in table_input.same.items() if row >= first},
         table_input.sources,
         is_truncated=True,
@@ -236,16 +244,16 @@ def fill_unchanged(table_input: TableInput, lookup: Callable[[pa.Table], pa.Tabl
             places[sorted(here)] = rows.num_rows + np.arange(len(here))
             filled = pa.concat_arrays(both).take(pa.array(places))  # works for nested types, too
             rows = rows.set_column(at, pa.field(field.name, field.type), filled)
-    letters = list(table_input.letters)
+    dead_letters = list(table_input.dead_letters)
     for row, column in bad.items():
         ops[row] = _FAULT
         why = f"column {column!r} is as it was, but the row that had its value did not fit either, or is not there"
-        letters.append(
+        dead_letters.append(
             DeadLetter(
                 table_input.sources[0], _make_fault(table_input.table, rows, row, why, table_input.sources[0]), row
             )
         )
-    return replace(table_input, rows=rows, ops=ops, letters=tuple(letters), same={})
+    return replace(table_input, rows=rows, ops=ops, dead_letters=tuple(dead_letters), same={})
 
 
 class _Values:

@@ -20,12 +20,12 @@ from evertide.store.paths import HEALTH, writer_key
 from evertide.store.retry import commit_until_known, retry_read, truncate_sometimes
 from evertide.store.sealed import seal, unseal
 
-__all__ = ["HealthRecord", "HealthReporter", "read_health", "write_report"]
+__all__ = ["PipelineStateRecord", "PipelineStateReporter", "read_pipeline_state", "write_report"]
 
 logger = logging.getLogger(__name__)
 
 
-class HealthRecord(msgspec.Struct, frozen=True):
+class PipelineStateRecord(msgspec.Struct, frozen=True):
     writer: str
     state: str
     since_s: float
@@ -58,7 +58,7 @@ def write_report(  # noqa: PLR0917
         logger.warning("could not record the pipeline's state in storage (%s): %s", key, error)
 
 
-class HealthReporter:
+class PipelineStateReporter:
     """Writes the state of one process to storage when it has changed. Any thread may call it."""
 
     def __init__(self, meta: Meta, writer: str, runtime: Runtime, settings: Settings) -> None:
@@ -75,10 +75,12 @@ class HealthReporter:
             self._written = (now.state, now.why)
         if is_news:
             change = self._runtime.new_id()
-            health = HealthRecord(self._writer, now.state, now.since_s, change, now.error_code, now.why, now.remedy)
-            write_report(self._meta, HEALTH, self._writer, health, self._runtime, self._settings)
+            record = PipelineStateRecord(
+                self._writer, now.state, now.since_s, change, now.error_code, now.why, now.remedy
+            )
+            write_report(self._meta, HEALTH, self._writer, record, self._runtime, self._settings)
 
 
-def read_health(meta: Meta) -> HealthRecord | None:
+def read_pipeline_state(meta: Meta) -> PipelineStateRecord | None:
     record = meta.head(HEALTH)
-    return unseal(record.data, HealthRecord, meta.path(HEALTH)) if record else None
+    return unseal(record.data, PipelineStateRecord, meta.path(HEALTH)) if record else None

@@ -13,8 +13,7 @@ import pytest
 from evertide.flow.aggregates.accumulators import make_accumulator
 from evertide.flow.aggregates.limbs import GroupedRows
 from evertide.plan.algebra.nodes import EvalMode
-from evertide.plan.catalyst.scala import read_list
-from evertide.plan.catalyst.walk import get_kind, walk_expressions, walk_nodes
+from evertide.plan.catalyst.walk import get_kind, read_list, walk_expressions, walk_nodes
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

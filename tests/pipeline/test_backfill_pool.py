@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql.functions import udf
 
 import evertide as et
-from evertide.plan.catalyst.pool import BACKFILL_POOL, use_pool
+from evertide.plan.catalyst.driver import BACKFILL_POOL, use_pool
 from evertide.plan.fragment.fragment import ROWS_SMALL_MAX
 from evertide.runtime import SystemRuntime
 from tests.pipeline.test_threads import wait_until

@@ -11,8 +11,7 @@ from pyspark.errors import ParseException
 
 from evertide.errors import InvalidInput
 from evertide.plan.program.catalog import SparkCatalog
-from evertide.plan.program.statements import DeclaredColumn, TableStatement, ViewStatement
-from evertide.plan.program.streams import remove_streams
+from evertide.plan.program.statements import DeclaredColumn, TableStatement, ViewStatement, remove_streams
 from evertide.plan.query.query import list_relations, make_frame, run_query
 from tests.plan.query_places import HIDDEN, PLACES, REFUSED_RELATIONS, TRANSFORMED
 

@@ -17,9 +17,8 @@ from evertide.flow.state.state_part import PartEntry
 from evertide.pipeline.engine import Cohort, DeclaredTable, DeclaredView, StateStore, drain
 from evertide.plan.algebra.fingerprint import Fingerprints
 from evertide.plan.algebra.nodes import Attribute
-from evertide.plan.catalyst.activity import read_activity
 from evertide.plan.catalyst.columns import make_arrow_schema
-from evertide.plan.catalyst.pool import BACKFILL_POOL, use_pool
+from evertide.plan.catalyst.driver import BACKFILL_POOL, read_activity, use_pool
 from evertide.plan.catalyst.result_settings import read_result_settings
 from evertide.plan.catalyst.session import Session
 from evertide.plan.program.program import Program

@@ -21,8 +21,7 @@ from evertide.plan.algebra.conditions import build_key_condition
 from evertide.plan.algebra.nodes import Aggregate, Attribute, EvalMode, Function, Join, JoinType, Map, PlanNode
 from evertide.plan.algebra.order import canonicalize_aggregate, sort_collected
 from evertide.plan.catalyst.catalyst import Catalyst
-from evertide.plan.catalyst.scala import read_list, read_option
-from evertide.plan.catalyst.walk import get_kind, walk_parts
+from evertide.plan.catalyst.walk import get_kind, read_list, read_option, walk_parts
 
 __all__ = [
     "make_aggregate",

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from evertide.plan.catalyst.catalyst import Catalyst
-from evertide.plan.catalyst.scala import read_list
-from evertide.plan.catalyst.walk import get_kind
+from evertide.plan.catalyst.walk import get_kind, read_list
 
 __all__ = ["Keys", "build_key_condition", "find_equal_keys", "find_not_in_key"]
 

@@ -12,8 +12,7 @@ from typing import Any
 
 from evertide.errors import InvalidInput
 from evertide.plan.catalyst.catalyst import Catalyst
-from evertide.plan.catalyst.scala import read_list
-from evertide.plan.catalyst.walk import get_kind, walk_nodes
+from evertide.plan.catalyst.walk import get_kind, read_list, walk_nodes
 
 __all__ = ["rewrite_deduplicates"]
 

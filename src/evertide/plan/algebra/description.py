@@ -25,8 +25,7 @@ from evertide.plan.algebra.nodes import (
     Union,
     Window,
 )
-from evertide.plan.catalyst.scala import read_list, read_option
-from evertide.plan.catalyst.walk import get_kind
+from evertide.plan.catalyst.walk import get_kind, read_list, read_option
 
 __all__ = ["describe_node", "list_column_names"]
 

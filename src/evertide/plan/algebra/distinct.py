@@ -21,8 +21,7 @@ from __future__ import annotations
 from typing import Any
 
 from evertide.plan.catalyst.catalyst import Catalyst
-from evertide.plan.catalyst.scala import read_list, read_option
-from evertide.plan.catalyst.walk import get_kind, walk_parts
+from evertide.plan.catalyst.walk import get_kind, read_list, read_option, walk_parts
 
 __all__ = ["undo_distinct_rewrite"]
 

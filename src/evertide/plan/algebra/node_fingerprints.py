@@ -9,8 +9,7 @@ from typing import Any
 
 from evertide.plan.algebra.nodes import Aggregate, Attribute, Map, PlanNode, Scan, TopK
 from evertide.plan.catalyst.canonical import CanonicalForms
-from evertide.plan.catalyst.scala import read_list
-from evertide.plan.catalyst.walk import get_kind, walk_own_nodes
+from evertide.plan.catalyst.walk import get_kind, read_list, walk_own_nodes
 
 __all__ = ["NodeFingerprints", "hash_json"]
 

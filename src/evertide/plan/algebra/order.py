@@ -22,8 +22,7 @@ from typing import Any
 
 from evertide.errors import InvalidInput
 from evertide.plan.catalyst.catalyst import Catalyst
-from evertide.plan.catalyst.scala import read_list, read_option
-from evertide.plan.catalyst.walk import get_kind, walk_parts
+from evertide.plan.catalyst.walk import get_kind, read_list, read_option, walk_parts
 
 __all__ = ["canonicalize_aggregate", "make_total_order", "sort_collected"]
 

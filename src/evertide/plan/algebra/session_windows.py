@@ -18,8 +18,7 @@ from typing import Any, Protocol
 from evertide.plan.algebra.aggregates import make_map
 from evertide.plan.algebra.nodes import PlanNode
 from evertide.plan.catalyst.catalyst import Catalyst
-from evertide.plan.catalyst.scala import read_list
-from evertide.plan.catalyst.walk import get_kind
+from evertide.plan.catalyst.walk import get_kind, read_list
 
 __all__ = ["assign_sessions", "find_session_key"]
 

@@ -17,7 +17,7 @@ from evertide.plan.algebra.node_fingerprints import NodeFingerprints
 from evertide.plan.algebra.nodes import PlanNode, Scan, walk
 from evertide.plan.catalyst.canonical import CanonicalForms
 from evertide.plan.catalyst.catalyst import Catalyst
-from evertide.plan.catalyst.scala import read_list
+from evertide.plan.catalyst.walk import read_list
 
 __all__ = ["SharedParts"]
 

@@ -26,8 +26,7 @@ from pyspark.sql import SparkSession
 
 from evertide.errors import InvalidInput
 from evertide.plan.catalyst.python_function import describe_function
-from evertide.plan.catalyst.scala import read_list
-from evertide.plan.catalyst.walk import walk_parts
+from evertide.plan.catalyst.walk import read_list, walk_parts
 
 __all__ = ["CanonicalForms"]
 

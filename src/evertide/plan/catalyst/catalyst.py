@@ -27,9 +27,9 @@ import pyarrow as pa
 from py4j.java_gateway import is_instance_of  # type: ignore[import-untyped]
 from pyspark.sql import SparkSession
 
-from evertide.plan.catalyst.java_class import load_class
-from evertide.plan.catalyst.scala import read_list
+from evertide.plan.catalyst.parsed import load_class
 from evertide.plan.catalyst.scratch_files import read_scratch, split_frames
+from evertide.plan.catalyst.walk import read_list
 from evertide.scratch import scratch_file, using_scratch
 
 __all__ = ["Catalyst"]

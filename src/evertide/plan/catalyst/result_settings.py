@@ -11,7 +11,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from evertide.plan.catalyst.scala import read_map
+from evertide.plan.catalyst.walk import read_map
 
 __all__ = ["RESULT_PREFIX", "RESULT_SETTINGS", "read_result_settings"]
 

@@ -44,7 +44,7 @@ SETTINGS = {
 }
 """For thousands of small jobs: a large cache of generated code, and no UI. A row that needs more memory than there is
 fails its task, and so a view; by default it would end the JVM, again after every restart. Pools share the cores
-(`evertide.plan.catalyst.pool`); by default a job waits for all tasks of earlier jobs."""
+(`evertide.plan.catalyst.driver`); by default a job waits for all tasks of earlier jobs."""
 TOP_SETTINGS = {"spark.sql.execution.topKSortFallbackThreshold": "1000000"}
 """For sessions that run queries of users. For ORDER BY ... LIMIT k, each task of Spark allocates an array of 2 * k rows
 even if there are few rows. From this k on, Spark sorts instead. By default it does so from 2,147,483,632 on."""

@@ -1,13 +1,26 @@
-"""Walks Catalyst's trees. Each step is a call to the JVM, so this is done only when a view is declared."""
+"""Walks Catalyst's trees, and converts small Scala collections to Python's.
+
+Each step and each element is a call to the JVM, so this is done only when a view is declared.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
-from evertide.plan.catalyst.scala import read_list
+__all__ = ["get_kind", "read_list", "read_map", "read_option", "walk_expressions", "walk_nodes", "walk_parts"]
 
-__all__ = ["get_kind", "walk_expressions", "walk_nodes", "walk_parts"]
+
+def read_list(found: Any) -> list[Any]:
+    return [found.apply(at) for at in range(found.size())]
+
+
+def read_option(found: Any) -> Any | None:
+    return found.get() if found.isDefined() else None
+
+
+def read_map(found: Any) -> dict[str, str]:
+    return {pair._1(): pair._2() for pair in read_list(found.toSeq())}
 
 
 def get_kind(tree: Any) -> str:

@@ -3,5 +3,4 @@
 fragment        a fragment, and the choice between a run over few and over many rows
 forms           forms of a fragment with an outer join
 local_runner    runs over few rows, in one call to the JVM (LocalRunner.java)
-narrow_map      maps over many rows that transfer only the columns needed
 """

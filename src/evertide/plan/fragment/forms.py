@@ -20,8 +20,7 @@ from typing import Any
 
 from evertide.plan.algebra.nodes import JoinType
 from evertide.plan.catalyst.catalyst import Catalyst
-from evertide.plan.catalyst.scala import read_list, read_option
-from evertide.plan.catalyst.walk import get_kind
+from evertide.plan.catalyst.walk import get_kind, read_list, read_option
 
 __all__ = ["Form", "find_outer_joins", "rewrite_to_form"]
 

@@ -11,7 +11,7 @@ consolidated.
    (`evertide.plan.fragment.local_runner`).
 4. If a join produces very many rows from few, the run is aborted and repeated as a run over many rows.
 5. Many rows are distributed over the executors, in a session with settings for that. For a map, only the columns that
-   it reads and computes are transferred (`evertide.plan.fragment.narrow_map`).
+   it reads and computes are transferred (`NarrowMap`).
 
 Threads: a fragment belongs to one circuit, and one thread runs it at a time. Fragments of other circuits run
 concurrently; they share the `Catalyst` and the plans in the JVM, which are immutable.
@@ -30,11 +30,9 @@ import pyarrow as pa
 from evertide.plan.algebra.nodes import Attribute, Expand, Filter, Generate, JoinType, Map, PlanNode, Union
 from evertide.plan.catalyst.catalyst import Catalyst
 from evertide.plan.catalyst.columns import make_arrow_schema
-from evertide.plan.catalyst.scala import read_list
-from evertide.plan.catalyst.walk import get_kind, walk_own_nodes
+from evertide.plan.catalyst.walk import get_kind, read_list, walk_own_nodes
 from evertide.plan.fragment.forms import Form, find_outer_joins, rewrite_to_form
 from evertide.plan.fragment.local_runner import LocalRunner, Term
-from evertide.plan.fragment.narrow_map import NarrowMap, make_narrow_map
 from evertide.rows.changes import DIFF, DIFF_FIELD
 from evertide.rows.conform import conform_table
 
@@ -283,3 +281,40 @@ def _is_row_wise(root: PlanNode, leaves: list[PlanNode]) -> bool:
 
 def _is_rename_only(root: PlanNode, leaves: list[PlanNode]) -> bool:
     return _is_true_for_all(root, leaves, lambda node: isinstance(node, Map) and node.is_rename_only)
+
+
+@dataclass(frozen=True, slots=True)
+class NarrowMap:
+    """A map over many rows that sends only the columns it reads to the executors, and collects only those it computes.
+
+    Rows are matched by position: a Project over a leaf outputs one row per input row, in the order of the partitions.
+    """
+
+    computed: tuple[Any, ...]
+    """Catalyst expressions."""
+    reads: tuple[int, ...]
+    """Positions of the leaf's columns that they read."""
+    places: tuple[tuple[bool, int], ...]
+    """Per output column: whether it is computed, and its position among the computed columns or in the leaf."""
+
+    def assemble(self, leaf: pa.Table, found: pa.Table) -> list[Any]:
+        """Combine columns of the leaf and computed columns to the output."""
+        return [(found if is_computed else leaf).column(at) for is_computed, at in self.places]
+
+
+def make_narrow_map(project: Any, attributes: Sequence[Any]) -> NarrowMap | None:
+    """Split a Project over a leaf; None if all its columns are computed, or none is."""
+    positions = {attribute.exprId().id(): at for at, attribute in enumerate(attributes)}
+    computed: list[Any] = []
+    places: list[tuple[bool, int]] = []
+    for expression in read_list(project.projectList()):
+        source = expression.child() if get_kind(expression) == "Alias" else expression
+        if get_kind(source) == "AttributeReference":
+            places.append((False, positions[source.exprId().id()]))
+        else:
+            places.append((True, len(computed)))
+            computed.append(expression)
+    if len(computed) in (0, len(places)):
+        return None
+    reads = {positions[read.exprId().id()] for each in computed for read in read_list(each.references().toSeq())}
+    return NarrowMap(tuple(computed), tuple(sorted(reads)) or (0,), tuple(places))

@@ -1,7 +1,7 @@
 """Runs a fragment over few rows in one call to the JVM, from Arrow to Arrow, mostly without a Spark job.
 
 Each call from Python to the JVM is a round trip, and a job with one task costs some 25 ms beside its computation. So
-such a run is written in Java (`LocalRunner.java`). It is compiled at first use (`evertide.plan.catalyst.java_class`).
+such a run is written in Java (`LocalRunner.java`). It is compiled at first use (`evertide.plan.catalyst.parsed`).
 
 1. The fragment is planned once. The rows of its leaves are replaced before each run, so that the physical plan, its
    generated code and its RDD are reused.

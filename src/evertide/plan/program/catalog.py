@@ -23,9 +23,8 @@ from pyspark.sql import DataFrame, SparkSession
 from evertide.errors import InvalidInput, SparkEnded
 from evertide.plan.catalyst.failure import classify_error, describe_error
 from evertide.plan.catalyst.parsed import walk_parsed
-from evertide.plan.catalyst.scala import read_list, read_option
 from evertide.plan.catalyst.session import TOP_SETTINGS
-from evertide.plan.catalyst.walk import get_kind, walk_nodes
+from evertide.plan.catalyst.walk import get_kind, read_list, read_option, walk_nodes
 from evertide.plan.program.script_errors import QueryText, explain_error, find_offset
 from evertide.plan.program.statements import TableStatement, ViewStatement
 

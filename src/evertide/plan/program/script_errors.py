@@ -15,7 +15,7 @@ from pyspark.errors import PySparkException
 
 from evertide.errors import InvalidInput
 from evertide.plan.catalyst.failure import read_first_line
-from evertide.plan.catalyst.scala import read_option
+from evertide.plan.catalyst.walk import read_option
 from evertide.plan.program.script import StatementText
 from evertide.plan.query.functions import ALLOWED
 from evertide.suggestions import find_similar, list_names, suggest

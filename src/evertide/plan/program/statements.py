@@ -11,12 +11,16 @@ Spark's own parser parses the statements, and they are never executed. Clauses t
     CREATE TEMPORARY VIEW v AS SELECT ...                   the same
     CREATE FLOW f AS AUTO CDC INTO t FROM s KEYS (...) ...  applies changes of s to t by key
     CREATE FLOW f AS INSERT INTO t BY NAME SELECT ...       adds rows to t; t has the rows of all its flows
+
+The keyword STREAM, which marks tables that are read as a stream, is removed from queries. Evertide maintains views over
+all changes of a table, so it needs no mark, and the analyzer would refuse it, since no table of a pipeline is a
+streaming relation. Spark's parser finds the keyword, so a column named `stream` is not touched.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -25,12 +29,11 @@ from pyspark.sql import SparkSession
 
 from evertide.errors import InvalidInput
 from evertide.plan.catalyst.failure import silence_traces
-from evertide.plan.catalyst.scala import read_list, read_map, read_option
-from evertide.plan.catalyst.walk import get_kind
+from evertide.plan.catalyst.parsed import walk_parsed
+from evertide.plan.catalyst.walk import get_kind, read_list, read_map, read_option
 from evertide.plan.program.error_list import ErrorList
 from evertide.plan.program.script import StatementText, split_script
 from evertide.plan.program.script_errors import QueryText, make_statement_error
-from evertide.plan.program.streams import remove_streams
 
 __all__ = [
     "AppendStatement",
@@ -41,6 +44,7 @@ __all__ = [
     "ViewStatement",
     "check_names",
     "parse_script",
+    "remove_streams",
 ]
 
 
@@ -369,3 +373,29 @@ _READERS: dict[str, Callable[[Any, str], Statement]] = {
     "CreateViewCommand": _read_view,
     "CreateFlowCommand": _read_flow,
 }
+
+
+_CALL = re.compile(r"STREAM\s*\(\s*(.*?)\s*\)", re.IGNORECASE | re.DOTALL)
+_KEYWORD = re.compile(r"STREAM\s+", re.IGNORECASE)
+_UNIT = "utf-16-le"
+"""The JVM counts positions in UTF-16 code units of two bytes."""
+
+
+def remove_streams(parser: Any, query: str) -> str:
+    """Replace `STREAM t` and `STREAM(t)` by `t` in a query that can be parsed."""
+    if "stream" not in query.lower():
+        return query
+    text = query.encode(_UNIT)
+    for start in sorted(set(_find_places(parser.parsePlan(query))), reverse=True):
+        rest = text[2 * start :].decode(_UNIT)
+        plain = _CALL.sub(r"\1", rest, count=1) if _CALL.match(rest) else _KEYWORD.sub("", rest, count=1)
+        text = text[: 2 * start] + plain.encode(_UNIT)
+    return text.decode(_UNIT)
+
+
+def _find_places(plan: Any) -> Iterator[int]:
+    for node in walk_parsed(plan):
+        if get_kind(node) == "UnresolvedRelation" and node.isStreaming():
+            start = read_option(node.origin().startIndex())
+            if start is not None:
+                yield start

@@ -32,9 +32,8 @@ from evertide.errors import InvalidInput, LimitExceeded, SparkAway, SparkEnded
 from evertide.plan.catalyst.failure import classify_errors, describe_error, silence_traces
 from evertide.plan.catalyst.parsed import find_inner_plans
 from evertide.plan.catalyst.result_settings import read_result_settings
-from evertide.plan.catalyst.scala import read_list
 from evertide.plan.catalyst.session import TOP_SETTINGS
-from evertide.plan.catalyst.walk import get_kind, walk_expressions, walk_nodes
+from evertide.plan.catalyst.walk import get_kind, read_list, walk_expressions, walk_nodes
 from evertide.plan.query.functions import ALLOWED, ALLOWED_IN_FROM, REFUSED
 from evertide.rows.conform import conform
 

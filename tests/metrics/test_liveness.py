@@ -13,7 +13,7 @@ from evertide.errors import Unavailable
 from evertide.observer import NO_OBSERVER
 from evertide.pipeline.pipeline import Pipeline
 from evertide.pipeline.replicas.liveness import Liveness
-from evertide.pipeline.transaction.machine import Machine
+from evertide.pipeline.state.machine import Machine
 from evertide.pipeline.transaction.phases import Phase, PhaseTracker
 from evertide.runtime import SystemRuntime
 from evertide.threads.steps import note_step, watch_steps

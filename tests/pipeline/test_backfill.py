@@ -16,8 +16,8 @@ from evertide.pipeline.backfill.backfill import Backfill
 from evertide.pipeline.backfill.scheduler import BackfillScheduler
 from evertide.pipeline.engine import Cohort
 from evertide.pipeline.pipeline import Pipeline
-from evertide.pipeline.transaction.machine import Machine
-from evertide.pipeline.transaction.members import Members
+from evertide.pipeline.state.machine import Machine
+from evertide.pipeline.state.members import Members
 from evertide.pipeline.transaction.runner import Runner
 from evertide.runtime import SystemRuntime
 from evertide.shard.shard import Shard

@@ -17,7 +17,7 @@ import pytest
 from evertide.errors import OutcomeUnknown, Unavailable
 from evertide.pipeline.backfill.backfill import Backfill
 from evertide.pipeline.pipeline import Pipeline
-from evertide.pipeline.transaction.members import Members
+from evertide.pipeline.state.members import Members
 from evertide.sources.generated.seeded import RandomStream
 from evertide.store.open import Storage
 from evertide.threads.stopping import IsStopping

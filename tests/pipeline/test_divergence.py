@@ -14,7 +14,7 @@ import pytest
 from evertide.errors import Diverged, Recomputing
 from evertide.pipeline.pipeline import Pipeline
 from evertide.pipeline.records.ownership import ProcessRole
-from evertide.pipeline.recovery.divergence import DivergenceEvidence, RecomputationBackoff
+from evertide.pipeline.state.divergence import DivergenceEvidence, RecomputationBackoff
 from evertide.pipeline.status.status import list_divergences, read_status
 from evertide.rows.changes import DIFF
 from evertide.store.open import Storage

@@ -17,8 +17,8 @@ from evertide.pipeline.definition import AwayReason
 from evertide.pipeline.engine import DeclaredTable
 from evertide.pipeline.pipeline import Pipeline
 from evertide.pipeline.reading.collections import StaleViewWarning
-from evertide.pipeline.recovery.hydration import make_view_record
-from evertide.pipeline.transaction.table_deltas import ERRORS
+from evertide.pipeline.state.hydration import make_view_record
+from evertide.pipeline.state.table_deltas import ERRORS
 from evertide.settings import Settings
 from evertide.store.open import Storage
 from tests.kit.small_engine import SmallEngine, SmallView

@@ -16,7 +16,7 @@ from evertide.flow.aggregates.groups import group_rows
 from evertide.journal.records import Input
 from evertide.pipeline.engine import DeclaredTable
 from evertide.pipeline.pipeline import Pipeline
-from evertide.pipeline.transaction.table_deltas import ERRORS
+from evertide.pipeline.state.table_deltas import ERRORS
 from evertide.sources.contract import DELETE, OP, SAME, UPSERT, Fault, Rows
 from evertide.sources.staged import FAULT
 from tests.kit.small_engine import SmallEngine, SmallView

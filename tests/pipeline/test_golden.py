@@ -15,7 +15,7 @@ from evertide.pipeline.records.ownership import Leader
 from evertide.pipeline.records.replica_record import LongWork, ReplicaRecord
 from evertide.pipeline.records.source_record import SinkStateRecord, SourceRecord, SourceRecords
 from evertide.pipeline.records.state_record import PipelineStateRecord
-from evertide.pipeline.transaction.machine import CohortState, MachineState
+from evertide.pipeline.state.machine import CohortState, MachineState
 from evertide.problem import Problem
 from evertide.sources.contract import Lag
 from evertide.store.sealed import seal, unseal

@@ -14,8 +14,8 @@ from evertide.checkpoint.verification import read_manifest
 from evertide.errors import NotAllowedNow, Recomputing, Unavailable
 from evertide.pipeline.pipeline import Pipeline
 from evertide.pipeline.records.ownership import ProcessRole
-from evertide.pipeline.recovery import hydration
-from evertide.pipeline.transaction.members import Members
+from evertide.pipeline.state import hydration
+from evertide.pipeline.state.members import Members
 from evertide.store.memory import MemoryBlob
 from evertide.store.open import Storage
 from tests.kit.small_engine import SmallCohort, SmallEngine, SmallView

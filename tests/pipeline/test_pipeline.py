@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from evertide.errors import Closed, Conflict, InvalidInput, NotAllowedNow, Unavailable
-from evertide.pipeline.transaction.table_deltas import ERRORS
+from evertide.pipeline.state.table_deltas import ERRORS
 from evertide.store.open import Storage
 from evertide.store.writers import read_registrations
 from tests.kit.faulty import Fault, Faults, FaultyBlob, FaultyMeta

@@ -19,7 +19,7 @@ from evertide.errors import StorageFull, Unavailable
 from evertide.journal.journal import Journal
 from evertide.journal.records import Committed
 from evertide.pipeline.pipeline import Pipeline
-from evertide.pipeline.transaction.machine import Machine
+from evertide.pipeline.state.machine import Machine
 from evertide.pipeline.transaction.portions import InputPortions
 from evertide.runtime import SystemRuntime
 from evertide.settings import Settings

@@ -20,7 +20,7 @@ from evertide.pipeline.engine import DeclaredTable
 from evertide.pipeline.pipeline import Pipeline
 from evertide.pipeline.records.ownership import ProcessRole
 from evertide.pipeline.replicas.leadership import promote
-from evertide.pipeline.transaction.machine import Machine
+from evertide.pipeline.state.machine import Machine
 from evertide.pipeline.transaction.runner import Runner
 from evertide.store.open import Storage
 from evertide.store.paths import staged_prefix

@@ -16,7 +16,7 @@ from evertide.errors import (
 from evertide.pipeline.input.pushes import PushTransaction
 from evertide.pipeline.maintenance.checkpointer import Checkpointer
 from evertide.pipeline.pipeline import Pipeline
-from evertide.pipeline.transaction.machine import Machine
+from evertide.pipeline.state.machine import Machine
 from evertide.shard.maintenance import Maintenance
 from tests.pipeline.kit import Row, crash, open_pipeline, rows_of
 from tests.pipeline.replica_kit import QUICK, caught_up, order, pair, replica, shared

@@ -9,7 +9,7 @@ import pytest
 from evertide.errors import (
     Unavailable,
 )
-from evertide.pipeline.transaction.machine import Machine
+from evertide.pipeline.state.machine import Machine
 from evertide.pipeline.transaction.runner import Runner
 from tests.pipeline.kit import crash, rows_of
 from tests.pipeline.replica_kit import caught_up, leaders, order, pair, replica, shared

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from evertide.errors import Diverged, SourceChanged, SourceFailed
-from evertide.pipeline.transaction.table_deltas import ERRORS
+from evertide.pipeline.state.table_deltas import ERRORS
 from evertide.sources.contract import Fault
 from tests.pipeline.kit import (
     NOTES,

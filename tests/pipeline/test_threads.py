@@ -11,7 +11,7 @@ import pytest
 from evertide.errors import BlobMissing, Unexpected
 from evertide.pipeline.maintenance.state_maintenance import StateMaintenance
 from evertide.pipeline.pipeline import Pipeline
-from evertide.pipeline.transaction.machine import Machine
+from evertide.pipeline.state.machine import Machine
 from evertide.problem import Problem
 from evertide.runtime import SystemRuntime
 from tests.kit.runtime import ManualRuntime

@@ -9,7 +9,7 @@ import pytest
 
 from evertide.errors import InvalidInput
 from evertide.pipeline.engine import DeclaredTable
-from evertide.pipeline.transaction.table_deltas import ERRORS
+from evertide.pipeline.state.table_deltas import ERRORS
 from evertide.sources.contract import DELETE, OP, SAME, TRUNCATE, UPSERT, Fault, Rows
 from tests.pipeline.kit import (
     NOTES,

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from evertide.errors import InvalidInput
-from evertide.pipeline.transaction.table_input import write_json_texts
+from evertide.pipeline.state.table_input import write_json_texts
 from evertide.rows.changes import DIFF, consolidate_delta
 from evertide.rows.python_rows import to_python_rows
 from evertide.rows.utf8 import convert_texts_to_bytes, is_valid_utf8, replace_invalid_utf8

@@ -12,12 +12,13 @@ names            names that readers need, too
 pause            whether new transactions are paused
 transaction      bind, compute and commit
 input            sources and pushes
-recovery         opening, replay and hydration
+recovery         opening and replay
 backfill         hydration while transactions continue
 replicas         leader and followers
 sinks            delivery to sinks
 maintenance      checkpoints and garbage collection
 status           what a pipeline is doing, and what is wrong
+state            the state of tables and views between two transactions
 records          what processes report to each other
 reading          reading collections
 """

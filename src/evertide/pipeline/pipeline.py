@@ -52,12 +52,12 @@ from evertide.pipeline.script_change import Approve, read_script_change
 from evertide.pipeline.sinks.delivery_threads import PreparedSinks
 from evertide.pipeline.sinks.sink_record import SinkRecords
 from evertide.pipeline.spark_engine import SparkEngine
+from evertide.pipeline.state.machine import make_state_store
 from evertide.pipeline.status.process_state import ProcessState
 from evertide.pipeline.status.status import Status
 from evertide.pipeline.status.stored_facts import StoredFacts
 from evertide.pipeline.transaction.advancer import Advancer
 from evertide.pipeline.transaction.loop import Loop
-from evertide.pipeline.transaction.machine import make_state_store
 from evertide.pipeline.transaction.phases import CurrentPhase, Phase
 from evertide.plan.catalyst.network import REMEDY
 from evertide.plan.catalyst.session import SparkSession, open_session

@@ -28,8 +28,8 @@ from evertide.pipeline.definition import (
     read_definition,
 )
 from evertide.pipeline.engine import DeclaredTable, Engine
-from evertide.pipeline.recovery.hydration import check_computable
 from evertide.pipeline.replicas.liveness import watch_for_hang
+from evertide.pipeline.state.hydration import check_computable
 from evertide.runtime import Runtime
 from evertide.settings import Settings
 from evertide.shard.shard import Shards

@@ -14,7 +14,7 @@ import pytest
 
 from evertide.brokers import EnvelopeKind
 from evertide.pipeline.engine import DeclaredTable
-from evertide.pipeline.transaction.table_deltas import ERRORS
+from evertide.pipeline.state.table_deltas import ERRORS
 from evertide.sources.contract import SAME, Rows, TableDeclaration
 from evertide.sources.kafka.formats import JsonFormat
 from evertide.sources.kafka.options import read_options

@@ -14,8 +14,8 @@ import pytest
 from evertide.journal.journal import Journal
 from evertide.pipeline.engine import DeclaredTable
 from evertide.pipeline.pipeline import Pipeline
+from evertide.pipeline.state.table_deltas import ERRORS
 from evertide.pipeline.status.status import SourceStatus
-from evertide.pipeline.transaction.table_deltas import ERRORS
 from evertide.runtime import SystemRuntime
 from evertide.settings import Settings
 from evertide.sources.postgres.messages import parse_lsn

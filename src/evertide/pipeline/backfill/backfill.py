@@ -31,9 +31,9 @@ from evertide.errors import (
 from evertide.observer import FailureEvent
 from evertide.pipeline.definition import AwayReason, find_tables_under, make_shard_name, mark_redefined
 from evertide.pipeline.engine import Cohort
-from evertide.pipeline.recovery.hydration import hydrate_cohort, make_view_record
 from evertide.pipeline.sinks.sink_record import find_shards_of_sinks
-from evertide.pipeline.transaction.members import Members, add_time
+from evertide.pipeline.state.hydration import hydrate_cohort, make_view_record
+from evertide.pipeline.state.members import Members, add_time
 from evertide.pipeline.transaction.portions import PendingChanges
 from evertide.pipeline.transaction.runner import Runner
 from evertide.problem import ComponentState

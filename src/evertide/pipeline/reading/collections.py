@@ -17,7 +17,7 @@ import pyarrow as pa
 from evertide.errors import InvalidInput, NotAllowedNow
 from evertide.pipeline.definition import Definition, ViewRecord, is_redefined
 from evertide.pipeline.names import ERRORS
-from evertide.pipeline.transaction.members import Members
+from evertide.pipeline.state.members import Members
 from evertide.problem import ComponentState
 from evertide.rows.changes import DIFF, TIME, expand
 from evertide.rows.python_rows import to_python_rows

@@ -16,8 +16,8 @@ from evertide.observer import NO_OBSERVER, Observer
 from evertide.pipeline.definition import Definition, read_definition
 from evertide.pipeline.reading.collections import Collections
 from evertide.pipeline.records.ownership import check_free
+from evertide.pipeline.state.members import Members
 from evertide.pipeline.status.status import Status, read_status
-from evertide.pipeline.transaction.members import Members
 from evertide.runtime import Runtime, SystemRuntime
 from evertide.settings import Settings
 from evertide.shard.heartbeat import Heartbeat

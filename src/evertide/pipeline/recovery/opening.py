@@ -46,7 +46,10 @@ from evertide.pipeline.input.source_positions import assign_sources, is_fed_as_r
 from evertide.pipeline.process_context import OnProgress, ProcessContext
 from evertide.pipeline.records.ownership import ProcessRole
 from evertide.pipeline.recovery.damaged_views import set_unreadable_views_aside
-from evertide.pipeline.recovery.hydration import (
+from evertide.pipeline.replicas.leadership import Leadership
+from evertide.pipeline.replicas.peer_follower import PeerFollower
+from evertide.pipeline.sinks.sink_record import find_shards_of_sinks
+from evertide.pipeline.state.hydration import (
     ContentDigests,
     check_computable,
     find_differing_views,
@@ -54,15 +57,12 @@ from evertide.pipeline.recovery.hydration import (
     hydrate_tables,
     make_view_record,
 )
-from evertide.pipeline.replicas.leadership import Leadership
-from evertide.pipeline.replicas.peer_follower import PeerFollower
-from evertide.pipeline.sinks.sink_record import find_shards_of_sinks
-from evertide.pipeline.transaction.machine import Machine, MachineState
-from evertide.pipeline.transaction.members import Members
+from evertide.pipeline.state.machine import Machine, MachineState
+from evertide.pipeline.state.members import Members
+from evertide.pipeline.state.table_deltas import ERRORS_SCHEMA, Tables
+from evertide.pipeline.state.table_input import align_columns
 from evertide.pipeline.transaction.portions import PendingChanges
 from evertide.pipeline.transaction.runner import Runner
-from evertide.pipeline.transaction.table_deltas import ERRORS_SCHEMA, Tables
-from evertide.pipeline.transaction.table_input import align_columns
 from evertide.problem import ComponentState
 from evertide.rows.changes import DIFF
 from evertide.store.paths import PIPELINE

@@ -1,7 +1,7 @@
 """`PeerFollower`: keeps a replica up to date with its peers, which run the same pipeline on the same storage.
 
 1. A transaction that a peer committed is replayed from the tables' shards, and the result is compared with the record
-   (I1, I8). Views that differ lose their state and are recomputed (`evertide.pipeline.recovery.divergence`).
+   (I1, I8). Views that differ lose their state and are recomputed (`evertide.pipeline.state.divergence`).
 2. A transaction that this process computed, and a peer committed first, is compared too, and is not appended (I3).
 3. A peer's generation is adopted if it has the same script; otherwise this process is fenced (I16).
 4. The shards in a transaction's record determine its views. A view that failed at a peer leaves here at the same
@@ -29,8 +29,8 @@ from evertide.journal.records import Committed
 from evertide.journal.replay import ReplayResult, ReplayStretch, check_replay
 from evertide.observer import TransactionOrigin
 from evertide.pipeline.definition import Definition, Evolution, compare_definition, read_definition
-from evertide.pipeline.recovery.divergence import RecomputationBackoff
-from evertide.pipeline.recovery.hydration import ContentDigests, find_differing_views, hydrate_cohort
+from evertide.pipeline.state.divergence import RecomputationBackoff
+from evertide.pipeline.state.hydration import ContentDigests, find_differing_views, hydrate_cohort
 from evertide.pipeline.transaction.runner import Runner
 from evertide.store.paths import GENERATION
 from evertide.store.retry import retry_read

@@ -29,7 +29,7 @@ from evertide.logs import TRANSACTION
 from evertide.observer import NO_OBSERVER, DeliveryEvent, Observer
 from evertide.pipeline.sinks.sink_changes import SinkReader
 from evertide.pipeline.sinks.sink_record import SinkRecord, SinkRecords, StoredSinkRecord, name_sink_hold
-from evertide.pipeline.transaction.members import Members
+from evertide.pipeline.state.members import Members
 from evertide.rows.changes import DIFF
 from evertide.rows.slices import SLICES_MAX
 from evertide.shard.shard import Shard

@@ -32,7 +32,7 @@ from evertide.pipeline.records.replica_record import ReplicaStatus, read_replica
 from evertide.pipeline.records.source_record import SinkStateRecord, SourceRecord, SourceRecords, read_source_records
 from evertide.pipeline.records.state_record import PipelineStateRecord, read_pipeline_state
 from evertide.pipeline.sinks.sink_record import SinkRecord, read_sinks
-from evertide.pipeline.transaction.members import Members
+from evertide.pipeline.state.members import Members
 from evertide.problem import ComponentState, Problem
 from evertide.runtime import Runtime
 from evertide.settings import Settings

@@ -20,10 +20,10 @@ import pyarrow as pa
 
 from evertide.errors import EvertideError, ViewFailed
 from evertide.journal.records import Bound, Content
-from evertide.pipeline.transaction.members import Members, add_time
-from evertide.pipeline.transaction.table_deltas import TableDeltas
+from evertide.pipeline.state.members import Members, add_time
+from evertide.pipeline.state.table_deltas import TableDeltas, measure_content
 from evertide.rows.changes import DIFF, TIME, check_changes, consolidate_delta
-from evertide.rows.digest import ZERO, add_digests, compute_digest, to_hex
+from evertide.rows.digest import ZERO, add_digests
 from evertide.settings import Settings
 from evertide.shard.append import Append, Changes, append_together, store_parts, withdraw
 from evertide.shard.parts.part import Part, decode_part
@@ -32,7 +32,7 @@ from evertide.sources.contract import Rows
 from evertide.store.retry import retry_read
 from evertide.store.writers import Writer
 
-__all__ = ["ContentSums", "InputPortions", "PendingChanges", "TransactionOutcome", "measure_content"]
+__all__ = ["ContentSums", "InputPortions", "PendingChanges", "TransactionOutcome"]
 
 logger = logging.getLogger(__name__)
 
@@ -295,11 +295,6 @@ class TransactionOutcome:
         shard = members.open_collection(table)
         stored = [_load_part(part, shard.name, members) for part in self.pending.parts.get(shard.name, ())]
         return consolidate_delta(pa.concat_tables([before, *stored]), table) if stored else before
-
-
-def measure_content(delta: pa.Table) -> Content:
-    diffs = delta.column(DIFF).to_numpy()
-    return Content(delta.num_rows, to_hex(compute_digest(delta.drop_columns([DIFF]), diffs)))
 
 
 def _load_part(part: Part, shard: str, members: Members) -> pa.Table:

@@ -64,12 +64,13 @@ from evertide.pipeline.definition import (
 from evertide.pipeline.input.bound_rows import collect_xids, read_input
 from evertide.pipeline.names import ERRORS
 from evertide.pipeline.process_context import ProcessContext
-from evertide.pipeline.recovery.divergence import add_evidence
-from evertide.pipeline.recovery.hydration import rehydrate_tables
-from evertide.pipeline.transaction.machine import Machine
-from evertide.pipeline.transaction.members import Members
+from evertide.pipeline.state.divergence import add_evidence
+from evertide.pipeline.state.hydration import rehydrate_tables
+from evertide.pipeline.state.machine import Machine
+from evertide.pipeline.state.members import Members
+from evertide.pipeline.state.table_deltas import measure_content
 from evertide.pipeline.transaction.phases import Phase, PhaseTracker
-from evertide.pipeline.transaction.portions import ContentSums, InputPortions, TransactionOutcome, measure_content
+from evertide.pipeline.transaction.portions import ContentSums, InputPortions, TransactionOutcome
 from evertide.rows.digest import ZERO, add_digests
 from evertide.scratch import using_system
 from evertide.shard.append import Append, append_together

@@ -6,7 +6,7 @@ import logging
 
 from evertide.errors import Forbidden, InvalidInput, NotAllowedNow
 from evertide.pipeline.names import ERRORS
-from evertide.pipeline.transaction.members import Members
+from evertide.pipeline.state.members import Members
 from evertide.server.access.access import Access
 
 __all__ = ["warn_of_unusable_restrictions"]

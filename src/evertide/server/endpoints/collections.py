@@ -16,8 +16,8 @@ from evertide.pipeline.engine import DeclaredTable, DeclaredView
 from evertide.pipeline.input.pushes import PUSH
 from evertide.pipeline.names import ERRORS
 from evertide.pipeline.pipeline import Pipeline
+from evertide.pipeline.state.table_deltas import ERRORS_SCHEMA
 from evertide.pipeline.status.status import SourceStatus, Status
-from evertide.pipeline.transaction.table_deltas import ERRORS_SCHEMA
 from evertide.problem import ComponentState
 from evertide.server.endpoints.columns import Column, list_columns
 from evertide.server.endpoints.history import History

@@ -24,7 +24,7 @@ from evertide.pgexpr.restriction import UNRESTRICTED, Restriction
 from evertide.pgexpr.types.texts import describe_column
 from evertide.pipeline.definition import is_redefined
 from evertide.pipeline.names import ERRORS
-from evertide.pipeline.transaction.members import Members
+from evertide.pipeline.state.members import Members
 from evertide.shapes.protocol.refusals import refuse_invalid, refuse_not_ready
 from evertide.shapes.protocol.requests import Identifier, ShapeRequest
 

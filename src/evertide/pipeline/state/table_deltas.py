@@ -30,7 +30,7 @@ from evertide.flow.state.manifest import ArrangementManifest
 from evertide.journal.records import Content
 from evertide.pipeline.engine import DeclaredTable, StateStore
 from evertide.pipeline.names import ERRORS, encode_path_name
-from evertide.pipeline.transaction.table_input import (
+from evertide.pipeline.state.table_input import (
     DeadLetter,
     TableInput,
     fill_unchanged,
@@ -43,7 +43,7 @@ from evertide.rows.digest import compute_digest, to_hex
 from evertide.sources.contract import DELETE, UPSERT, Rows
 from evertide.threads.stopping import IsStopping
 
-__all__ = ["ERRORS", "ERRORS_SCHEMA", "TableDeltas", "Tables", "encode_path_name"]
+__all__ = ["ERRORS", "ERRORS_SCHEMA", "TableDeltas", "Tables", "encode_path_name", "measure_content"]
 
 ERRORS_SCHEMA = pa.schema(
     [
@@ -259,3 +259,8 @@ def _add_diffs(rows: pa.Table, diffs: Longs) -> pa.Table:
 def _read_diffs(rows: pa.Table) -> Longs:
     found: Longs = rows.column(DIFF).to_numpy()
     return found
+
+
+def measure_content(delta: pa.Table) -> Content:
+    diffs = delta.column(DIFF).to_numpy()
+    return Content(delta.num_rows, to_hex(compute_digest(delta.drop_columns([DIFF]), diffs)))

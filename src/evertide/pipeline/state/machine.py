@@ -25,7 +25,7 @@ from evertide.flow.state.row_groups import RowGroupCache
 from evertide.flow.state.state_part import PartEntry
 from evertide.pipeline.definition import find_tables_under
 from evertide.pipeline.engine import Cohort, Engine, StateStore, drain
-from evertide.pipeline.transaction.table_deltas import Tables
+from evertide.pipeline.state.table_deltas import Tables
 from evertide.runtime import Runtime
 from evertide.settings import Settings
 from evertide.store.blob import Blob

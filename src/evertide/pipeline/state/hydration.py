@@ -21,10 +21,9 @@ import pyarrow as pa
 from evertide.errors import Diverged, InvalidInput, ViewFailed
 from evertide.pipeline.definition import AwayReason, ViewRecord, find_tables_under, to_stored_key
 from evertide.pipeline.engine import Cohort, DeclaredTable, Engine, StateStore
-from evertide.pipeline.transaction.machine import Machine
-from evertide.pipeline.transaction.members import Members
-from evertide.pipeline.transaction.portions import measure_content
-from evertide.pipeline.transaction.table_deltas import Tables
+from evertide.pipeline.state.machine import Machine
+from evertide.pipeline.state.members import Members
+from evertide.pipeline.state.table_deltas import Tables, measure_content
 from evertide.rows.changes import TIME
 from evertide.rows.digest import ZERO, add_digests
 

@@ -10,6 +10,7 @@ spark_engine     the engine on Spark
 script           reads a script: text, a file or a project
 names            names that readers need, too
 pause            whether new transactions are paused
+advance          one transaction after the other, with the peers
 transaction      bind, compute and commit
 input            sources and pushes
 recovery         opening and replay

@@ -31,6 +31,8 @@ from evertide.flow.state.arrangement import Arrangement
 from evertide.journal.journal import Journal
 from evertide.journal.xids import make_own_number
 from evertide.observer import NO_OBSERVER, Observer
+from evertide.pipeline.advance.advancer import Advancer
+from evertide.pipeline.advance.loop import Loop
 from evertide.pipeline.definition import Definition, list_spellings, read_definition
 from evertide.pipeline.engine import Engine
 from evertide.pipeline.input.input_reader import InputReader
@@ -56,8 +58,6 @@ from evertide.pipeline.state.machine import make_state_store
 from evertide.pipeline.status.process_state import ProcessState
 from evertide.pipeline.status.status import Status
 from evertide.pipeline.status.stored_facts import StoredFacts
-from evertide.pipeline.transaction.advancer import Advancer
-from evertide.pipeline.transaction.loop import Loop
 from evertide.pipeline.transaction.phases import CurrentPhase, Phase
 from evertide.plan.catalyst.network import REMEDY
 from evertide.plan.catalyst.session import SparkSession, open_session
@@ -233,7 +233,7 @@ class Pipeline:
         """Make transactions as sources offer input, and periodic checkpoints, until `stop` is called.
 
         `transactions`: end after this number. `until_idle`: end when the input is exhausted, committed and delivered
-        (`evertide.pipeline.transaction.loop`). `on_transaction` is called with the number of each transaction and its
+        (`evertide.pipeline.advance.loop`). `on_transaction` is called with the number of each transaction and its
         duration in seconds.
         """
         self._loop.run(transactions, on_transaction, until_idle=until_idle)

@@ -1,6 +1,6 @@
 """`Liveness`: whether a process that runs a pipeline is alive. `status` says whether it is healthy.
 
-1. A process is alive if all its threads run and, within `hang_after_s`, its loop (`evertide.pipeline.transaction.loop`)
+1. A process is alive if all its threads run and, within `hang_after_s`, its loop (`evertide.pipeline.advance.loop`)
    began a new round, or the current phase made a step (`evertide.threads.steps`). Tasks that Spark finished count as
    steps.
 2. A process that waits for input, for storage or for the end of a pause is alive.

@@ -239,14 +239,24 @@ def test_a_missing_server_is_unavailable_and_a_broken_connection_leaves_writes_u
         Client("https://127.0.0.1", tls="/no/such/file")
 
 
-@pytest.mark.parametrize(("status", "is_known"), [(502, False), (504, False), (500, False), (503, True)])
-def test_a_proxy_without_its_server_leaves_writes_unknown(status: int, *, is_known: bool) -> None:
+@pytest.mark.parametrize(
+    ("status", "body", "is_known"),
+    [
+        (502, "Bad", False),
+        (504, "Bad", False),
+        (500, "Bad", False),
+        (520, "Bad", False),
+        (500, '{"error_code": "of_a_later_version", "message": "lost"}', False),
+        (503, "Bad", True),
+    ],
+)
+def test_a_proxy_without_its_server_leaves_writes_unknown(status: int, body: str, *, is_known: bool) -> None:
     """Fails if the error says that nothing happened: the proxy may have forwarded the rows."""
-    answer = f"HTTP/1.1 {status} Bad\r\nContent-Length: 3\r\nConnection: close\r\n\r\nBad".encode()
+    answer = f"HTTP/1.1 {status} Bad\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n{body}".encode()
     with socket.create_server(("127.0.0.1", 0)) as proxy:
 
         def answered() -> None:
-            for _ in range(2):
+            for _ in range(3):
                 connection, _where = proxy.accept()
                 with connection:
                     connection.recv(1 << 16)
@@ -259,7 +269,20 @@ def test_a_proxy_without_its_server_leaves_writes_unknown(status: int, *, is_kno
                 client.pause()
             with pytest.raises(Unavailable, match=str(status)):
                 client.status()
+            with pytest.raises(Unavailable, match=str(status)):
+                client.query("SELECT 1")
         thread.join()
+
+
+def test_an_answer_that_takes_too_long_leaves_writes_unknown() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as deaf,
+        Client(f"http://127.0.0.1:{deaf.getsockname()[1]}", timeout_s=0.25) as client,
+    ):
+        with pytest.raises(OutcomeUnknown, match=r"no answer within 0\.25 s"):
+            client.push("orders", [order(1)])
+        with pytest.raises(Unavailable, match=r"no answer within 0\.25 s"):
+            client.status()
 
 
 def test_clients_get_the_error_of_a_diverged_pipeline(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from evertide.errors import Unavailable
 from evertide.media import ARROW, PARQUET
 from evertide.pipeline.engine import DeclaredTable
 from evertide.rows.python_rows import _find_integer_type
@@ -223,6 +224,19 @@ def test_changes_between_two_times_are_returned_and_waited_for() -> None:
         with pa.ipc.open_stream(raw.content) as stream:
             assert [(row["__time"], row["__diff"]) for row in stream.read_all().to_pylist()] == [(4, -1), (4, 1)]
         assert raw.headers["evertide-time"] == "4"
+
+
+def test_an_outage_while_a_request_waits_for_changes_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen to fail: it was taken for a wait without a transaction, and the answer was an empty success."""
+
+    def fail(*_: object) -> None:
+        raise Unavailable(path="s", why="away")
+
+    with shop() as (_, client):
+        client.post(ROWS, [order(1)])
+        monkeypatch.setattr(Shard, "wait_for_upper", fail)
+        answer = client.get("/v1/views/revenue/changes?since=1&wait_s=0.05")
+        assert (answer.status, answer.body["error_code"]) == (503, "unavailable")
 
 
 @pytest.mark.parametrize("query", ["", "since=9", "since=2&until=1", "since=1&wait_s=61", "since=1&until=9"])

@@ -7,7 +7,7 @@ import threading
 import pyarrow as pa
 import pytest
 
-from evertide.errors import Conflict, InvalidInput, TimeCompacted, Unavailable
+from evertide.errors import Conflict, InvalidInput, NotAllowedNow, TimeCompacted, Unavailable
 from evertide.rows.changes import DIFF
 from evertide.shard.parts.part import Predicate
 from evertide.shard.read import Snapshot
@@ -43,8 +43,10 @@ def test_a_snapshot_waits_for_its_time(shard: Shard, writer: Writer) -> None:
 
 
 def test_a_snapshot_that_waited_too_long_is_an_error(shard: Shard) -> None:
-    with pytest.raises(Unavailable, match=r"time 5 was not committed within .* the upper is 5"):
+    """Fails if it is `Unavailable`: storage did answer."""
+    with pytest.raises(NotAllowedNow, match=r"time 5 was not committed within .* the upper is 5"):
         shard.snapshot(5, timeout_s=0.01)
+    assert shard.wait_for_upper(5, timeout_s=0.01) == 5
 
 
 def test_a_time_below_since_is_refused_with_the_smallest_legal_one(shard: Shard, writer: Writer) -> None:
@@ -149,5 +151,5 @@ def test_inline_changes_are_read_without_a_lease() -> None:
         shard.advance_since(2, writer)
         with pytest.raises(TimeCompacted):
             shard.changes(1, 3)
-        with pytest.raises(Unavailable):
+        with pytest.raises(NotAllowedNow):
             shard.changes(2, 9, timeout_s=0.01)

@@ -7,12 +7,12 @@ from contextlib import suppress
 
 import pytest
 
-from evertide.errors import Unavailable
+from evertide.errors import OutcomeUnknown, Unavailable
 from evertide.observer import NO_OBSERVER, Observer
 from evertide.runtime import SystemRuntime
 from evertide.store.memory import MemoryBlob, MemoryMeta
 from evertide.store.meta import Write
-from evertide.store.observed import find_silence, observe
+from evertide.store.observed import Silence, find_silence, observe
 from evertide.store.open import Storage
 from tests.kit.faulty import Fault, Faults, FaultyBlob, FaultyMeta
 from tests.kit.runtime import ManualRuntime
@@ -85,19 +85,26 @@ def test_without_an_observer_the_storage_is_unchanged() -> None:
 
 
 class Slow(MemoryBlob):
-    """A call takes the given seconds of the clock, and records at its end which call is silent."""
+    """A call takes the given seconds of the clock, and records at its end what is silent."""
 
     def __init__(self, runtime: ManualRuntime) -> None:
         super().__init__()
         self.runtime = runtime
         self.took_s = 0.0
-        self.look: Callable[[], str] = str
-        self.seen: list[str] = []
+        self.look: Callable[[], Silence | None] = lambda: None
+        self.seen: list[Silence | None] = []
+
+    def get(self, key: str) -> bytes:
+        self._pass_time()
+        return super().get(key)
 
     def put(self, key: str, data: bytes) -> None:
+        self._pass_time()
+        super().put(key, data)
+
+    def _pass_time(self) -> None:
         self.runtime.advance_s(self.took_s)
         self.seen.append(self.look())
-        super().put(key, data)
 
 
 def test_a_call_that_does_not_return_is_named_and_a_large_one_may_take_longer() -> None:
@@ -108,20 +115,41 @@ def test_a_call_that_does_not_return_is_named_and_a_large_one_may_take_longer() 
     for key, took_s, size in (("a", 9, 1), ("b", 11, 1), ("c", 11, 5 << 20), ("d", 16, 5 << 20)):
         blob.took_s = took_s
         storage.blob.put(key, bytes(size))
-    assert blob.seen == ["", "blob.put has not returned for 11 s", "", "blob.put has not returned for 16 s"]
-    assert find_silence(storage, runtime.monotonic_s()) == ""
+    late = [Silence(f"blob.put has not returned for {took_s} s", may_have_written=True) for took_s in (11, 16)]
+    assert blob.seen == [None, late[0], None, late[1]]
+    assert find_silence(storage, runtime.monotonic_s()) is None
+    blob.took_s = 61
+    storage.blob.get("a")
+    assert blob.seen[-1] == Silence("blob.get has not returned for 61 s", may_have_written=False)
 
 
 def test_storage_whose_calls_fail_is_silent_unless_one_is_answered() -> None:
     runtime, faults = ManualRuntime(), Faults.scripted(reads=[Fault.REFUSED, Fault.REFUSED, Fault.DONE, Fault.REFUSED])
     storage = observe(Storage(MemoryBlob(), FaultyMeta(MemoryMeta(), faults), "memory"), Observer(), runtime)
 
-    def ask(after_s: float) -> str:
+    def ask(after_s: float) -> Silence | None:
         runtime.advance_s(after_s)
         with suppress(Unavailable):
             storage.meta.head("k")
         return find_silence(storage, 0)
 
-    assert [ask(8), ask(11), ask(0), ask(0)] == ["", "all calls have failed for 11 s", "", ""]
+    silent = Silence("all calls have failed for 11 s", may_have_written=False)
+    assert [ask(8), ask(11), ask(0), ask(0)] == [None, silent, None, None]
     runtime.advance_s(11)
-    assert find_silence(storage, runtime.monotonic_s()) == "", "it counts from the stop"
+    assert find_silence(storage, runtime.monotonic_s()) is None, "it counts from the stop"
+
+
+def test_a_write_whose_answer_was_lost_is_in_doubt_until_storage_answers() -> None:
+    runtime = ManualRuntime()
+    faults = Faults.scripted(writes=[Fault.LOST], reads=[Fault.REFUSED, Fault.DONE, Fault.REFUSED])
+    storage = observe(Storage(MemoryBlob(), FaultyMeta(MemoryMeta(), faults), "memory"), Observer(), runtime)
+    with suppress(OutcomeUnknown):
+        storage.meta.commit([Write("k", 0, b"")])
+    found = []
+    for _ in range(3):
+        with suppress(Unavailable):
+            storage.meta.head("k")
+        runtime.advance_s(11)
+        found.append(find_silence(storage, 0))
+    silent = [Silence("all calls have failed for 11 s", may_have_written=one) for one in (True, False)]
+    assert found == [silent[0], None, silent[1]]

@@ -301,8 +301,9 @@ class Client:
         return msgspec.json.decode(self._request(method, path, **options).content)  # type: ignore[no-any-return]
 
     def _request(self, method: str, path: str, **options: Any) -> httpx.Response:
-        with translate_errors(f"{method} {self.url}{path}", is_write=method != "GET" and path != "/v1/query"):
-            return check_response(self._http.request(method, path, **options))
+        is_write = method != "GET"
+        with translate_errors(f"{method} {self.url}{path}", is_write=is_write):
+            return check_response(self._http.request(method, path, **options), is_write=is_write)
 
     @contextmanager
     def _stream(self, method: str, path: str, **options: Any) -> Iterator[httpx.Response]:
@@ -310,7 +311,7 @@ class Client:
             translate_errors(f"{method} {self.url}{path}", is_write=False),
             self._http.stream(method, path, **options) as response,
         ):
-            yield check_response(response)
+            yield check_response(response, is_write=False)
 
 
 def _producer_headers(producer: str, sequence: int | None) -> dict[str, str]:

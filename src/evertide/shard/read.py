@@ -20,7 +20,7 @@ from types import TracebackType
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from evertide.errors import BlobMissing, Conflict, EvertideError, TimeCompacted, Unavailable
+from evertide.errors import BlobMissing, Conflict, EvertideError, NotAllowedNow, TimeCompacted
 from evertide.rows.changes import TIME, compute_content, make_changes_schema
 from evertide.shard.lease import Lease, Leases
 from evertide.shard.log import ShardLog, Version
@@ -111,7 +111,7 @@ def cut_to_window(table: pa.Table, part: Part, window: TimeWindow) -> pa.Table:
 
 
 def wait_for_upper(log: ShardLog, above: int, timeout_s: float | None) -> Version:
-    """Wait until the upper is above a time, and return the state. A finalized shard is returned at once."""
+    """Return the state as soon as the upper is above a time or the shard is finalized, or when the timeout is over."""
     deadline_s = None if timeout_s is None else log.runtime.monotonic_s() + timeout_s
     while True:
         version = log.read()
@@ -119,11 +119,15 @@ def wait_for_upper(log: ShardLog, above: int, timeout_s: float | None) -> Versio
             return version
         left_s = 60.0 if deadline_s is None else deadline_s - log.runtime.monotonic_s()
         if left_s <= 0:
-            raise Unavailable(
-                path=log.path,
-                why=f"time {above} was not committed within {timeout_s} s; the upper is {version.state.upper}",
-            )
+            return version
         retry_read(partial(log.meta.wait, log.key, version.seqno, left_s), log.runtime, log.settings)
+
+
+def _wait_until_complete(log: ShardLog, time: int, timeout_s: float | None) -> None:
+    state = wait_for_upper(log, time, timeout_s).state
+    if state.upper <= time and not state.finalized:
+        why = f"time {time} was not committed within {timeout_s} s; the upper is {state.upper}"
+        raise NotAllowedNow(where=f"shard {log.shard!r}", why=why)
 
 
 class Snapshot:
@@ -195,7 +199,7 @@ def take_snapshot(
     timeout_s: float | None = None,
 ) -> Snapshot:
     """Wait until `as_of` is complete, then list its content. Lease first, then the state, uncached (I6)."""
-    wait_for_upper(log, as_of, timeout_s)
+    _wait_until_complete(log, as_of, timeout_s)
     lease = leases.take(log, Time(as_of))
     try:
         return Snapshot(log, lease, list_parts(log, log.read(), TimeWindow(0, as_of + 1, as_of), where), columns)
@@ -206,7 +210,7 @@ def take_snapshot(
 
 def take_changes(log: ShardLog, leases: Leases, lower: int, upper: int, *, timeout_s: float | None = None) -> Snapshot:
     """Wait until all times below `upper` are complete, then list the changes of [lower, upper), with their times."""
-    wait_for_upper(log, upper - 1, timeout_s)
+    _wait_until_complete(log, upper - 1, timeout_s)
     lease = leases.take(log, Time(max(0, lower - 1)))
     try:
         return Snapshot(log, lease, list_parts(log, log.read(), TimeWindow(lower, upper)), None)

@@ -61,7 +61,7 @@ class Shard:
         append_together([Append(self.log, changes, expected_upper, new_upper)], writer)
 
     def wait_for_upper(self, above: int, timeout_s: float | None = None) -> int:
-        """Wait until the upper is above a time, and return it."""
+        """Return the upper as soon as it is above a time, or when the timeout is over."""
         return wait_for_upper(self.log, above, timeout_s).state.upper
 
     def snapshot(

@@ -9,7 +9,7 @@ the rest. `wait` and `path` are not reported: a long wait is not a slow call, an
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 from typing import TypeVar
 
@@ -20,7 +20,7 @@ from evertide.store.blob import Blob, BlobEntry
 from evertide.store.meta import Guard, Meta, Record, Stale, Write
 from evertide.store.open import Storage
 
-__all__ = ["ObservedBlob", "ObservedMeta", "find_silence", "observe"]
+__all__ = ["ObservedBlob", "ObservedMeta", "Silence", "find_silence", "observe"]
 
 T = TypeVar("T")
 
@@ -29,6 +29,14 @@ _BYTES_PER_S = 1 << 20
 """The slowest transfer that is not taken for silence."""
 _READS_S = 60.0
 """For calls that read an unknown number of bytes."""
+_WRITES = frozenset(("blob.put", "blob.delete", "meta.commit", "meta.truncate"))
+
+
+@dataclass(frozen=True, slots=True)
+class Silence:
+    why: str
+    may_have_written: bool
+    """Whether a call without an answer is a write."""
 
 
 def observe(storage: Storage, observer: Observer, runtime: Runtime) -> Storage:
@@ -39,14 +47,16 @@ def observe(storage: Storage, observer: Observer, runtime: Runtime) -> Storage:
     return replace(storage, blob=blob, meta=meta)
 
 
-def find_silence(storage: Storage, since_s: float) -> str:
-    """Why an observed storage is taken for silent; empty if it is not. `since_s` is on the monotonic clock.
+def find_silence(storage: Storage, since_s: float) -> Silence | None:
+    """Why an observed storage is taken for silent; None if it is not. `since_s` is on the monotonic clock.
 
     A call should return after `SILENT_S`, and the time that its bytes take over a slow network. Calls that fail, one
     after the other, must not go on for `SILENT_S` after `since_s` without an answer between them.
     """
     stores = [one for one in (storage.blob, storage.meta) if isinstance(one, ObservedBlob | ObservedMeta)]
-    return next((found for one in stores if (found := one.calls.find_silence(since_s))), "")
+    reasons = [found for one in stores if (found := one.calls.find_silence(since_s))]
+    may_have_written = any(one.calls.may_have_written() for one in stores)
+    return Silence(reasons[0], may_have_written) if reasons else None
 
 
 class _Calls:
@@ -57,6 +67,8 @@ class _Calls:
         """Calls that have not returned: name, when they began, when they should have returned. Threads share it."""
         self._failing_s: float | None = None
         """When the first call began that failed since the last answer."""
+        self._is_in_doubt = False
+        """Whether one of the calls that failed since then may have written."""
 
     def report(
         self, name: str, call: Callable[[], T], size: Callable[[T], int] | int = 0, limit_s: float = SILENT_S
@@ -69,11 +81,12 @@ class _Calls:
         except EvertideError as error:
             is_away = isinstance(error, Unavailable | OutcomeUnknown)
             self._failing_s = (self._failing_s or began_s) if is_away else None
+            self._is_in_doubt = isinstance(error, OutcomeUnknown) or (self._is_in_doubt and is_away)
             self._observer.on_storage_call(name, self._clock() - began_s, 0, error.error_code)
             raise
         finally:
             del self._running[key]
-        self._failing_s = None
+        self._failing_s, self._is_in_doubt = None, False
         count = size if isinstance(size, int) else size(answer)
         self._observer.on_storage_call(name, self._clock() - began_s, count, "")
         return answer
@@ -86,6 +99,9 @@ class _Calls:
         if failing_s is not None and now_s > max(failing_s, since_s) + SILENT_S:
             return f"all calls have failed for {now_s - failing_s:.0f} s"
         return ""
+
+    def may_have_written(self) -> bool:
+        return self._is_in_doubt or any(name in _WRITES for name, _, _ in [*self._running.values()])
 
 
 class ObservedBlob:

@@ -2,7 +2,8 @@
 
 A call that fails at once ends the command in an orderly way (`evertide.runtime.StoppableRuntime`). A call that does not
 return blocks its thread, and if that is the main thread, Python runs no signal handler. So another thread learns of the
-signal, waits until a storage call has had no answer for too long (`find_silence`), reports it, and ends the process.
+signal, waits until a storage call has had no answer for too long (`find_silence`), reports it, and ends the process. If
+the call is a write, it may have happened, so the error is `OutcomeUnknown`.
 This is as safe as `kill -9`: Spark and the workers of queries end with the process, and the next start continues from
 what is durable.
 """
@@ -19,9 +20,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from evertide.cli.output.output import report_error
-from evertide.errors import Unavailable
+from evertide.errors import EvertideError, OutcomeUnknown, Unavailable
 from evertide.runtime import SystemRuntime
-from evertide.store.observed import find_silence
+from evertide.store.observed import Silence, find_silence
 from evertide.threads.watched import WatchedThread
 
 if TYPE_CHECKING:
@@ -51,8 +52,7 @@ def end_if_silent(pipeline: Pipeline, *, is_json: bool, end: Callable[[int], obj
         while not is_over.wait(_CHECK_EVERY_S):
             silent = find_silence(pipeline.storage, stopping_s)
             if silent:
-                why = f"{silent}; the process ends at once, without a checkpoint, and nothing is lost"
-                error = Unavailable(path=pipeline.storage.root, why=why)
+                error = _make_error(silent, pipeline.storage.root)
                 report_error(error, is_json=is_json)
                 sys.stderr.flush()
                 end(error.exit_code)
@@ -68,3 +68,10 @@ def end_if_silent(pipeline: Pipeline, *, is_json: bool, end: Callable[[int], obj
         wake.close()
         thread.join()
         signals.close()
+
+
+def _make_error(silence: Silence, root: str) -> EvertideError:
+    end = "this process ends without a checkpoint, and the next start replays more transactions; nothing is lost"
+    if silence.may_have_written:
+        return OutcomeUnknown(path=f"storage at {root}", why=f"{silence.why}; {end}")
+    return Unavailable(path=root, why=f"{silence.why}; {end}")

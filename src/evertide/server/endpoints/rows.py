@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any
@@ -25,7 +24,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from evertide.errors import EvertideError, Forbidden, InvalidInput, Unavailable
+from evertide.errors import EvertideError, Forbidden, InvalidInput
 from evertide.media import ARROW, JSON, LINES
 from evertide.pgexpr.clause import conjoin_both
 from evertide.pgexpr.restriction import Restriction, read_restriction
@@ -195,11 +194,13 @@ class RowEndpoints:
         return last, make_changes_schema(shard.schema), tables if clause is None else map(clause.filter_rows, tables)
 
     def _wait(self, view: ReadableCollection, shard: Shard, last: int, limit_s: float) -> int:
-        """The time of the view, as soon as it is above `last`, or after `limit_s`, or when the server stops."""
+        """The time of the view, as soon as it is above `last`, or after `limit_s`, or when the server stops.
+
+        Raise an error if storage is away.
+        """
         left_s = limit_s
-        while left_s > 0 and not self._is_stopping.is_set() and view.time == last:  # raises if storage is away
-            with suppress(Unavailable):  # no transaction within the wait
-                shard.wait_for_upper(last + 1, min(left_s, _WAIT_S))
+        while left_s > 0 and not self._is_stopping.is_set() and view.time == last:
+            shard.wait_for_upper(last + 1, min(left_s, _WAIT_S))
             left_s -= _WAIT_S
         return view.time
 

@@ -57,11 +57,11 @@ class _Connection:
         if "content-length" in headers:
             body = await self._reader.readexactly(int(headers["content-length"]))
         else:
-            body = b"".join([piece async for piece in self._pieces()])
+            body = b"".join([block async for block in self._read_blocks()])
         return _Answer(int(head[0].split()[1]), headers, body)
 
-    async def _pieces(self) -> Any:
-        """The pieces of a chunked body."""
+    async def _read_blocks(self) -> Any:
+        """The blocks of a chunked body."""
         while length := int(await self._reader.readline(), 16):
             yield await self._reader.readexactly(length)
             await self._reader.readexactly(2)

@@ -163,15 +163,15 @@ def test_a_view_that_fails_only_in_a_portion_is_computed_from_all_rows(
 def test_a_hydration_that_storage_interrupts_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     made = SmallEngine([ORDERS, NOTES], [VIEWS["revenue"], VIEWS["counts"]])
     kept = noted(9)
-    pieces = Members.read_table_pieces
+    read_portions = Members.read_table_portions
 
     def broken(self: Members, table: str, upper: int) -> object:
-        for number, piece in enumerate(pieces(self, table, upper)):
+        for number, portion in enumerate(read_portions(self, table, upper)):
             if number == 2:
                 raise Unavailable(path="there", why="it does not answer")
-            yield piece
+            yield portion
 
-    monkeypatch.setattr(Members, "read_table_pieces", broken)
+    monkeypatch.setattr(Members, "read_table_portions", broken)
     p = open_pipeline(kept, made, settings=SMALL)
     assert p.definition.list_away("hydrating") == ["counts"]
     crash(p)

@@ -1,4 +1,5 @@
-"""The content of a collection in pieces, compared with a model over random changes, and rows with many copies."""
+"""The content of a collection in tables of bounded size, compared with a model over random changes, and rows with many
+copies."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ import pytest
 from evertide.errors import Damaged
 from evertide.pgexpr.clause import parse_where
 from evertide.rows import changes as shard_changes
-from evertide.rows.changes import DIFF, TIME, expand_in_pieces, make_changes_schema
+from evertide.rows.changes import DIFF, TIME, expand_in_tables, make_changes_schema
 from evertide.server.endpoints import content
 from evertide.server.endpoints.content import CollectionContent
 from evertide.settings import Settings
@@ -76,13 +77,13 @@ def random_deltas(rng: np.random.Generator) -> tuple[list[list[tuple[Row, int]]]
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_content_in_pieces_is_what_the_changes_add_up_to(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_content_in_groups_is_what_the_changes_add_up_to(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """By spans of a column, or as a whole; with some columns and a where clause. Fails if two spans contain a row, if
     NULL is in no span or in two, or if deletes of one part do not apply to another."""
     rng = np.random.default_rng(seed)
     monkeypatch.setattr(content, "_WHOLE_BYTES", 1)
-    monkeypatch.setattr(content, "_PIECE_BYTES", int(rng.integers(8000, 30_000)))
-    monkeypatch.setattr(shard_changes, "_PIECE_ROWS", int(rng.integers(1, 50)))
+    monkeypatch.setattr(content, "_GROUP_BYTES", int(rng.integers(8000, 30_000)))
+    monkeypatch.setattr(shard_changes, "_TABLE_ROWS", int(rng.integers(1, 50)))
     deltas, held = random_deltas(rng)
     shard = shard_of(deltas)
     for columns, where in [
@@ -103,7 +104,7 @@ def test_content_in_pieces_is_what_the_changes_add_up_to(seed: int, monkeypatch:
         assert found == expected
 
 
-def test_content_in_pieces_is_read_by_several_spans(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_content_in_groups_is_read_by_several_spans(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise the test above would not test spans."""
     seen: list[list[Group]] = []
 
@@ -112,7 +113,7 @@ def test_content_in_pieces_is_read_by_several_spans(monkeypatch: pytest.MonkeyPa
         return seen[-1]
 
     monkeypatch.setattr(content, "_WHOLE_BYTES", 1)
-    monkeypatch.setattr(content, "_PIECE_BYTES", 15_000)
+    monkeypatch.setattr(content, "_GROUP_BYTES", 15_000)
     monkeypatch.setattr(content, "split", watched)
     for seed in range(8):
         deltas, _ = random_deltas(np.random.default_rng(seed))
@@ -122,7 +123,7 @@ def test_content_in_pieces_is_read_by_several_spans(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("is_whole", [True, False])
-def test_a_row_with_a_billion_copies_comes_in_pieces(*, is_whole: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_with_a_billion_copies_comes_in_groups(*, is_whole: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails with a `MemoryError`, or never ends, if all copies are produced at once."""
     if not is_whole:
         monkeypatch.setattr(content, "_WHOLE_BYTES", 1)
@@ -131,25 +132,25 @@ def test_a_row_with_a_billion_copies_comes_in_pieces(*, is_whole: bool, monkeypa
     schema = pa.schema([("name", pa.string())])
     shard = shard_of([[(("a",), 2), ((wide,), often), (("z",), often)], [(("a",), -1)]], schema, Settings())
     found = CollectionContent(shard, "c", 1, ("name",))
-    sizes = [(piece.num_rows, piece.nbytes) for piece in islice(found.tables(), 20)]
+    sizes = [(rows.num_rows, rows.nbytes) for rows in islice(found.tables(), 20)]
     assert max(rows for rows, _ in sizes) <= 65_536
     assert max(size for _, size in sizes) <= 16 * 1024 * 1024
     assert sum(table.num_rows for table in found.tables(limit=150_000)) == 150_000
     assert not shard.log.meta.heads("lease/")
 
 
-def test_pieces_of_every_size_hold_the_rows_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_of_every_size_hold_the_rows_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(5)
     for rows, size in [(1, 1), (7, 100), (1000, 40), (65_536, 10**7)]:
-        monkeypatch.setattr(shard_changes, "_PIECE_ROWS", rows)
-        monkeypatch.setattr(shard_changes, "_PIECE_BYTES", size)
+        monkeypatch.setattr(shard_changes, "_TABLE_ROWS", rows)
+        monkeypatch.setattr(shard_changes, "_TABLE_BYTES", size)
         counts = rng.integers(0, 30, 50)
         names = [str(at) * int(rng.integers(1, 9)) for at in range(50)]
         table = pa.table({"name": names, TIME: [0] * 50, DIFF: counts})
-        told = [name for piece in expand_in_pieces(table) for name in piece.column("name").to_pylist()]
+        told = [name for rows in expand_in_tables(table) for name in rows.column("name").to_pylist()]
         assert told == [name for name, count in zip(names, counts, strict=True) for _ in range(count)]
 
 
 def test_a_negative_count_is_reported_as_damage() -> None:
     with pytest.raises(Damaged, match="count -1"):
-        list(expand_in_pieces(pa.table({"name": ["a"], DIFF: [-1]}), "notes"))
+        list(expand_in_tables(pa.table({"name": ["a"], DIFF: [-1]}), "notes"))

@@ -161,10 +161,10 @@ def test_a_compacted_time_is_410_with_the_first_readable_time() -> None:
         assert (answer.status, answer.body["error_code"], answer.body["since"]) == (410, "time_compacted", 3)
 
 
-def test_a_large_collection_comes_in_pieces_and_is_exact(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Parts with and without retractions, read piece by piece. Fails if a piece ignores deletes in another."""
+def test_a_large_collection_comes_in_groups_and_is_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts with and without retractions, read group by group. Fails if a group ignores deletes in another."""
     monkeypatch.setattr(content, "_WHOLE_BYTES", 1)
-    monkeypatch.setattr(content, "_PIECE_BYTES", 2000)
+    monkeypatch.setattr(content, "_GROUP_BYTES", 2000)
     with shop(settings=Settings(inline_bytes_max=1, part_rows_max=50)) as (p, client):
         client.post(ROWS, [order(number, f"c{number % 7}", number) for number in range(400)])
         client.post(ROWS, [order(number, "changed", -number) for number in range(0, 40, 5)])
@@ -183,7 +183,7 @@ def test_a_large_collection_comes_in_pieces_and_is_exact(monkeypatch: pytest.Mon
 def test_a_client_that_disconnects_leaves_no_lease(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails if the stream is not closed with its connection."""
     monkeypatch.setattr(content, "_WHOLE_BYTES", 1)
-    monkeypatch.setattr(content, "_PIECE_BYTES", 1)
+    monkeypatch.setattr(content, "_GROUP_BYTES", 1)
     with shop(settings=Settings(inline_bytes_max=1, part_rows_max=2000)) as (p, client):
         wide = "x" * 1000
         client.post(ROWS, [order(number, f"{wide}{number}") for number in range(20_000)])

@@ -72,14 +72,14 @@ def test_repeated_columns_of_an_order_are_ignored() -> None:
 def test_an_admitted_stream_is_not_refused_after_its_headers() -> None:
     """Its headers are sent by then, so a refusal would break the connection."""
 
-    async def pieces() -> AsyncIterator[int]:
+    async def blocks() -> AsyncIterator[int]:
         for number in range(3):
             yield number
 
     async def streamed() -> None:
         admission = Admission(replace(OPTIONS, clients_max=1), SystemRuntime())
         with admission.admit(is_newcomer=False):
-            got = [(piece, admission.clients) async for piece in admission.count_stream(pieces())]
+            got = [(block, admission.clients) async for block in admission.count_stream(blocks())]
             assert got == [(number, 2) for number in range(3)]
             with pytest.raises(Refusal), admission.admit(is_newcomer=False):
                 pass

@@ -21,7 +21,7 @@ def make_chunks(count: int, size: int = 100_000, chunk_bytes: int = 250_000) -> 
 
 def test_chunks_hold_all_messages_once() -> None:
     chunks = make_chunks(10)
-    found = [b"".join(chunks.pieces(number)) for number in range(4)]
+    found = [b"".join(chunks.read_blocks(number)) for number in range(4)]
     assert not chunks.has(4)
     assert b",".join(one[1:-1] for one in found) == b",".join(str(number).encode() * 100_000 for number in range(10))
     assert [one.count(b",") for one in found] == [2, 2, 2, 0]
@@ -31,19 +31,19 @@ def test_chunks_hold_all_messages_once() -> None:
 
 def test_without_a_row_there_is_one_empty_chunk() -> None:
     chunks = make_chunks(0)
-    assert (chunks.has(0), chunks.has(1), b"".join(chunks.pieces(0)), chunks.size(0)) == (True, False, b"[]", 0)
+    assert (chunks.has(0), chunks.has(1), b"".join(chunks.read_blocks(0)), chunks.size(0)) == (True, False, b"[]", 0)
 
 
 @pytest.mark.parametrize("count", [1, 10])
 def test_a_chunk_that_is_dropped_while_it_is_read_is_complete(count: int) -> None:
     """Fails if the file is opened only when the client reads: it would read nothing and take that for the end."""
     chunks = make_chunks(count, 10_000 if count == 1 else 100_000)
-    expected = b"".join(chunks.pieces(0))
-    reading = chunks.pieces(0)
+    expected = b"".join(chunks.read_blocks(0))
+    reading = chunks.read_blocks(0)
     chunks.close()
     assert b"".join(reading) == expected
     with pytest.raises(Unavailable):
-        chunks.pieces(0)
+        chunks.read_blocks(0)
     with pytest.raises(Unavailable):
         chunks.has(1)
 
@@ -59,7 +59,7 @@ def test_a_chunk_is_served_while_the_next_is_created() -> None:
     snapshots = Snapshots(OPTIONS)
     chunks = snapshots.get("h", messages, 250_000)
     assert chunks.has(0)
-    assert len(b"".join(chunks.pieces(0))) == 300_002
+    assert len(b"".join(chunks.read_blocks(0))) == 300_002
     goes_on.set()
     assert chunks.has(1)
     assert snapshots.get("h", messages, 250_000) is chunks

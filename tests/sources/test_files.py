@@ -267,8 +267,8 @@ def test_positions_and_fragments_of_version_1_are_read(tmp_path: Path) -> None:
     cut = (
         '{"first":12,"last":16,"line":3,"rows":1,"checksum":"e0c01e12832098083f29ec71552ec197","columns":["id","name"]}'
     )
-    piece = Place(f'{{"path":"x.csv","bytes":16,"mtime_ns":1000000000000,"cut":{cut}}}')
-    (batch,) = orders(tmp_path).read(piece)
+    fragment = Place(f'{{"path":"x.csv","bytes":16,"mtime_ns":1000000000000,"cut":{cut}}}')
+    (batch,) = orders(tmp_path).read(fragment)
     assert batch.rows.column("name").to_pylist() == ["b"]
     with pytest.raises(UnsupportedFormat):
         decode_position(position.replace('"version":1', '"version":2'))

@@ -45,10 +45,10 @@ def test_rows_do_not_depend_on_the_split_into_transactions(most: int, seed: int)
     schema = every_kind()
     options = {"seed": str(seed), "updates": "0.3", "deletes": "0.1", "columns.text.nulls": "0.5"}
     whole = drain(datagen(schema, ("number",), **options))["made"]
-    pieces = drain(datagen(schema, ("number",), **options), Limit(most, 1 << 30))["made"]
+    batches = drain(datagen(schema, ("number",), **options), Limit(most, 1 << 30))["made"]
     whole.validate(full=True)
     assert whole.num_rows == 100
-    assert whole.equals(pieces)
+    assert whole.equals(batches)
     assert not whole.equals(drain(datagen(schema, ("number",), **{**options, "seed": "9"}))["made"])
 
 

@@ -238,15 +238,15 @@ def test_a_header_that_does_not_match_stops_the_source(tmp_path: Path, header: s
 
 @pytest.mark.parametrize("kind", ["csv", "json"])
 def test_a_huge_file_is_never_in_memory_as_a_whole(tmp_path: Path, kind: str) -> None:
-    """300,000 rows: only one block is in memory, for any size of the file and of its pieces."""
+    """300,000 rows: only one block is in memory, for any size of the file and of its fragments."""
     count = 300_000
     lines = {"csv": '{0},"name {0}",1.5\n', "json": '{{"id":{0},"name":"name {0}"}}\n'}
     header = "id,name,amount\n" if kind == "csv" else ""
     put(tmp_path / "in/x", header + "".join(lines[kind].format(at) for at in range(count)))
     source = open_source(tmp_path, table(connector=kind, path="in", settle_ms="0"))
-    for limit, pieces in ((count, 1), (70_000, 5)):
+    for limit, fragments in ((count, 1), (70_000, 5)):
         offer = require_offer(source, limit=Limit(limit, 1 << 40))
-        assert (len(offer.fragments), offer.rows) == (pieces, count)
+        assert (len(offer.fragments), offer.rows) == (fragments, count)
         before, most, expected = pa.total_allocated_bytes(), 0, 0
         for batch in batches(source, offer):
             assert batch.rows.column("id")[0].as_py() == expected

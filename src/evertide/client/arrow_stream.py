@@ -18,7 +18,7 @@ class _ResponseFile(io.RawIOBase):
     """The bytes of a response as a readable file."""
 
     def __init__(self, response: httpx.Response) -> None:
-        self._pieces = response.iter_bytes()
+        self._blocks = response.iter_bytes()
         self._rest = memoryview(b"")
 
     def readable(self) -> bool:
@@ -26,10 +26,10 @@ class _ResponseFile(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         while not self._rest:
-            piece = next(self._pieces, None)
-            if piece is None:
+            block = next(self._blocks, None)
+            if block is None:
                 return 0
-            self._rest = memoryview(piece)
+            self._rest = memoryview(block)
         count = min(len(buffer), len(self._rest))
         buffer[:count] = self._rest[:count]
         self._rest = self._rest[count:]

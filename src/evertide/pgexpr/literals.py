@@ -283,7 +283,7 @@ class _ArrayText:
     def read(self, element: Callable[[str], Any]) -> list[Any]:
         plain = _PLAIN_ARRAY.fullmatch(self._text)
         if plain:  # the fast path: most arrays are plain, and lists of keys are long
-            texts = (piece.strip(_BLANK) for piece in plain[1].split(","))
+            texts = (element.strip(_BLANK) for element in plain[1].split(","))
             return [None if text.upper() == "NULL" else element(text) for text in texts]
         self._skip()
         values = self._read_array(element, 1)

@@ -81,30 +81,30 @@ def tokenize_clause(text: str, name_quote: str = '"') -> list[SqlToken]:
                 at,
                 f"{shorten(text[at])} is not valid here{' (the quote is not closed)' if text[at] in _QUOTES else ''}",
             )
-        kind, piece = str(match.lastgroup), match[0]
+        kind, lexeme = str(match.lastgroup), match[0]
         if kind in _REASONS:
-            refuse(at, f"{shorten(piece)}: {_REASONS[kind]}")
+            refuse(at, f"{shorten(lexeme)}: {_REASONS[kind]}")
         if kind != "space":
-            token = _token(kind, piece, at)
+            token = _token(kind, lexeme, at)
             _check_end(token, text, at + len(token.shown))
             tokens.append(token)
-            piece = token.shown
-        at += len(piece)
+            lexeme = token.shown
+        at += len(lexeme)
     return [*tokens, SqlToken("end", "", len(text), "the end")]
 
 
 _QUOTES = "'\""
 
 
-def _token(kind: str, piece: str, at: int) -> SqlToken:
+def _token(kind: str, lexeme: str, at: int) -> SqlToken:
     if kind == "operator":
-        piece = _operator(piece)
+        lexeme = _operator(lexeme)
     if kind == "name":
-        return SqlToken(kind, _lower(piece), at, piece)
+        return SqlToken(kind, _lower(lexeme), at, lexeme)
     if kind in ("string", "quoted"):
-        quote = piece[0]
-        return SqlToken(kind, piece[1:-1].replace(quote * 2, quote), at, piece)
-    return SqlToken(kind, piece, at, piece)
+        quote = lexeme[0]
+        return SqlToken(kind, lexeme[1:-1].replace(quote * 2, quote), at, lexeme)
+    return SqlToken(kind, lexeme, at, lexeme)
 
 
 def _check_end(token: SqlToken, text: str, end: int) -> None:
@@ -116,13 +116,13 @@ def _check_end(token: SqlToken, text: str, end: int) -> None:
             refuse(end, f"{shorten(text[end])} follows a number without a space")
 
 
-def _operator(piece: str) -> str:
+def _operator(lexeme: str) -> str:
     for comment in ("--", "/*"):
-        cut = piece.find(comment)
-        piece = piece if cut <= 0 else piece[:cut]
-    while len(piece) > 1 and piece[-1] in "+-" and not _SIGN_ALLOWED.search(piece[:-1]):
-        piece = piece[:-1]
-    return piece
+        cut = lexeme.find(comment)
+        lexeme = lexeme if cut <= 0 else lexeme[:cut]
+    while len(lexeme) > 1 and lexeme[-1] in "+-" and not _SIGN_ALLOWED.search(lexeme[:-1]):
+        lexeme = lexeme[:-1]
+    return lexeme
 
 
 def _lower(name: str) -> str:

@@ -38,7 +38,7 @@ __all__ = [
     "consolidate",
     "consolidate_delta",
     "expand",
-    "expand_in_pieces",
+    "expand_in_tables",
     "find_negative_sums",
     "make_changes_schema",
     "make_empty_changes",
@@ -51,8 +51,8 @@ DIFF = "__diff"
 _TIME_FIELD = pa.field(TIME, pa.int64(), nullable=False)
 DIFF_FIELD = pa.field(DIFF, pa.int64(), nullable=False)
 
-_PIECE_ROWS = 65_536
-_PIECE_BYTES = 8 * 1024 * 1024
+_TABLE_ROWS = 65_536
+_TABLE_BYTES = 8 * 1024 * 1024
 
 _TIME_SPREAD = np.uint64(0x9E37_79B9_7F4A_7C15)
 
@@ -154,25 +154,25 @@ def expand(table: pa.Table, where: str = "collection") -> pa.Table:
     return _repeat(columns, counts)
 
 
-def expand_in_pieces(table: pa.Table, where: str = "collection") -> Iterator[pa.Table]:
-    """Like `expand`, in pieces: one small row may occur a billion times, more than fits in memory."""
+def expand_in_tables(table: pa.Table, where: str = "collection") -> Iterator[pa.Table]:
+    """Like `expand`, in tables of bounded size: one small row may occur a billion times, more than fits in memory."""
     columns, counts = _split_counts(table, where)
-    yield from _iterate_pieces(columns, counts)
+    yield from _iterate_tables(columns, counts)
 
 
-def _iterate_pieces(columns: pa.Table, counts: Longs) -> Iterator[pa.Table]:
-    """Halve the rows until a piece is small enough, or has one row."""
+def _iterate_tables(columns: pa.Table, counts: Longs) -> Iterator[pa.Table]:
+    """Halve the rows until a table is small enough, or has one row."""
     most = int(counts.max(initial=0))
-    if most <= 1 or (columns.nbytes <= _PIECE_BYTES // most and counts.sum(dtype=np.float64) <= _PIECE_ROWS):
+    if most <= 1 or (columns.nbytes <= _TABLE_BYTES // most and counts.sum(dtype=np.float64) <= _TABLE_ROWS):
         yield _repeat(columns, counts)
     elif len(counts) == 1:
-        at_once = min(_PIECE_ROWS, max(1, _PIECE_BYTES // max(1, columns.nbytes)))
+        at_once = min(_TABLE_ROWS, max(1, _TABLE_BYTES // max(1, columns.nbytes)))
         for done in range(0, most, at_once):
             yield _repeat(columns, np.array([min(at_once, most - done)]))
     else:
         half = len(counts) // 2
-        yield from _iterate_pieces(columns.slice(0, half), counts[:half])
-        yield from _iterate_pieces(columns.slice(half), counts[half:])
+        yield from _iterate_tables(columns.slice(0, half), counts[:half])
+        yield from _iterate_tables(columns.slice(half), counts[half:])
 
 
 def _split_counts(table: pa.Table, where: str) -> tuple[pa.Table, Longs]:

@@ -40,10 +40,10 @@ ChooseSlices: TypeAlias = Callable[[pa.Table, int], Longs]
 _OPTIONS = ipc.IpcWriteOptions(compression="lz4")
 
 
-def count_slices(pieces: float) -> int:
-    """The smallest power of 2 that is at least `pieces`."""
+def count_slices(minimum: float) -> int:
+    """The smallest power of 2 that is at least `minimum`."""
     count = 1
-    while count < pieces:
+    while count < minimum:
         count *= 2
     return count
 

@@ -35,7 +35,7 @@ from deltalake.exceptions import TableNotFoundError
 from pyarrow import ipc
 
 from evertide.errors import InvalidInput, SinkFailed
-from evertide.rows.changes import DIFF, consolidate_delta, expand_in_pieces
+from evertide.rows.changes import DIFF, consolidate_delta, expand_in_tables
 from evertide.rows.conform import conform_table
 from evertide.rows.utf8 import replace_invalid_utf8
 from evertide.scratch import using_scratch
@@ -230,7 +230,7 @@ class DeltaSink:
     def _expand_added_rows(self, piece: pa.Table) -> Iterator[pa.Table]:
         """The added rows, each as often as it occurs."""
         added = piece.filter(pc.greater(piece[DIFF], 0))
-        return expand_in_pieces(self._check_key(added) if self._target.key else added, self.name)
+        return expand_in_tables(self._check_key(added) if self._target.key else added, self.name)
 
     def _make_merge_rows(self, piece: pa.Table) -> Iterator[pa.Table]:
         """The rows to delete, and the rows to add, each with its `_OP`."""
@@ -241,7 +241,7 @@ class DeltaSink:
         else:
             # Delete all copies of removed rows; add the remaining copies again, with the new rows.
             added = piece.filter(pc.greater(piece[DIFF], 0))
-            added_rows = expand_in_pieces(pa.concat_tables([self._count_remaining(removed), added]), self.name)
+            added_rows = expand_in_tables(pa.concat_tables([self._count_remaining(removed), added]), self.name)
         yield _with_op(removed.drop_columns([DIFF]), _OUT)
         yield from (_with_op(rows, _IN) for rows in added_rows)
 

@@ -24,15 +24,15 @@ from tests.pipeline.kit import open_pipeline, storage
 from tests.server.kit import Client, order, until
 
 ROWS = "/v1/tables/orders/rows"
-PIECE = 64 * 1024
+BLOCK = 64 * 1024
 LIMIT = 1024 * 1024
 
 
 class Upload:
-    """A request whose client sends its pieces one by one, when the test allows it."""
+    """A request whose client sends its blocks one by one, when the test allows it."""
 
-    def __init__(self, pieces: int, *, declared: int | None = None, decoded: int = 0) -> None:
-        self.pieces = pieces
+    def __init__(self, blocks: int, *, declared: int | None = None, decoded: int = 0) -> None:
+        self.blocks = blocks
         self.decoded = decoded
         self.headers = [(b"transfer-encoding", b"chunked")] if declared is None else []
         self.headers += [] if declared is None else [(b"content-length", str(declared).encode())]
@@ -58,7 +58,7 @@ class Upload:
         await self.may_send.wait()
         await asyncio.sleep(0)
         self.sent += 1
-        return {"type": "http.request", "body": b"x" * PIECE, "more_body": self.sent < self.pieces}
+        return {"type": "http.request", "body": b"x" * BLOCK, "more_body": self.sent < self.blocks}
 
     async def _send(self, message: Message) -> None:
         pass
@@ -103,12 +103,12 @@ def test_held_memory_is_at_most_the_limit_and_one_body_and_all_requests_finish()
             most = max(most, memory.bytes)
 
         memory.acquire = watched  # type: ignore[method-assign,assignment]
-        uploads = [Upload(8, declared=None if at % 2 else 8 * PIECE, decoded=LIMIT // 2).let() for at in range(20)]
+        uploads = [Upload(8, declared=None if at % 2 else 8 * BLOCK, decoded=LIMIT // 2).let() for at in range(20)]
         async with anyio.create_task_group() as tasks:
             for upload in uploads:
                 tasks.start_soon(upload.go, memory)
         assert not [upload.error for upload in uploads if upload.error]
-        assert LIMIT // 2 < most <= LIMIT + 2 * LIMIT // 2 + 4 * PIECE
+        assert LIMIT // 2 < most <= LIMIT + 2 * LIMIT // 2 + 4 * BLOCK
         assert memory.bytes == 0
 
     run_limited(run)

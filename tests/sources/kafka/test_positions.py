@@ -10,13 +10,13 @@ from evertide.sources.kafka.positions import (
     START,
     OffsetRange,
     PartitionRecords,
-    TopicPiece,
+    TopicFragment,
     decode_position,
     encode_position,
 )
 
 POSITION = '{"version":1,"topic_id":"RQeEICEMTyqZi5uOKQGrIw","next":{"0":17,"1":4,"10":0}}'
-PIECE = '{"topic_id":"id","ranges":[[0,5,17,3,"abc"]],"lost":[[1,2,4]]}'
+FRAGMENT = '{"topic_id":"id","ranges":[[0,5,17,3,"abc"]],"lost":[[1,2,4]]}'
 
 
 def test_stored_positions_can_be_read() -> None:
@@ -27,9 +27,9 @@ def test_stored_positions_can_be_read() -> None:
 
 
 def test_stored_fragments_can_be_read() -> None:
-    piece = TopicPiece("id", (OffsetRange(0, 5, 17, 3, "abc"),), ((1, 2, 4),))
-    assert msgspec.json.encode(piece).decode() == PIECE
-    assert msgspec.json.decode(PIECE, type=TopicPiece) == piece
+    fragment = TopicFragment("id", (OffsetRange(0, 5, 17, 3, "abc"),), ((1, 2, 4),))
+    assert msgspec.json.encode(fragment).decode() == FRAGMENT
+    assert msgspec.json.decode(FRAGMENT, type=TopicFragment) == fragment
 
 
 def test_a_position_that_is_damaged_or_of_another_version_is_never_guessed() -> None:

@@ -19,7 +19,7 @@ from evertide.journal.records import Place
 from evertide.sources.contract import Limit, Offer
 from evertide.sources.executors import Distributed, Executors, SparkExecutors, WorkFailed
 from evertide.sources.kafka import source as kafka_source
-from evertide.sources.kafka.positions import OffsetRange, TopicPiece
+from evertide.sources.kafka.positions import OffsetRange, TopicFragment
 from evertide.sources.kafka.source import KafkaSource
 from evertide.sources.kafka.spread import plan_ranges
 from tests.servers.kafka import KafkaBroker
@@ -66,8 +66,8 @@ def spread_source(broker: KafkaBroker, topic: str, workers: Executors, /, **opti
     return source
 
 
-def pieces(offer: Offer) -> list[TopicPiece]:
-    return [msgspec.json.decode(one.where, type=TopicPiece) for one in offer.fragments if isinstance(one, Place)]
+def topic_fragments(offer: Offer) -> list[TopicFragment]:
+    return [msgspec.json.decode(one.where, type=TopicFragment) for one in offer.fragments if isinstance(one, Place)]
 
 
 def fill_topic(broker: KafkaBroker, count: int = 300) -> str:
@@ -139,9 +139,9 @@ def test_changed_records_give_the_same_error_on_executors(kafka_broker: KafkaBro
     near, far = open_source(table(kafka_broker, topic)), spread_source(kafka_broker, topic, Here([]))
     [fragment] = wait_for_offer(near, first(near), LIMIT, 300).fragments
     assert isinstance(fragment, Place)
-    piece = msgspec.json.decode(fragment.where, type=TopicPiece)
-    lied = [msgspec.structs.replace(one, checksum="0" * 32) for one in piece.ranges]
-    other = Place(msgspec.json.encode(msgspec.structs.replace(piece, ranges=tuple(lied))).decode())
+    topic_fragment = msgspec.json.decode(fragment.where, type=TopicFragment)
+    lied = [msgspec.structs.replace(one, checksum="0" * 32) for one in topic_fragment.ranges]
+    other = Place(msgspec.json.encode(msgspec.structs.replace(topic_fragment, ranges=tuple(lied))).decode())
     said = []
     for source in (far, open_source(table(kafka_broker, topic))):
         with pytest.raises(SourceChanged, match="offsets 0 to 99 had 100 records") as raised:
@@ -196,7 +196,7 @@ def test_bytes_are_bounded_and_no_record_is_skipped(kafka_broker: KafkaBroker) -
     assert len(task_counts) > 2
     assert all(offer.rows <= 90 for _, offer in found)
     assert max(offer.rows for _, offer in found) < 60, "3000 bytes are about 40 records"
-    ranges = [one for _, offer in found for piece in pieces(offer) for one in piece.ranges]
+    ranges = [one for _, offer in found for topic_fragment in topic_fragments(offer) for one in topic_fragment.ranges]
     assert sum(one.records for one in ranges) == 300
     for partition in range(3):
         ends = [(one.first, one.last) for one in ranges if one.partition == partition]

@@ -25,12 +25,12 @@ def big(first: int, mark: int, rows: int = 3000) -> str:
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
-    """The number of stream pieces, the number of aborts, and the most rows in memory."""
-    counts: dict[str, int] = {"pieces": 0, "aborts": 0, "bytes": 0}
+    """The number of streamed blocks, the number of aborts, and the most rows in memory."""
+    counts: dict[str, int] = {"blocks": 0, "aborts": 0, "bytes": 0}
     take = TransactionAssembler.take
 
     def counted(self: TransactionAssembler, content: bytes) -> None:
-        counts["pieces"] += content[:1] == b"S"
+        counts["blocks"] += content[:1] == b"S"
         counts["aborts"] += content[:1] == b"A"
         take(self, content)
         several = [self._batch, *(one.rows for one in self._streamed.values())]
@@ -59,7 +59,7 @@ def test_t7_interleaved_streamed_transactions_and_late_aborts(db: Database, seen
             third.commit()
         f.until_equal()
         assert len(f.rows()) == 3 + 2 * 9000
-        assert seen["pieces"] > 20
+        assert seen["blocks"] > 20
         assert seen["aborts"] >= 1
         assert seen["bytes"] < 500_000, "the transaction was in memory, and not in fragments"
 

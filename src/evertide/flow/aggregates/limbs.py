@@ -202,12 +202,12 @@ def _cut_wide(low: Words, high: Longs, width: int) -> _Limbs:
     mask, found = np.int64((1 << width) - 1), []
     for at in range(0, 128, width):
         if at >= 64:
-            piece = high >> (at - 64)
+            limb = high >> (at - 64)
         elif at + width <= 64:
-            piece = (low >> np.uint64(at)).view(np.int64)
+            limb = (low >> np.uint64(at)).view(np.int64)
         else:
-            piece = (low >> np.uint64(at)).view(np.int64) | (high << (64 - at))
-        found.append((piece & mask if at + width < 128 else piece).astype(np.float64))
+            limb = (low >> np.uint64(at)).view(np.int64) | (high << (64 - at))
+        found.append((limb & mask if at + width < 128 else limb).astype(np.float64))
     return _Limbs(found, width, 0)
 
 

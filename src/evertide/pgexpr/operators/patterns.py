@@ -1,7 +1,7 @@
 """Text operations: LIKE and ILIKE, upper and lower case, concatenation.
 
-1. LIKE takes at most time proportional to text times pattern, for any pattern: every piece between two `%` has a fixed
-   length, so taking the first place where it matches is always correct.
+1. LIKE takes at most time proportional to text times pattern, for any pattern: every segment between two `%` has a
+   fixed length, so taking the first place where it matches is always correct.
 2. Case conversion works character by character, in all languages; a character whose other case is several characters
    stays as it is. ILIKE compares in lower case.
 """
@@ -96,21 +96,21 @@ def _compile_cached(pattern: str) -> Callable[[str], bool]:
 
 
 def _compile(pattern: str) -> Callable[[str], bool]:
-    pieces: list[list[str]] = [[]]
+    segments: list[list[str]] = [[]]
     at = 0
     while at < len(pattern):
         char = pattern[at]
         if char == "%":
-            pieces.append([])
+            segments.append([])
         else:
             if char == "\\":
                 at += 1
-            pieces[-1].append("." if char == "_" else re.escape(pattern[at : at + 1]))
+            segments[-1].append("." if char == "_" else re.escape(pattern[at : at + 1]))
             if at == len(pattern):
                 return _refuse_unfinished
         at += 1
-    compiled = [re.compile("".join(piece), re.DOTALL) for piece in pieces]
-    last_length = len(pieces[-1])
+    compiled = [re.compile("".join(segment), re.DOTALL) for segment in segments]
+    last_length = len(segments[-1])
     return lambda text: _fits(text, compiled, last_length)
 
 
@@ -125,8 +125,8 @@ def _refuse_unfinished(_: str) -> bool:
     raise ArithmeticError("a LIKE pattern must not end with its escape")
 
 
-def _fits(text: str, pieces: list[re.Pattern[str]], last_length: int) -> bool:
-    first, *middle = pieces
+def _fits(text: str, segments: list[re.Pattern[str]], last_length: int) -> bool:
+    first, *middle = segments
     if not middle:
         return first.fullmatch(text) is not None
     start = first.match(text)
@@ -134,8 +134,8 @@ def _fits(text: str, pieces: list[re.Pattern[str]], last_length: int) -> bool:
         return False
     at = start.end()
     *middle, last = middle
-    for piece in middle:
-        match = piece.search(text, at)
+    for segment in middle:
+        match = segment.search(text, at)
         if match is None:
             return False
         at = match.end()

@@ -13,9 +13,9 @@ from evertide.errors import InvalidInput, SourceFailed
 from evertide.settings import Settings
 from evertide.sources.contract import OP, Fault, Limit, TableDeclaration
 from evertide.sources.files.csv import CsvRecords
+from evertide.sources.files.fragments import FileReader, FileTable
 from evertide.sources.files.json_lines import JsonRecords
 from evertide.sources.files.parquet import ParquetReader
-from evertide.sources.files.pieces import FileReader, FileTable
 from evertide.sources.files.records import RecordLayout
 from evertide.sources.files.text import TextReader
 

@@ -90,11 +90,11 @@ class PushTransaction:
 
     def stage(self) -> None:
         """Store the rows in memory as staged fragments, one per table. If it fails, a repeated call stores the rest."""
-        for table, pieces in [*self._waiting.items()]:
-            if pieces:
-                self.fragments.append(self._pushes.stage_rows(table, pa.concat_tables(pieces)))
+        for table, waiting in [*self._waiting.items()]:
+            if waiting:
+                self.fragments.append(self._pushes.stage_rows(table, pa.concat_tables(waiting)))
             del self._waiting[table]
-            self._bytes -= sum(piece.nbytes for piece in pieces)
+            self._bytes -= sum(rows.nbytes for rows in waiting)
 
     def abort(self) -> None:
         self._pushes.drop(self.fragments)

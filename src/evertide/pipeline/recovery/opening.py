@@ -188,8 +188,8 @@ def _restore(context: ProcessContext, known: Definition, evolution: Evolution, *
         logger.info("replayed the transactions from %d to %d in %.1f s", first, machine.time - 1, took_s)
     for name in sorted(late):
         machine.tables.add(tables[name])
-        for piece in members.read_table_pieces(name, machine.time) if tables[name].key else ():
-            machine.tables.apply({name: piece}, None)
+        for portion in members.read_table_portions(name, machine.time) if tables[name].key else ():
+            machine.tables.apply({name: portion}, None)
     if not leads:
         runner.set_lost(())  # a follower computes them in place
     _hydrate_missing(runner, stable, context.progress)
@@ -349,10 +349,10 @@ def _create_table(runner: Runner, table: DeclaredTable, known: TableRecord | Non
         new_shard = runner.members.create(shard, table.schema, runner.writer)
         if runner.time:
             pending = PendingChanges(runner.time - 1, runner.writer)
-            for piece in _read_known_content(runner, table, known):
-                pending.store(runner.members)  # the previous piece
-                pending.put({shard: piece})
-                runner.machine.tables.apply({table.name: piece}, None)
+            for portion in _read_known_content(runner, table, known):
+                pending.store(runner.members)  # the previous portion
+                pending.put({shard: portion})
+                runner.machine.tables.apply({table.name: portion}, None)
             pending.fill([new_shard], runner.members)
     schema, source = table.schema.serialize().to_pybytes(), map_tables_to_sources(runner.sources)[table.name]
     if known is not None:
@@ -364,8 +364,8 @@ def _read_known_content(runner: Runner, table: DeclaredTable, known: TableRecord
     """The content of the table, with NULL in new columns."""
     if known is not None and known.shard:
         before = runner.members.shard(known.shard)
-        for piece in runner.members.read_pieces(before, before.upper):
-            yield align_columns(piece, pa.schema([*table.schema, piece.schema.field(DIFF)]))
+        for portion in runner.members.read_portions(before, before.upper):
+            yield align_columns(portion, pa.schema([*table.schema, portion.schema.field(DIFF)]))
 
 
 def _complete(runner: Runner, progress: OnProgress) -> None:

@@ -129,14 +129,14 @@ class _ContentPortions:
         settings = self._members.shards.settings
         found: dict[str, pa.Table] = {}
         for name in self._tables:
-            for piece in self._members.read_table_pieces(name, self._time):
-                pieces = [*found.values(), piece]
-                is_over = sum(one.num_rows for one in pieces) > settings.portion_rows_max
-                is_over = is_over or sum(one.nbytes for one in pieces) > settings.portion_bytes_max
+            for portion in self._members.read_table_portions(name, self._time):
+                portions = [*found.values(), portion]
+                is_over = sum(one.num_rows for one in portions) > settings.portion_rows_max
+                is_over = is_over or sum(one.nbytes for one in portions) > settings.portion_bytes_max
                 if found and (name in found or is_over):
                     yield found
                     found = {}
-                found[name] = piece
+                found[name] = portion
         if found:
             yield found
 
@@ -145,8 +145,8 @@ def hydrate_tables(declared: Mapping[str, DeclaredTable], store: StateStore, mem
     tables = Tables(declared, store)
     if time:
         for name, table in declared.items():
-            for piece in members.read_table_pieces(name, time) if table.key else ():
-                tables.apply({name: piece}, None)
+            for portion in members.read_table_portions(name, time) if table.key else ():
+                tables.apply({name: portion}, None)
         with members.shard(members.definition.errors).snapshot(time - 1) as dead_letters:
             tables.apply({}, dead_letters.to_arrow())
     return tables

@@ -13,7 +13,7 @@ from evertide.errors import InvalidInput, NotAllowedNow
 from evertide.pipeline.definition import Definition, TableRecord, ViewRecord
 from evertide.pipeline.names import ERRORS
 from evertide.rows.changes import DIFF, TIME, consolidate_delta
-from evertide.shard.parts.pieces import read_pieces
+from evertide.shard.parts.content_slices import read_content_slices
 from evertide.shard.shard import Shard, Shards
 from evertide.shard.state import ShardState
 from evertide.store.writers import Writer
@@ -110,15 +110,15 @@ class Members:
         """The number of rows that the shard stores: an upper bound for the table."""
         return sum(part.rows for part in self.open_collection(table).log.read().state.parts)
 
-    def read_table_pieces(self, table: str, upper: int) -> Iterator[pa.Table]:
-        """The same as `read_table`, in pieces of about one portion."""
-        return self.read_pieces(self.open_collection(table), upper)
+    def read_table_portions(self, table: str, upper: int) -> Iterator[pa.Table]:
+        """The same as `read_table`, in portions."""
+        return self.read_portions(self.open_collection(table), upper)
 
-    def read_pieces(self, shard: Shard, upper: int) -> Iterator[pa.Table]:
+    def read_portions(self, shard: Shard, upper: int) -> Iterator[pa.Table]:
         settings = self.shards.settings
         if upper:
             with shard.snapshot(upper - 1) as found:
-                yield from read_pieces(found, settings.portion_rows_max, settings.portion_bytes_max)
+                yield from read_content_slices(found, settings.portion_rows_max, settings.portion_bytes_max)
 
     def read_content(self, shard: Shard, upper: int) -> pa.Table:
         if upper == 0:

@@ -88,15 +88,15 @@ class TableInput:
 
 
 def gather_input(table: DeclaredTable, batches: Sequence[tuple[str, Rows]]) -> TableInput:
-    pieces: list[pa.Table] = []
+    interleaved: list[pa.Table] = []
     dead_letters: list[DeadLetter] = []
     schema = pa.schema([*(pa.field(field.name, field.type) for field in table.schema), _OP_FIELD, _SAME_FIELD])
     for source, batch in batches:
         rows, known = _check_nulls(table, align_columns(batch.rows, schema), batch.faults, source)
         keyed = [fault for fault in known if fault.key is not None] if table.key else []
-        pieces.append(_interleave(table, rows, keyed))
+        interleaved.append(_interleave(table, rows, keyed))
         dead_letters += [DeadLetter(source, fault) for fault in known]
-    rows = pa.concat_tables(pieces)
+    rows = pa.concat_tables(interleaved)
     ops = rows.column(OP).to_numpy().astype(np.int64)
     table_input = TableInput(
         table,

@@ -52,8 +52,8 @@ def _to_sql(expression: Any) -> str:
 
 def _simplify(text: str) -> str:
     """Simplify SQL, except for string literals."""
-    pieces = _STRING.split(text)
-    return "".join(piece if at % 2 else _strip_noise(piece) for at, piece in enumerate(pieces))
+    sections = _STRING.split(text)
+    return "".join(section if at % 2 else _strip_noise(section) for at, section in enumerate(sections))
 
 
 def _strip_noise(text: str) -> str:

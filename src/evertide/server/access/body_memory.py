@@ -33,7 +33,7 @@ class Reservation:
         self.bytes = 0
 
     async def reserve_step(self) -> None:
-        """Reserve memory for the next piece of the body."""
+        """Reserve memory for the next block of the body."""
         wanted = self._received + _STEP_BYTES
         wanted = wanted if self._declared is None else max(self._received, min(wanted, self._declared))
         if wanted > self.bytes:
@@ -44,7 +44,7 @@ class Reservation:
         await self._memory.acquire(self, size)
 
     def count_received(self, size: int, *, is_last: bool) -> None:
-        """Count a piece of the body, even if it is larger than what was reserved for it."""
+        """Count a block of the body, even if it is larger than what was reserved for it."""
         self._received += size
         if is_last or self._received > self.bytes:
             self._memory.release(self, self.bytes - self._received)

@@ -39,7 +39,7 @@ _READ_ONLY = ("/v1/query", "/v1/shape")
 _STOPPING = "the server is stopping"
 _TRANSPORT = "evertide.transport"
 _JOIN_BYTES_MAX = 400 * 1024
-"""Up to this size, the pieces of a response are written together."""
+"""Up to this size, the blocks of a response are written together."""
 _SEND_BUFFER_BYTES = 208 * 1024
 """Linux reserves twice as much, which holds `_JOIN_BYTES_MAX`, and permits it by default (`net.core.wmem_max`). The
 buffer of a new connection accepts less than 80 KiB over Ethernet."""

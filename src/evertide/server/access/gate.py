@@ -8,7 +8,7 @@
 4. Handlers read the token from `request.state.token` and the restriction by `read_restriction`
    (`evertide.pgexpr.restriction`). A request that needs no token (health, the page) gets a restriction that
    allows no collection, in case a handler forgets to check.
-5. A stream of events has no end. If its token expires or is changed, the stream ends before its next piece, which may
+5. A stream of events has no end. If its token expires or is changed, the stream ends before its next event, which may
    be a comment.
 """
 

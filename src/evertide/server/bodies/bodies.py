@@ -196,12 +196,12 @@ def _read_file(content: bytes, form: PushFormat, tables: Tables, table: str, byt
     with scratch_file() as path:
         with using_scratch():
             path.write_bytes(content)
-        pieces, count = [], 0
-        for piece in read_pushed_file(tables, table, path, form, "body", is_delete=is_delete):
-            count += piece.num_rows
+        batches, count = [], 0
+        for batch in read_pushed_file(tables, table, path, form, "body", is_delete=is_delete):
+            count += batch.num_rows
             check_rows(PushedRows(range(count)), tables, table, bytes_max)
-            pieces.append(piece)
-    return pa.concat_tables(pieces) if pieces else ()
+            batches.append(batch)
+    return pa.concat_tables(batches) if batches else ()
 
 
 def decode_json_body(content: bytes) -> Any:

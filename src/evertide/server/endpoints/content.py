@@ -1,8 +1,8 @@
 """The content of a collection at one time, or its changes, as a sequence of Arrow tables.
 
 1. All tables are of one time and under one lease: commits, compaction and garbage collection in between change nothing.
-2. A small collection is read as a whole, in an order that depends only on its content. A larger one is read piece by
-   piece (`evertide.shard.parts.split`), so that memory holds one piece.
+2. A small collection is read as a whole, in an order that depends only on its content. A larger one is read group by
+   group (`evertide.shard.parts.split`), so that memory holds one group of parts.
 3. The where clause and the choice of columns apply before rows are counted, alike to added and to removed rows.
 4. A row that occurs several times is repeated while the caller iterates, so that memory never holds all copies.
 """
@@ -18,7 +18,7 @@ import pyarrow as pa
 from evertide.errors import InvalidInput
 from evertide.pgexpr.clause import Where, parse_where
 from evertide.pipeline.reading.collections import ReadableCollection
-from evertide.rows.changes import DIFF, expand_in_pieces
+from evertide.rows.changes import DIFF, expand_in_tables
 from evertide.shard.parts.groups import is_inside, read_group
 from evertide.shard.parts.part import Part
 from evertide.shard.parts.split import Group, is_ordered, split
@@ -29,7 +29,7 @@ __all__ = ["CollectionContent", "read_changes", "select_content"]
 
 _WHOLE_BYTES = 8 * 1024 * 1024
 """Up to this stored size, a collection is read as a whole."""
-_PIECE_BYTES = 8 * 1024 * 1024
+_GROUP_BYTES = 8 * 1024 * 1024
 _CHANGES_ROWS = 65_536
 
 
@@ -64,12 +64,12 @@ class CollectionContent:
         needed = {*self.columns, *(self.where.columns if self.where is not None else ())}
         with self.shard.snapshot(self.time, columns=sorted(needed)) as snapshot:
             if sum(part.bytes for part in snapshot.parts) <= _WHOLE_BYTES:
-                yield from expand_in_pieces(
+                yield from expand_in_tables(
                     self.filter_rows(snapshot.to_arrow()).select([*self.columns, DIFF]), self.name
                 )
                 return
             by = next((field.name for field in schema if is_ordered(field.type)), None)
-            for group in split(snapshot.parts, schema, _PIECE_BYTES):
+            for group in split(snapshot.parts, schema, _GROUP_BYTES):
                 also = {by or "", group.span.column if group.span is not None else ""} - {""}
                 read = _GroupReader(self, snapshot, group, (*needed, *also))
                 yield from read_group(group, read, self.columns, by=by, where=self.name)

@@ -107,12 +107,12 @@ class EventEndpoints:
             yield _encode_event("state", _describe_state(status))
             while not self._stopping.is_set():
                 try:
-                    piece = await asyncio.wait_for(listener.get(), _COMMENT_EVERY_S)
+                    message = await asyncio.wait_for(listener.get(), _COMMENT_EVERY_S)
                 except TimeoutError:
-                    piece = b": still here\n\n"
-                if piece is None:
+                    message = b": still here\n\n"
+                if message is None:
                     return
-                yield piece
+                yield message
         finally:
             self._listeners.pop(listener, None)
 
@@ -176,9 +176,9 @@ class EventEndpoints:
                 self._send("problem", problem)
 
     def _send(self, name: str, facts: Any) -> None:
-        piece = _encode_event(name, facts)
+        message = _encode_event(name, facts)
         for listener, loop in [*self._listeners.items()]:
-            _call_in(loop, _enqueue, listener, piece)
+            _call_in(loop, _enqueue, listener, message)
 
 
 class _StateFacts(msgspec.Struct, frozen=True):
@@ -220,11 +220,11 @@ def _call_in(loop: asyncio.AbstractEventLoop, call: Any, *arguments: Any) -> Non
             logger.debug("notified no client: the event loop is closed")
 
 
-def _enqueue(listener: Listener, piece: bytes) -> None:
+def _enqueue(listener: Listener, message: bytes) -> None:
     if listener.full():
         _end_stream(listener)
     else:
-        listener.put_nowait(piece)
+        listener.put_nowait(message)
 
 
 def _end_stream(listener: Listener) -> None:

@@ -39,7 +39,7 @@ Writer = Callable[[pa.Schema, Iterable[pa.Table], Mapping[str, Any]], Iterator[b
 def encode_rows(
     media: str, schema: pa.Schema, tables: Iterable[pa.Table], facts: Mapping[str, Any] | None = None
 ) -> Iterator[bytes]:
-    """In JSON, `facts` precede the rows. The first table is read before the first piece is returned."""
+    """In JSON, `facts` precede the rows. The first table is read before the first block is returned."""
     rest = iter(tables)
     first = next(rest, None)
     yield from _WRITERS[media](schema, chain([] if first is None else [first], rest), facts or {})
@@ -67,21 +67,21 @@ def _json(schema: pa.Schema, tables: Iterable[pa.Table], facts: Mapping[str, Any
     head = msgspec.json.encode({**facts, "columns": list_columns(schema)})
     yield head.removesuffix(b"}") + b',"rows":['
     between = b""
-    for piece in _slice_tables(tables):
-        yield between + msgspec.json.encode(list_values(piece))[1:-1]
+    for rows in _slice_tables(tables):
+        yield between + msgspec.json.encode(list_values(rows))[1:-1]
         between = b","
     yield b"]}"
 
 
 def _lines(_: pa.Schema, tables: Iterable[pa.Table], __: Mapping[str, Any]) -> Iterator[bytes]:
-    for piece in _slice_tables(tables):
-        yield b"".join(msgspec.json.encode(row) + b"\n" for row in to_json_rows(piece))
+    for rows in _slice_tables(tables):
+        yield b"".join(msgspec.json.encode(row) + b"\n" for row in to_json_rows(rows))
 
 
 def _csv(schema: pa.Schema, tables: Iterable[pa.Table], _: Mapping[str, Any]) -> Iterator[bytes]:
     yield (",".join(map(_write_field, schema.names)) + "\n").encode()
-    for piece in _slice_tables(tables):
-        yield "".join(",".join(map(_write_field, row.values())) + "\n" for row in to_json_rows(piece)).encode()
+    for rows in _slice_tables(tables):
+        yield "".join(",".join(map(_write_field, row.values())) + "\n" for row in to_json_rows(rows)).encode()
 
 
 def write_csv(rows: pa.Table) -> str:
@@ -132,10 +132,10 @@ class _DrainableFile(io.RawIOBase):
         return True
 
     def write(self, content: Any) -> int:
-        piece = bytes(content)
-        self._waiting.append(piece)
-        self._length += len(piece)
-        return len(piece)
+        block = bytes(content)
+        self._waiting.append(block)
+        self._length += len(block)
+        return len(block)
 
     def tell(self) -> int:
         return self._length

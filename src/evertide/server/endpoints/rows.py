@@ -163,8 +163,8 @@ class RowEndpoints:
             headers = make_content_headers(last, self._find_stale(request.path_params["name"]))
             if request.method == "HEAD":
                 return answer_head(media, headers)
-            pieces = encode_rows(ARROW, schema, tables) if media == ARROW else _encode_lines(tables, last)
-            return await answer_stream(pieces, media, headers)
+            blocks = encode_rows(ARROW, schema, tables) if media == ARROW else _encode_lines(tables, last)
+            return await answer_stream(blocks, media, headers)
 
         return changes_of
 

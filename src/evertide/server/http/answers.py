@@ -28,7 +28,7 @@ from evertide.json_values import to_json_value
 from evertide.media import JSON, STALE_HEADER, TIME_HEADER
 from evertide.pgexpr.restriction import read_restriction
 from evertide.runtime import Runtime
-from evertide.shapes.http.answers import take_first_pieces
+from evertide.shapes.http.answers import take_first_blocks
 
 __all__ = [
     "JSON",
@@ -121,23 +121,23 @@ def answer_head(media: str, headers: Mapping[str, str]) -> Response:
     return StreamingResponse(iter(()), 200, headers, media)
 
 
-async def answer_stream(pieces: Iterator[bytes], media: str, headers: Mapping[str, str]) -> Response:
-    """Compute the first pieces before the response starts, so that content that cannot be read gets an error status.
+async def answer_stream(blocks: Iterator[bytes], media: str, headers: Mapping[str, str]) -> Response:
+    """Compute the first blocks before the response starts, so that content that cannot be read gets an error status.
 
     Small content is not streamed: its length is known, and it is written at once.
     """
-    first, is_all = await run_in_threadpool(take_first_pieces, pieces)
+    first, is_all = await run_in_threadpool(take_first_blocks, blocks)
     if is_all:
         return Response(b"".join(first), 200, headers, media)
-    return _ClosingStream(chain(first, pieces), pieces, media, headers)
+    return _ClosingStream(chain(first, blocks), blocks, media, headers)
 
 
 class _ClosingStream(StreamingResponse):
     """Closes its iterator even if the client disconnects: the iterator holds a lease."""
 
-    def __init__(self, content: Iterator[bytes], pieces: Any, media: str, headers: Mapping[str, str]) -> None:
+    def __init__(self, content: Iterator[bytes], blocks: Any, media: str, headers: Mapping[str, str]) -> None:
         super().__init__(content, 200, headers, media)
-        self._pieces = pieces
+        self._blocks = blocks
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -146,7 +146,7 @@ class _ClosingStream(StreamingResponse):
             logger.log(logging.ERROR, "%s %s: the response was cut off: %s", scope["method"], scope["path"], error)
         finally:
             with anyio.CancelScope(shield=True):
-                await run_in_threadpool(self._pieces.close)
+                await run_in_threadpool(self._blocks.close)
 
 
 def answer_error(request: Request, error: Exception) -> Response:

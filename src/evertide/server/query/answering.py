@@ -186,8 +186,8 @@ def _encode(rows: pa.Table, media: str, bytes_max: int) -> memoryview:
         return memoryview(sink.getvalue())
     body = bytearray()
     named = make_names_unique(rows)
-    for piece in encode_rows(media, named.schema, [named]):
-        body += piece
+    for block in encode_rows(media, named.schema, [named]):
+        body += block
         if len(body) > bytes_max:
             raise make_size_error(bytes_max)
     return memoryview(body)

@@ -32,7 +32,7 @@ FACTS_HEADER = "Evertide-Query"
 """Carries the fields of a JSON answer beside its rows, for other formats: `engine=duckdb, is_truncated=false, ...`."""
 
 _SQL_MAX = 256 * 1024
-_PIECE_BYTES = 256 * 1024
+_BLOCK_BYTES = 256 * 1024
 _JSON_ROWS = 10_000
 """Default limit for answers as JSON, which people read; programs use other formats."""
 
@@ -115,14 +115,14 @@ class QueryEndpoints:
 
 
 def _slice_body(head: bytes, body: bytearray) -> Iterator[bytes]:
-    """In pieces, so that the connection buffers only what the client reads. `head` is a JSON object that is put before
+    """In blocks, so that the connection buffers only what the client reads. `head` is a JSON object that is put before
     the fields of the body."""
     at = 0
     if head:
         yield head.removesuffix(b"}") + b","
         at = len(b"{")
-    for start in range(at, len(body), _PIECE_BYTES):
-        yield bytes(body[start : start + _PIECE_BYTES])
+    for start in range(at, len(body), _BLOCK_BYTES):
+        yield bytes(body[start : start + _BLOCK_BYTES])
 
 
 def _results(pipeline: Pipeline) -> Mapping[str, str]:

@@ -70,5 +70,5 @@ class OutputTail:
 
     def _listen(self) -> None:
         with self._stream:
-            while piece := self._stream.read(_CHUNK):
-                self._tail = (self._tail + piece)[-_TAIL:]
+            while block := self._stream.read(_CHUNK):
+                self._tail = (self._tail + block)[-_TAIL:]

@@ -32,8 +32,8 @@ class Frame:
 def write_frame(to: int, facts: Mapping[str, Any], body: memoryview | bytes = b"") -> None:
     """Raise `OSError` if the reader has closed the pipe."""
     text = json.dumps(facts).encode()
-    for piece in (_HEAD.pack(len(text), len(body)) + text, body):
-        rest = memoryview(piece)
+    for block in (_HEAD.pack(len(text), len(body)) + text, body):
+        rest = memoryview(block)
         while rest:
             rest = rest[os.write(to, rest[:_CHUNK]) :]
 
@@ -54,8 +54,8 @@ def _read_exactly(at: int, size: int, wait: Callable[[], None]) -> bytearray | N
     taken = bytearray()
     while len(taken) < size:
         wait()
-        piece = os.read(at, min(_CHUNK, size - len(taken)))
-        if not piece:
+        block = os.read(at, min(_CHUNK, size - len(taken)))
+        if not block:
             return None
-        taken += piece
+        taken += block
     return taken

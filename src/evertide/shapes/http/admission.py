@@ -28,12 +28,12 @@ class Admission:
         self.clients = 0
         self.newcomers = 0
 
-    async def count_stream(self, pieces: AsyncIterator[T]) -> AsyncIterator[T]:
+    async def count_stream(self, blocks: AsyncIterator[T]) -> AsyncIterator[T]:
         """Count a stream while it lasts. It is never refused: its request was admitted and its headers are sent."""
         self.clients += 1
         try:
-            async for piece in pieces:
-                yield piece
+            async for block in blocks:
+                yield block
         finally:
             self.clients -= 1
 

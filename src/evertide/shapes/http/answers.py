@@ -30,14 +30,14 @@ __all__ = [
     "answer_refusal",
     "answer_stream",
     "make_cors_headers",
-    "take_first_pieces",
+    "take_first_blocks",
     "write_array",
 ]
 
-_PIECE_BYTES = 256 * 1024
+_BLOCK_BYTES = 256 * 1024
 _SMALL_BYTES = 384 * 1024
 """Holds a chunk of `ShapeOptions.chunk_bytes` and its last message, unless that is very large."""
-_PIECES = 8
+_BLOCKS_MAX = 8
 _EXPOSED_HEADERS = (
     "electric-cursor,electric-handle,electric-has-data,electric-offset,electric-schema,electric-up-to-date,"
     "electric-internal-known-error,retry-after"
@@ -153,43 +153,43 @@ def _cache_control(method: str, *, is_first: bool, is_live: bool) -> str:
     return "public, max-age=60, stale-while-revalidate=300"
 
 
-def answer_stream(pieces: Iterator[bytes], headers: Mapping[str, str], size: int | None = None) -> Response:
-    """Send the body piece by piece as the client reads, so that a slow client holds little memory.
+def answer_stream(blocks: Iterator[bytes], headers: Mapping[str, str], size: int | None = None) -> Response:
+    """Send the body block by block as the client reads, so that a slow client holds little memory.
 
     A small body is sent at once. `size` is the body's size in bytes, if known.
     """
-    first, is_all = take_first_pieces(pieces)
+    first, is_all = take_first_blocks(blocks)
     if is_all:
         return Response(b"".join(first), 200, dict(headers), media_type="application/json")
     known = {} if size is None else {"content-length": str(size)}
-    return StreamingResponse(_iterate(chain(first, pieces)), 200, {**headers, **known}, media_type="application/json")
+    return StreamingResponse(_iterate(chain(first, blocks)), 200, {**headers, **known}, media_type="application/json")
 
 
-def take_first_pieces(pieces: Iterator[bytes]) -> tuple[list[bytes], bool]:
-    """The first pieces of a body, and whether they are the whole body: a small body is sent in one write."""
+def take_first_blocks(blocks: Iterator[bytes]) -> tuple[list[bytes], bool]:
+    """The first blocks of a body, and whether they are the whole body: a small body is sent in one write."""
     first: list[bytes] = []
     size = 0
-    for piece in pieces:
-        first.append(piece)
-        size += len(piece)
-        if size > _SMALL_BYTES or len(first) == _PIECES:
+    for block in blocks:
+        first.append(block)
+        size += len(block)
+        if size > _SMALL_BYTES or len(first) == _BLOCKS_MAX:
             return first, False
     return first, True
 
 
-async def _iterate(pieces: Iterable[bytes]) -> AsyncIterator[bytes]:
-    for piece in pieces:
-        yield piece
+async def _iterate(blocks: Iterable[bytes]) -> AsyncIterator[bytes]:
+    for block in blocks:
+        yield block
 
 
 def write_array(messages: Iterable[bytes], last: bytes | None = None) -> Iterator[bytes]:
-    """A JSON array of messages, in pieces of bounded size."""
+    """A JSON array of messages, in blocks of bounded size."""
     held: list[bytes] = []
     size, before = 0, b"["
     for message in messages:
         held += (before, message)
         size, before = size + len(message), b","
-        if size >= _PIECE_BYTES:
+        if size >= _BLOCK_BYTES:
             yield b"".join(held)
             held, size = [], 0
     if last is not None:

@@ -84,8 +84,8 @@ class ShapeEndpoint:
 
     async def _add_body(self, request: Request, shape_request: ShapeRequest) -> ShapeRequest:
         content = b""
-        async for piece in request.stream():
-            content += piece
+        async for block in request.stream():
+            content += block
             if len(content) > self._options.body_bytes_max:
                 raise Refusal(413, {"error": "Request body too large"}, {"connection": "close"})
         subset = parse_subset_body(content)

@@ -164,7 +164,7 @@ class Exchange:
                 if not chunks.has(chunk.number):
                     return None
                 size = chunks.size(chunk.number)
-                pieces = chunks.pieces(chunk.number)
+                blocks = chunks.read_blocks(chunk.number)
             except Unavailable as error:  # closed concurrently, or out of disk space
                 why = error
                 continue
@@ -172,7 +172,7 @@ class Exchange:
                 request, shape_request, shape, chunk.offset, is_up_to_date=False, has_data=size > 0
             )
             return self._answers.answer_not_modified(request, headers) or answer_stream(
-                pieces, headers, size + _BRACKETS
+                blocks, headers, size + _BRACKETS
             )
         raise why or Unexpected(where="Exchange._answer_chunk", why="no attempt was made")
 

@@ -19,7 +19,7 @@ from starlette.responses import Response, StreamingResponse
 
 from evertide.pgexpr.tokens import shorten
 from evertide.rows.changes import DIFF
-from evertide.shapes.http.answers import take_first_pieces, write_array
+from evertide.shapes.http.answers import take_first_blocks, write_array
 from evertide.shapes.log.definition import ShapeDefinition, parse_where_parameter
 from evertide.shapes.log.live import LiveShape
 from evertide.shapes.log.registry import Shapes
@@ -55,11 +55,11 @@ def answer_subset(shapes: Shapes, shape: LiveShape, shape_request: ShapeRequest,
         "cache-control": "no-cache",
     }
     # Rendered lazily, in a thread: the copies of a row may need more memory than there is.
-    pieces = chain([head], write_array(messages), [b"}"])
-    first, is_all = take_first_pieces(pieces)
+    blocks = chain([head], write_array(messages), [b"}"])
+    first, is_all = take_first_blocks(blocks)
     if is_all:
         return Response(b"".join(first), 200, headers, media_type="application/json")
-    return StreamingResponse(chain(first, pieces), 200, headers, media_type="application/json")
+    return StreamingResponse(chain(first, blocks), 200, headers, media_type="application/json")
 
 
 class _Selection:

@@ -34,7 +34,7 @@ __all__ = ["Chunks", "SnapshotUsage", "Snapshots", "write_snapshot"]
 logger = logging.getLogger(__name__)
 
 _ROWS = 4096
-_PIECE_BYTES = 256 * 1024
+_BLOCK_BYTES = 256 * 1024
 _SMALL_BYTES = 64 * 1024
 _THREADS = 4
 
@@ -43,10 +43,10 @@ def write_snapshot(
     writer: MessageWriter, content: pa.Table, *, has_key: bool, mark: int | None = None
 ) -> Iterator[bytes]:
     for start in range(0, content.num_rows, _ROWS):
-        piece = content.slice(start, _ROWS)
-        rendered = RowTexts(piece.drop_columns([DIFF]))
-        rows = range(piece.num_rows)
-        counts = np.asarray(piece.column(DIFF)).tolist()
+        rows_slice = content.slice(start, _ROWS)
+        rendered = RowTexts(rows_slice.drop_columns([DIFF]))
+        rows = range(rows_slice.num_rows)
+        counts = np.asarray(rows_slice.column(DIFF)).tolist()
         for key, value, count in zip(writer.keys(rendered, rows), writer.values(rendered, rows), counts, strict=True):
             for copy in range(1, 2 if has_key else count + 1):
                 yield writer.write_snapshot_row(make_copy_key(key, copy), value, mark)
@@ -113,13 +113,13 @@ class Chunks:
     def size(self, number: int) -> int:
         return self._ends[number] - (self._ends[number - 1] if number else 0)
 
-    def pieces(self, number: int) -> Iterator[bytes]:
+    def read_blocks(self, number: int) -> Iterator[bytes]:
         """The body of an existing chunk, with its own descriptor: the snapshot may be closed while a client reads."""
         with self._changed:
             self._check()
             start, end = self._ends[number] - self.size(number), self._ends[number]
             file = None if self._file is None else _SharedFile(self._file)
-            return _read_pieces(file, self._small, start, end)
+            return _read_blocks(file, self._small, start, end)
 
     def close(self) -> None:
         with self._changed:
@@ -229,15 +229,15 @@ class _SharedFile:
         os.close(self.file)
 
 
-def _read_pieces(shared: _SharedFile | None, small: bytes, start: int, end: int) -> Iterator[bytes]:
+def _read_blocks(shared: _SharedFile | None, small: bytes, start: int, end: int) -> Iterator[bytes]:
     yield b"["
     if shared is None:
         yield small[start:end]
     else:
         while start < end:
-            piece = os.pread(shared.file, min(_PIECE_BYTES, end - start), start)
-            start += len(piece)
-            yield piece
+            block = os.pread(shared.file, min(_BLOCK_BYTES, end - start), start)
+            start += len(block)
+            yield block
     yield b"]"
 
 

@@ -136,8 +136,8 @@ def parse_subset_body(content: bytes) -> SubsetRequest | None:
 def parse_identifiers(text: str) -> list[Identifier] | None:
     """Parse comma-separated names, quoted or not; None if the text is malformed."""
     names = []
-    for piece in _split(text, ","):
-        name = _parse_identifier(piece.strip())
+    for quoted in _split(text, ","):
+        name = _parse_identifier(quoted.strip())
         if name is None:
             return None
         names.append(name)
@@ -153,13 +153,13 @@ def _parse_identifier(text: str) -> Identifier | None:
 
 def _split(text: str, at: str) -> list[str]:
     """Split at a character, except inside quotes."""
-    pieces, start, is_quoted = [], 0, False
+    fields, start, is_quoted = [], 0, False
     for place, character in enumerate(text):
         is_quoted ^= character == '"'
         if character == at and not is_quoted:
-            pieces.append(text[start:place])
+            fields.append(text[start:place])
             start = place + 1
-    return [*pieces, text[start:]]
+    return [*fields, text[start:]]
 
 
 def _parse_table(query: Mapping[str, str], errors: Errors, *, is_needed: bool) -> tuple[Identifier, ...]:
@@ -168,7 +168,7 @@ def _parse_table(query: Mapping[str, str], errors: Errors, *, is_needed: bool) -
         if is_needed:
             errors["table"] = [_BLANK]
         return ()
-    names = [_parse_identifier(piece.strip()) for piece in _split(text, ".")]
+    names = [_parse_identifier(quoted.strip()) for quoted in _split(text, ".")]
     if not 1 <= len(names) <= 2 or None in names:
         errors["table"] = ["Invalid zero-length delimited identifier" if '""' in text else "has invalid format"]
         return ()

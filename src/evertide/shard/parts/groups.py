@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from evertide.rows.changes import DIFF, consolidate_delta, expand_in_pieces
+from evertide.rows.changes import DIFF, consolidate_delta, expand_in_tables
 from evertide.shard.parts.part import Part
 from evertide.shard.parts.split import Group, Span
 
@@ -28,11 +28,11 @@ Changes = Callable[[Part], pa.Table]
 def read_group(
     group: Group, changes: Changes, columns: Sequence[str], *, by: str | None, where: str
 ) -> Iterator[pa.Table]:
-    """Yield these columns in pieces, each row as often as its count. A negative count is damage."""
+    """Yield these columns in tables, each row as often as its count. A negative count is damage."""
     names = [*columns, DIFF]
     if group.only_adds:
         for part in group.parts:
-            yield from expand_in_pieces(changes(part).select(names), where)
+            yield from expand_in_tables(changes(part).select(names), where)
         return
     retracting = [changes(part) for part in group.parts if part.retractions]
     others = (changes(part) for part in group.parts if not part.retractions)
@@ -43,9 +43,9 @@ def read_group(
         rest = []
         for each in chain(retracting, others):
             may_meet = pc.is_in(each[by], value_set=retracted)
-            yield from expand_in_pieces(each.filter(pc.invert(may_meet)).select(names), where)
+            yield from expand_in_tables(each.filter(pc.invert(may_meet)).select(names), where)
             rest.append(each.filter(may_meet))
-    yield from expand_in_pieces(consolidate_delta(pa.concat_tables(rest).select(names), where, is_sorted=False), where)
+    yield from expand_in_tables(consolidate_delta(pa.concat_tables(rest).select(names), where, is_sorted=False), where)
 
 
 def is_inside(column: Any, span: Span) -> Any:

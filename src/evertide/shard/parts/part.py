@@ -92,12 +92,12 @@ def encode_parts(table: pa.Table, *, settings: Settings) -> list[tuple[Part, byt
     """Encode checked changes as parts. The bytes are to be stored as a blob, unless `Part.inline` has them."""
     encoded = []
     for start in range(0, table.num_rows, settings.part_rows_max):
-        piece = table.slice(start, settings.part_rows_max)
-        stored = _to_stored(piece)
-        data = _encode_inline(stored, settings.inline_bytes_max) if table.num_rows == piece.num_rows else None
+        rows = table.slice(start, settings.part_rows_max)
+        stored = _to_stored(rows)
+        data = _encode_inline(stored, settings.inline_bytes_max) if table.num_rows == rows.num_rows else None
         is_inline = data is not None
         data = data if data is not None else _encode_parquet(stored, settings.row_group_rows)
-        encoded.append((_describe(piece, data, inline=data if is_inline else b""), data))
+        encoded.append((_describe(rows, data, inline=data if is_inline else b""), data))
     return encoded
 
 

@@ -80,8 +80,8 @@ def split_by_time(parts: Sequence[Part], window: TimeWindow, bytes_max: int) -> 
             together.append([])
         together[-1].append(part)
         last = max(last, min(part.time_max, window.upper - 1))
-    pieces = [tuple(piece) for piece in together]
-    return [Group(found, only_adds=False) for found in _spread(pieces, _count(parts, bytes_max))]
+    clusters = [tuple(cluster) for cluster in together]
+    return [Group(found, only_adds=False) for found in _spread(clusters, _count(parts, bytes_max))]
 
 
 def _group(parts: Sequence[Part], span: Span | None = None) -> Group:
@@ -97,14 +97,15 @@ def _count(parts: Sequence[Part], bytes_max: int) -> int:
     return max(1, -(-_bytes(parts) // bytes_max))
 
 
-def _spread(pieces: Sequence[tuple[Part, ...]], count: int) -> list[tuple[Part, ...]]:
-    """Distribute the pieces over at most `count` lots of similar size: the largest first, each to the smallest lot."""
-    lots: list[list[Part]] = [[] for _ in range(max(1, min(count, len(pieces))))]
+def _spread(clusters: Sequence[tuple[Part, ...]], count: int) -> list[tuple[Part, ...]]:
+    """Distribute the clusters over at most `count` lots of similar size: the largest first, each to the smallest
+    lot."""
+    lots: list[list[Part]] = [[] for _ in range(max(1, min(count, len(clusters))))]
     sizes = [0] * len(lots)
-    for piece in sorted(pieces, key=_bytes, reverse=True):
+    for cluster in sorted(clusters, key=_bytes, reverse=True):
         least = sizes.index(min(sizes))
-        lots[least] += piece
-        sizes[least] += _bytes(piece)
+        lots[least] += cluster
+        sizes[least] += _bytes(cluster)
     return [tuple(lot) for lot in lots]
 
 

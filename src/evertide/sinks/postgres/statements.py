@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from evertide.rows.changes import DIFF, expand_in_pieces
+from evertide.rows.changes import DIFF, expand_in_tables
 from evertide.rows.columns import Longs
 from evertide.rows.digest import hash_rows
 from evertide.sinks.postgres.types import to_texts
@@ -118,7 +118,7 @@ class RowsToSend:
     def copies(self) -> Iterator[pa.Table]:
         """Added rows as texts, without `n` and `part`, each as often as it is added."""
         names = [*self.rows.schema.names[:-2], DIFF]
-        for rows in expand_in_pieces(self.rows.drop_columns(["part"]).rename_columns(names)):
+        for rows in expand_in_tables(self.rows.drop_columns(["part"]).rename_columns(names)):
             yield from _texts(rows)
 
 

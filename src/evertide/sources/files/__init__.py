@@ -2,7 +2,7 @@
 
 source      the source, and its options
 directory   scans of the directory, and the position: which files were read
-pieces      fragments, and the interface of the readers
+fragments   fragments, and the interface of the readers
 text        reads text files: splits them at records
 records     records of text files, block by block
 csv         CSV records to rows

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.csv
 
 from evertide.rows.columns import to_array
-from evertide.sources.files.pieces import FileTable, parse_ops
+from evertide.sources.files.fragments import FileTable, parse_ops
 from evertide.sources.files.records import Block
 from evertide.sources.files.text import find_bad_records
 from evertide.sources.values.columns import ConvertedColumn, from_texts

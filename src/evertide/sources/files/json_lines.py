@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from evertide.sources.files.pieces import FileTable, parse_ops
+from evertide.sources.files.fragments import FileTable, parse_ops
 from evertide.sources.files.records import Block
 from evertide.sources.files.text import find_bad_records
 from evertide.sources.values.columns import ConvertedColumn, from_values

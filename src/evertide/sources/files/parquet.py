@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from evertide.rows.python_rows import to_python_rows
 from evertide.sources.contract import Limit, Rows
-from evertide.sources.files.pieces import FileRange, FileTable, compute_checksum, parse_ops
+from evertide.sources.files.fragments import FileRange, FileTable, compute_checksum, parse_ops
 from evertide.sources.values.columns import from_arrow, is_widened_by
 from evertide.sources.values.fit import Reason, fit, split_faults
 from evertide.sources.values.kinds import sql_name
@@ -31,7 +31,7 @@ _BATCH_ROWS = 65_536
 class ParquetReader:
     table: FileTable
     _known: dict[tuple[str, int, int, int], str] = field(default_factory=dict)
-    """A cache of the last checksum: every piece of a file verifies the whole file."""
+    """A cache of the last checksum: every fragment of a file verifies the whole file."""
 
     def split_file(self, path: Path, limit: Limit) -> Iterator[FileRange]:
         """The checksum covers the whole file, as the footer defines the meaning of all row groups."""

@@ -34,9 +34,9 @@ from evertide.runtime import Runtime
 from evertide.sources.contract import Lag, Limit, Offer, Rows, TableDeclaration, decode_place
 from evertide.sources.files.csv import CsvRecords
 from evertide.sources.files.directory import START, Directory, WatchedFile, decode_position, encode_position
+from evertide.sources.files.fragments import FileFragment, FileRange, FileReader, FileTable
 from evertide.sources.files.json_lines import JsonRecords
 from evertide.sources.files.parquet import ParquetReader
-from evertide.sources.files.pieces import FilePiece, FileRange, FileReader, FileTable
 from evertide.sources.files.records import RecordLayout
 from evertide.sources.files.text import TextReader
 
@@ -121,26 +121,28 @@ class FilesSource:
         return self._cuts[key]
 
     def _place(self, file: WatchedFile, cut: FileRange) -> Place:
-        return Place(msgspec.json.encode(FilePiece(file.name, file.bytes, file.mtime_ns, cut)).decode())
+        return Place(msgspec.json.encode(FileFragment(file.name, file.bytes, file.mtime_ns, cut)).decode())
 
     def read(self, fragment: Fragment) -> Iterator[Rows]:
-        piece = decode_place(fragment, FilePiece, self.name)
-        path = self._directory.file(piece.path)
+        file_fragment = decode_place(fragment, FileFragment, self.name)
+        path = self._directory.file(file_fragment.path)
         try:
-            self._verify(path, piece)
-            yield from self._reader.rows(path, piece.cut, self._directory.place(piece.path))
+            self._verify(path, file_fragment)
+            yield from self._reader.rows(path, file_fragment.cut, self._directory.place(file_fragment.path))
         except OSError as error:
             raise self._failure(path, error) from error
 
-    def _verify(self, path: Path, piece: FilePiece) -> None:
+    def _verify(self, path: Path, file_fragment: FileFragment) -> None:
         """Compare by content, as a restored file may have another time."""
-        cut = piece.cut
+        cut = file_fragment.cut
         try:
             found, size = self._reader.read_checksum(path, cut), path.stat().st_size
         except FileNotFoundError as error:
-            raise self._changed_failure(path, f"the file, of {piece.bytes} bytes, is gone") from error
+            raise self._changed_failure(path, f"the file, of {file_fragment.bytes} bytes, is gone") from error
         if found != cut.checksum:
-            expected = f"expected {piece.bytes} bytes with the checksum {cut.checksum} in [{cut.first}, {cut.last})"
+            expected = (
+                f"expected {file_fragment.bytes} bytes with the checksum {cut.checksum} in [{cut.first}, {cut.last})"
+            )
             raise self._changed_failure(path, f"{expected}, found {size} bytes with {found}")
 
     def _changed_failure(self, path: Path, why: str) -> SourceChanged:

@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 
 from evertide.sources.contract import Limit, Rows
-from evertide.sources.files.pieces import FileRange, FileTable, compute_checksum
+from evertide.sources.files.fragments import FileRange, FileTable, compute_checksum
 from evertide.sources.files.records import Block, RecordLayout, read_blocks
 from evertide.sources.values.fit import FittedRows, Reason, split_faults
 

@@ -150,13 +150,13 @@ class CsvFormat:
 
 def _read_quoted_field(text: str, at: int) -> tuple[str, int]:
     """The field that starts after the opening quote at `at`, and the place after its closing quote."""
-    pieces = []
+    runs = []
     while True:
         end = text.find('"', at)
         if end < 0:
             raise Unreadable("a quoted field does not end")
-        pieces.append(text[at:end])
+        runs.append(text[at:end])
         if text[end + 1 : end + 2] != '"':
-            return "".join(pieces), end + 1
-        pieces.append('"')
+            return "".join(runs), end + 1
+        runs.append('"')
         at = end + 2

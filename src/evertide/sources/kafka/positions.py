@@ -26,7 +26,7 @@ __all__ = [
     "START",
     "OffsetRange",
     "PartitionRecords",
-    "TopicPiece",
+    "TopicFragment",
     "decode_position",
     "encode_position",
     "to_partition_records",
@@ -50,7 +50,7 @@ class OffsetRange(msgspec.Struct, frozen=True, array_like=True):
     checksum: str
 
 
-class TopicPiece(msgspec.Struct, frozen=True, omit_defaults=True):
+class TopicFragment(msgspec.Struct, frozen=True, omit_defaults=True):
     topic_id: str
     ranges: tuple[OffsetRange, ...]
     lost: tuple[tuple[int, int, int], ...] = ()

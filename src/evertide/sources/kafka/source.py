@@ -42,7 +42,7 @@ from evertide.sources.kafka.positions import (
     START,
     OffsetRange,
     PartitionRecords,
-    TopicPiece,
+    TopicFragment,
     decode_position,
     encode_position,
 )
@@ -158,8 +158,8 @@ class KafkaSource:
             for why, _ in self._unreadable.values():
                 raise why
             return None
-        piece = TopicPiece(topic.id, ranges, lost)
-        fragments = (Place(msgspec.json.encode(piece).decode()),) if ranges or lost else ()
+        topic_fragment = TopicFragment(topic.id, ranges, lost)
+        fragments = (Place(msgspec.json.encode(topic_fragment).decode()),) if ranges or lost else ()
         return Offer(text, fragments, rows)
 
     def _note_unreadable(self) -> None:
@@ -183,8 +183,8 @@ class KafkaSource:
         self._describe_topic(topic.id)
         after = {**following, **{one.range.partition: one.range.last for one in found}}
         full = [one for one in found if one.range.records]
-        piece = TopicPiece(topic.id, tuple(one.range for one in full))
-        fragment = Place(msgspec.json.encode(piece).decode())
+        topic_fragment = TopicFragment(topic.id, tuple(one.range for one in full))
+        fragment = Place(msgspec.json.encode(topic_fragment).decode())
         self._executor_rows = (fragment.where, [one.rows for one in full])
         rows = sum(one.range.records for one in full)
         return Offer(encode_position(topic.id, after), (fragment,) if full else (), rows)
@@ -253,31 +253,31 @@ class KafkaSource:
     # Reading
 
     def read(self, fragment: Fragment) -> Iterator[Rows]:
-        piece = decode_place(fragment, TopicPiece, self.name)
+        topic_fragment = decode_place(fragment, TopicFragment, self.name)
         if isinstance(fragment, Place) and fragment.where == self._executor_rows[0]:
             yield from self._executor_rows[1]
             return
         try:
-            records = self._reader.find_ranges(piece.ranges)
+            records = self._reader.find_ranges(topic_fragment.ranges)
             if (
                 records is None
                 and self._executors is not None
-                and sum(one.records for one in piece.ranges) > _EXECUTOR_RECORDS_MIN
+                and sum(one.records for one in topic_fragment.ranges) > _EXECUTOR_RECORDS_MIN
             ):
-                found = self._read_on_executors(piece.ranges)
-                self._describe_topic(piece.topic_id)
-                self._verify(piece.ranges, [one.range for one in found])
+                found = self._read_on_executors(topic_fragment.ranges)
+                self._describe_topic(topic_fragment.topic_id)
+                self._verify(topic_fragment.ranges, [one.range for one in found])
                 yield from (one.rows for one in found)
                 return
             if records is None:
-                records = read_again(self._brokers, self._options.topic, piece.ranges)
-                self._describe_topic(piece.topic_id)
-                read = zip(piece.ranges, records, strict=True)
-                self._verify(piece.ranges, [one.range(expected.first) for expected, one in read])
+                records = read_again(self._brokers, self._options.topic, topic_fragment.ranges)
+                self._describe_topic(topic_fragment.topic_id)
+                read = zip(topic_fragment.ranges, records, strict=True)
+                self._verify(topic_fragment.ranges, [one.range(expected.first) for expected, one in read])
         except KafkaException as error:
             raise self._note_failure(error) from error
-        if piece.lost:
-            yield self._report_lost(piece)
+        if topic_fragment.lost:
+            yield self._report_lost(topic_fragment)
         if len(records) == 1:
             yield self._rows(records[0])
         else:
@@ -310,7 +310,7 @@ class KafkaSource:
                 why += f" {found.checksum}: records expired, were compacted, or were replaced"
                 raise self._changed_failure(where, why)
 
-    def _report_lost(self, piece: TopicPiece) -> Rows:
+    def _report_lost(self, topic_fragment: TopicFragment) -> Rows:
         """A dead letter for each gap, so that skipped records are reported."""
         faults = [
             Fault(
@@ -320,7 +320,7 @@ class KafkaSource:
                 reason=f"the offsets from {first} to {last - 1} expired before they were read",
                 raw="",
             )
-            for partition, first, last in piece.lost
+            for partition, first, last in topic_fragment.lost
         ]
         return Rows(self._declaration.name, make_rows_schema(self._declaration).empty_table(), faults)
 

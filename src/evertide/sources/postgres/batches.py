@@ -44,7 +44,7 @@ class NewRows:
     columns: tuple[Any, ...]
     """Binary arrays, by place in the relation."""
     xids: Longs
-    """The subtransaction of each row in a streamed piece; else 0."""
+    """The subtransaction of each row in a streamed block; else 0."""
     sizes: list[int]
     """Bytes before each row, and the total at the end."""
     before: list[int]

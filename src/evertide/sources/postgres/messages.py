@@ -1,7 +1,7 @@
 """Decode the messages of a replication connection: the stream's own, and those of `pgoutput` inside.
 
 The protocol is version 2 of pgoutput, of servers from 14. A large transaction may be *streamed* while it is open, in
-pieces between `StreamStart` and `StreamStop`. In a piece every change has the id of its subtransaction, and a part of
+blocks between `StreamStart` and `StreamStop`. In a block every change has the id of its subtransaction, and a part of
 the transaction may be rolled back later (`StreamAbort`).
 
 A value is the text that the server writes, None for NULL, or `UNCHANGED`: a large value that an update did not change.
@@ -193,7 +193,7 @@ def decode_new_row(content: bytes, *, is_streamed: bool) -> tuple[int, int, list
 
 
 def decode(content: bytes, *, is_streamed: bool) -> Message | None:
-    """Decode one pgoutput message; None if the source ignores its kind. `is_streamed`: inside a streamed piece."""
+    """Decode one pgoutput message; None if the source ignores its kind. `is_streamed`: inside a streamed block."""
     kind = content[:1]
     if kind in b"IUD":
         return _change(content, is_streamed=is_streamed)

@@ -102,8 +102,8 @@ class Buffer:
     def __init__(self, upstream: UpstreamTable) -> None:
         self.upstream = upstream
         self.bytes = 0
-        self._pieces: list[_ArraySlice] = []
-        self._pieces_rows = 0
+        self._slices: list[_ArraySlice] = []
+        self._slices_rows = 0
         self._columns: list[list[bytes | None]] = [[] for _ in upstream.columns]
         self._ops: list[int] = []
         self._same: dict[int, str] = {}
@@ -112,7 +112,7 @@ class Buffer:
         self._key = [at for at, column in enumerate(upstream.columns) if column.is_key]
 
     def __len__(self) -> int:
-        return self._pieces_rows + len(self._ops)
+        return self._slices_rows + len(self._ops)
 
     @property
     def xids(self) -> frozenset[int]:
@@ -122,13 +122,13 @@ class Buffer:
     def cut(self, length: int) -> None:
         """Keep only the first `length` rows."""
         self._close()
-        while self._pieces_rows > length:
-            piece = self._pieces[-1]
-            surplus = min(self._pieces_rows - length, piece.last - piece.first)
-            piece.last -= surplus
-            self._pieces_rows -= surplus
-            if piece.first == piece.last:
-                self._pieces.pop()
+        while self._slices_rows > length:
+            array_slice = self._slices[-1]
+            surplus = min(self._slices_rows - length, array_slice.last - array_slice.first)
+            array_slice.last -= surplus
+            self._slices_rows -= surplus
+            if array_slice.first == array_slice.last:
+                self._slices.pop()
         self._same = {row: mark for row, mark in self._same.items() if row < length}
 
     def add_truncate(self, xid: int) -> None:
@@ -144,7 +144,7 @@ class Buffer:
 
     def add_rows(self, layout: RelationLayout, rows: NewRows, first: int, last: int) -> None:
         """Add the rows [first, last)."""
-        before = self._pieces[-1] if self._pieces and not self._ops else None
+        before = self._slices[-1] if self._slices and not self._ops else None
         origin = None if before is None else before.origin
         if (
             before is not None
@@ -157,8 +157,8 @@ class Buffer:
         else:
             self._close()
             columns = tuple(None if place < 0 else rows.columns[place] for place in layout.places)
-            self._pieces.append(_ArraySlice((layout, rows), columns, None, rows.xids, first, last))
-        self._pieces_rows += last - first
+            self._slices.append(_ArraySlice((layout, rows), columns, None, rows.xids, first, last))
+        self._slices_rows += last - first
         self.bytes += _ROW_BYTES * (last - first) + rows.sizes[last] - rows.sizes[first]
 
     def add_change(self, layout: RelationLayout, change: RowChange) -> bool:
@@ -206,29 +206,29 @@ class Buffer:
         self.bytes += size
 
     def _close(self) -> None:
-        """Turn the rows that were added one by one into a piece."""
+        """Turn the rows that were added one by one into a slice."""
         if self._ops:
             columns = tuple(pa.array(column, pa.binary()) for column in self._columns)
             ops, xids = np.array(self._ops, np.int8), np.array(self._xids, np.int64)
-            self._pieces.append(_ArraySlice(None, columns, ops, xids, 0, len(ops)))
-            self._pieces_rows += len(ops)
+            self._slices.append(_ArraySlice(None, columns, ops, xids, 0, len(ops)))
+            self._slices_rows += len(ops)
             for values in (*self._columns, self._ops, self._xids):
                 values.clear()  # type: ignore[attr-defined]
 
     def _all_xids(self) -> Longs:
-        return np.concatenate([np.zeros(0, np.int64), *(one.xids[one.first : one.last] for one in self._pieces)])
+        return np.concatenate([np.zeros(0, np.int64), *(one.xids[one.first : one.last] for one in self._slices)])
 
     def _all_ops(self) -> Ops:
         given = [
             make_upserts(one.last - one.first) if one.ops is None else one.ops[one.first : one.last]
-            for one in self._pieces
+            for one in self._slices
         ]
         return np.concatenate([make_upserts(0), *given])
 
     def _whole(self, at: int) -> Any:
         """One column of all rows."""
         chunks = []
-        for one in self._pieces:
+        for one in self._slices:
             column, count = one.columns[at], one.last - one.first
             chunks.append(pa.nulls(count, pa.binary()) if column is None else column.slice(one.first, count))
         return pa.chunked_array(chunks, pa.binary()).combine_chunks()

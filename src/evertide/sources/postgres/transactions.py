@@ -1,7 +1,7 @@
 """Assemble messages into committed transactions, in order, staged in fragments.
 
 1. Small transactions arrive one after the other, and are collected into a *batch*, so that a fragment has many.
-2. A large transaction is staged in pieces while it arrives. If it is *streamed*, it is still open upstream, others
+2. A large transaction is staged in fragments while it arrives. If it is *streamed*, it is still open upstream, others
    arrive in between, and it may be rolled back, as a whole or by subtransactions; until its commit it is not offered.
    Fragments with rows of subtransactions that were rolled back are rewritten without them.
 3. A transaction that was already bound is a repeat, and dropped (J10).
@@ -79,7 +79,7 @@ class CompleteTransactions:
 
 
 @dataclass(frozen=True, slots=True)
-class _StagedPiece:
+class _StagedRows:
     fragment: Staged
     xids: frozenset[int]
 
@@ -91,17 +91,17 @@ class _PendingRows:
         self._staging = staging
         self._limits = limits
         self._buffers: dict[str, Buffer] = {}
-        self._pieces: list[_StagedPiece] = []
+        self._staged: list[_StagedRows] = []
         self._mark: tuple[int, dict[str, int]] = (0, {})
 
     def mark(self) -> None:
         """Mark the end of the complete transactions."""
-        self._mark = (len(self._pieces), {name: len(buffer) for name, buffer in self._buffers.items()})
+        self._mark = (len(self._staged), {name: len(buffer) for name, buffer in self._buffers.items()})
 
     def cut(self) -> bool:
         """Go back to the mark. False if rows after the mark were already staged."""
-        pieces, lengths = self._mark
-        if len(self._pieces) != pieces:
+        staged_count, lengths = self._mark
+        if len(self._staged) != staged_count:
             return False
         self._buffers = {name: buffer for name, buffer in self._buffers.items() if lengths.get(name)}
         for name, buffer in self._buffers.items():
@@ -115,11 +115,11 @@ class _PendingRows:
 
     @property
     def is_empty(self) -> bool:
-        return not self._pieces and not self._buffers
+        return not self._staged and not self._buffers
 
     @property
-    def has_pieces(self) -> bool:
-        return bool(self._pieces)
+    def has_staged_rows(self) -> bool:
+        return bool(self._staged)
 
     @property
     def waiting(self) -> int:
@@ -142,27 +142,27 @@ class _PendingRows:
         for name, buffer in buffers.items():
             rows = buffer.table(without)
             if rows.num_rows:
-                self._pieces.append(_StagedPiece(self._staging.stage(name, rows), buffer.xids.difference(without)))
+                self._staged.append(_StagedRows(self._staging.stage(name, rows), buffer.xids.difference(without)))
 
     def finish(self, aborted: Collection[int] = ()) -> tuple[Staged, ...]:
         self.spill(aborted)
-        pieces, self._pieces = self._pieces, []
-        return tuple(kept for piece in pieces for kept in self._remove_aborted(piece, aborted))
+        all_staged, self._staged = self._staged, []
+        return tuple(kept for staged in all_staged for kept in self._remove_aborted(staged, aborted))
 
-    def _remove_aborted(self, piece: _StagedPiece, aborted: Collection[int]) -> list[Staged]:
-        if piece.xids.isdisjoint(aborted):
-            return [piece.fragment]
-        rows = self._staging.load(piece.fragment)
+    def _remove_aborted(self, staged: _StagedRows, aborted: Collection[int]) -> list[Staged]:
+        if staged.xids.isdisjoint(aborted):
+            return [staged.fragment]
+        rows = self._staging.load(staged.fragment)
         gone = pc.is_in(rows.column(XID), pa.array(sorted(aborted), pa.int64()))
         left = rows.filter(pc.invert(gone))
-        made = [self._staging.stage(piece.fragment.table, left)] if left.num_rows else []
-        self._staging.drop([piece.fragment])
+        made = [self._staging.stage(staged.fragment.table, left)] if left.num_rows else []
+        self._staging.drop([staged.fragment])
         return made
 
     def drop(self) -> None:
         self._buffers = {}
-        pieces, self._pieces = self._pieces, []
-        self._staging.drop([piece.fragment for piece in pieces])
+        all_staged, self._staged = self._staged, []
+        self._staging.drop([staged.fragment for staged in all_staged])
 
 
 @dataclass
@@ -213,7 +213,7 @@ class TransactionAssembler:
 
     @property
     def is_between(self) -> bool:
-        """Whether no transaction is arriving, and no streamed piece is open."""
+        """Whether no transaction is arriving, and no streamed block is open."""
         return self._begun is None and self._stream is None
 
     @property
@@ -366,7 +366,7 @@ class TransactionAssembler:
             self._batch_s = 0.0
             return
         self._batch_xids.append(begun.xid)
-        if self._batch.is_full or self._batch.has_pieces or len(self._batch_xids) >= XIDS_MAX:
+        if self._batch.is_full or self._batch.has_staged_rows or len(self._batch_xids) >= XIDS_MAX:
             self.flush()
 
     def _stream_commit(self, commit: StreamCommit) -> None:

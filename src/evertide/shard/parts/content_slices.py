@@ -1,9 +1,9 @@
-"""Read the content of a shard in pieces, for consumers that cannot hold all of it.
+"""Read the content of a shard in slices, for consumers that cannot hold all of it.
 
-1. Each piece is a multiset without negative counts, and the pieces add up to the content. A consumer of one piece after
+1. Each slice is a multiset without negative counts, and the slices add up to the content. A consumer of one slice after
    the other never sees a retraction of a row that is absent, nor a row that is not in the content.
-2. Without retractions, pieces follow the parts: the same row may be in several pieces.
-3. With retractions, rows are distributed by hash (`evertide.rows.slices`): all changes of a row are in one piece.
+2. Without retractions, slices follow the parts: the same row may be in several slices.
+3. With retractions, rows are distributed by hash (`evertide.rows.slices`): all changes of a row are in one slice.
 """
 
 from __future__ import annotations
@@ -16,37 +16,37 @@ from evertide.rows.changes import TIME, consolidate_delta
 from evertide.rows.slices import SLICES_MAX, Slices, count_slices
 from evertide.shard.read import Snapshot
 
-__all__ = ["read_pieces"]
+__all__ = ["read_content_slices"]
 
 
-def read_pieces(snapshot: Snapshot, rows_max: int, bytes_max: int) -> Iterator[pa.Table]:
+def read_content_slices(snapshot: Snapshot, rows_max: int, bytes_max: int) -> Iterator[pa.Table]:
     """Yield rows with `__diff`, at most about `rows_max` at a time; none if there is no content."""
     rows, size = sum(part.rows for part in snapshot.parts), sum(part.bytes for part in snapshot.parts)
     if rows <= rows_max and size <= bytes_max:
         found = iter([snapshot.to_arrow()])
     elif any(part.retractions for part in snapshot.parts):
-        found = _pieces_by_hash(snapshot, count_slices(min(SLICES_MAX, max(rows / rows_max, size / bytes_max))))
+        found = _slice_by_hash(snapshot, count_slices(min(SLICES_MAX, max(rows / rows_max, size / bytes_max))))
     else:
-        found = _pieces_of_parts(snapshot, rows_max, bytes_max)
-    yield from (piece for piece in found if piece.num_rows)
+        found = _slice_by_part(snapshot, rows_max, bytes_max)
+    yield from (content_slice for content_slice in found if content_slice.num_rows)
 
 
-def _pieces_of_parts(snapshot: Snapshot, rows_max: int, bytes_max: int) -> Iterator[pa.Table]:
+def _slice_by_part(snapshot: Snapshot, rows_max: int, bytes_max: int) -> Iterator[pa.Table]:
     pending: list[pa.Table] = []
     rows, size = 0, 0
     for stored in _scan(snapshot):
         for start in range(0, stored.num_rows, rows_max):
-            piece = stored.slice(start, rows_max)
-            if pending and (rows + piece.num_rows > rows_max or size + piece.nbytes > bytes_max):
+            content_slice = stored.slice(start, rows_max)
+            if pending and (rows + content_slice.num_rows > rows_max or size + content_slice.nbytes > bytes_max):
                 yield _net(pending)
                 pending, rows, size = [], 0, 0
-            pending.append(piece)
-            rows, size = rows + piece.num_rows, size + piece.nbytes
+            pending.append(content_slice)
+            rows, size = rows + content_slice.num_rows, size + content_slice.nbytes
     if pending:
         yield _net(pending)
 
 
-def _pieces_by_hash(snapshot: Snapshot, count: int) -> Iterator[pa.Table]:
+def _slice_by_hash(snapshot: Snapshot, count: int) -> Iterator[pa.Table]:
     scanned = _scan(snapshot)
     first = next(scanned)
     with Slices(first.schema, count) as slices:

@@ -1,6 +1,6 @@
 """The fragments of the connector `files`, and the interface of the readers of its formats.
 
-1. A fragment is a `FilePiece` as JSON in `Place.where`: the file's name, size and time, a range in the file, and the
+1. A fragment is a `FileFragment` as JSON in `Place.where`: the file's name, size and time, a range in the file, and the
    checksum of that range (of the whole file, for Parquet). So reading it again gives the same rows, or an error.
 2. A `FileReader` reads one format. `split_file` scans a file once and yields ranges of about the size of the limit;
    `rows` reads a verified range in batches that fit into memory.
@@ -23,7 +23,7 @@ from evertide.sources.values.columns import ConvertedColumn
 from evertide.sources.values.fit import Ops, Reason, make_upserts
 from evertide.sources.values.values import show_value
 
-__all__ = ["FilePiece", "FileRange", "FileReader", "FileTable", "compute_checksum", "parse_ops"]
+__all__ = ["FileFragment", "FileRange", "FileReader", "FileTable", "compute_checksum", "parse_ops"]
 
 _READ_BYTES = 1024 * 1024
 _OPS = {
@@ -42,10 +42,10 @@ class FileRange(msgspec.Struct, frozen=True, omit_defaults=True):
     rows: int
     checksum: str
     columns: tuple[str, ...] = ()
-    """The field names of a CSV file, as only one piece has its first line."""
+    """The field names of a CSV file, as only one fragment has its first line."""
 
 
-class FilePiece(msgspec.Struct, frozen=True):
+class FileFragment(msgspec.Struct, frozen=True):
     path: str
     bytes: int
     mtime_ns: int

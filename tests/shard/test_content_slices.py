@@ -1,5 +1,5 @@
-"""The content of a shard in pieces: they add up to it, no piece deletes a row that is not there, memory follows the
-piece.
+"""The content of a shard in slices: they add up to it, no slice deletes a row that is not there, memory follows the
+slice.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pytest
 
 from evertide.errors import ScratchUnavailable
 from evertide.rows.changes import DIFF, consolidate_delta, make_changes_schema
-from evertide.shard.parts.pieces import read_pieces
+from evertide.shard.parts.content_slices import read_content_slices
 from evertide.shard.shard import Shard
 from tests.shard.kit import BLOBS, make_shards, make_writer
 
@@ -55,8 +55,8 @@ def fill_shard(times: int, seed: int, *, is_added_only: bool = False) -> Shard:
 
 @pytest.mark.parametrize("is_added_only", [True, False])
 @pytest.mark.parametrize("seed", range(4))
-def test_pieces_add_up_to_the_content(seed: int, is_added_only: bool) -> None:
-    """Fails if rows are not distributed by their hash: a row is deleted in a piece before the one that adds it."""
+def test_slices_add_up_to_the_content(seed: int, is_added_only: bool) -> None:
+    """Fails if rows are not distributed by their hash: a row is deleted in a slice before the one that adds it."""
     shard = fill_shard(12, seed, is_added_only=is_added_only)
     for time in (11, 6):
         with shard.snapshot(time) as snapshot:
@@ -64,19 +64,19 @@ def test_pieces_add_up_to_the_content(seed: int, is_added_only: bool) -> None:
             diffs = pa.array(-whole.column(DIFF).to_numpy())
             taken_away = whole.set_column(whole.num_columns - 1, whole.schema.field(DIFF), diffs)
             for rows_max, bytes_max in ((1, MANY), (5, MANY), (1_000, MANY), (1_000, 600)):
-                found = list(read_pieces(snapshot, rows_max, bytes_max))
-                assert all(min(piece.column(DIFF).to_pylist()) > 0 for piece in found)
+                found = list(read_content_slices(snapshot, rows_max, bytes_max))
+                assert all(min(content_slice.column(DIFF).to_pylist()) > 0 for content_slice in found)
                 assert consolidate_delta(pa.concat_tables([*found, taken_away])).num_rows == 0
                 assert len(found) == 1 if (rows_max, bytes_max) == (1_000, MANY) else len(found) > 1
 
 
-def test_an_empty_shard_has_no_pieces() -> None:
+def test_an_empty_shard_has_no_slices() -> None:
     shards = make_shards()
     writer = make_writer(shards)
     shard = shards.create("t", SCHEMA, writer)
     shard.compare_and_append(make_changes_schema(SCHEMA).empty_table(), 0, 1, writer)
     with shard.snapshot(0) as snapshot:
-        assert list(read_pieces(snapshot, 1, 1)) == []
+        assert list(read_content_slices(snapshot, 1, 1)) == []
 
 
 @contextmanager
@@ -92,8 +92,8 @@ def measure_peak() -> Iterator[pa.MemoryPool]:
 
 
 @pytest.mark.parametrize("is_added_only", [True, False])
-def test_memory_is_bounded_by_the_size_of_a_piece(is_added_only: bool) -> None:
-    """40 MB in pieces of 1 MB. Fails if everything is read before the first piece is returned."""
+def test_memory_is_bounded_by_the_size_of_a_slice(is_added_only: bool) -> None:
+    """40 MB in slices of 1 MB. Fails if everything is read before the first slice is returned."""
     settings = replace(BLOBS, part_rows_max=2_000, row_group_rows=2_000, fetchers=2)
     shards = make_shards(settings=settings)
     writer = make_writer(shards)
@@ -107,7 +107,7 @@ def test_memory_is_bounded_by_the_size_of_a_piece(is_added_only: bool) -> None:
         table = pa.Table.from_arrays([pa.array(a, f.type) for a, f in zip(arrays, schema, strict=True)], schema=schema)
         shard.compare_and_append(table, time, time + 1, writer)
     with shard.snapshot(19) as snapshot, measure_peak() as pool:
-        rows = sum(piece.num_rows for piece in read_pieces(snapshot, 1_000, 1_000_000))
+        rows = sum(content_slice.num_rows for content_slice in read_content_slices(snapshot, 1_000, 1_000_000))
         assert rows == 40_000
         assert 1_000_000 < pool.max_memory() < 20_000_000
 
@@ -121,4 +121,4 @@ def test_a_full_temporary_directory_is_an_error(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(tempfile, "TemporaryFile", Full)
     with fill_shard(12, 0).snapshot(11) as snapshot, pytest.raises(ScratchUnavailable, match="TMPDIR"):
-        list(read_pieces(snapshot, 1, MANY))
+        list(read_content_slices(snapshot, 1, MANY))

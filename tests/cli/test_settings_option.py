@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from evertide.cli.settings import make_settings
+from evertide.cli.options import make_settings
 from evertide.errors import InvalidInput
 from evertide.settings import Settings
 from tests.cli.kit import SHOP, evertide, one_error

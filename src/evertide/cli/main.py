@@ -18,8 +18,6 @@ from typer.exceptions import TyperException
 
 from evertide import __version__
 from evertide.cli.commands import demo as demo_command
-from evertide.cli.commands import plan as plan_command
-from evertide.cli.commands import promote as replica_commands
 from evertide.cli.commands import query as query_commands
 from evertide.cli.commands import run as run_commands
 from evertide.cli.commands import shapes
@@ -86,10 +84,10 @@ def evertide(
 
 
 app.command("run")(run_commands.run)
-app.command("plan")(plan_command.plan)
+app.command("plan")(run_commands.plan)
 app.command("push")(run_commands.push)
 app.command("checkpoint")(run_commands.checkpoint)
-app.command("promote")(replica_commands.promote)
+app.command("promote")(run_commands.promote)
 app.command("demo")(demo_command.demo)
 app.command("status")(status_commands.status)
 app.command("explain")(query_commands.explain)

@@ -1,9 +1,8 @@
 """A Python client for a pipeline that another process serves over HTTP.
 
-client        `Client`
-transaction   a transaction of several requests
-errors        error responses as the errors of the pipeline
-arrow_stream  Arrow from a response as it arrives
+client       `Client`
+transaction  a transaction of several requests
+errors       error responses as the errors of the pipeline
 """
 
 from evertide.client.client import Client

@@ -1,9 +1,7 @@
 """The commands, one module per group.
 
-run      `run`, `push`, `checkpoint`, `retry`, `pause`, `resume`
-plan     `plan`
+run      `run`, `plan`, `push`, `checkpoint`, `retry`, `promote`, `pause`, `resume`
 demo     `demo`
-promote  `promote`
 query    `explain`, `query`, `subscribe`
 status   `status`, `journal`, `checkpoints`
 storage  `fsck`, `gc`, `export`, `import`

@@ -19,10 +19,8 @@ from evertide.cli.options import AllowHost, Insecure, Json, Master, TlsCert, Tls
 from evertide.cli.output.live import LiveDisplay
 from evertide.cli.output.output import Bars, Output, format_bytes, make_table, report_errors
 from evertide.cli.recompute import Comparison, recompute_views
-from evertide.cli.running.listen_options import make_listen_options
-from evertide.cli.running.observers import open_observers
 from evertide.cli.running.open_pipeline import open_pipeline, stop_by_signals
-from evertide.cli.running.serve import open_server, serve_pipeline
+from evertide.cli.running.serve import make_listen_options, open_observers, open_server, serve_pipeline
 from evertide.errors import Diverged
 from evertide.settings import Settings
 

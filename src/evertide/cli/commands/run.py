@@ -1,13 +1,14 @@
-"""`run`, `push`, `checkpoint`, `retry`, `pause`, `resume`: run a pipeline, or act on a running one.
+"""`run`, `plan`, `push`, `checkpoint`, `retry`, `promote`, `pause`, `resume`: run a pipeline, or act on a running one.
 
 `push`, `checkpoint` and `retry` open the pipeline as its only process, or call the server that runs it (`--url`).
-`pause` and `resume` always call a server.
+`pause` and `resume` always call a server. `plan` and `promote` act on the storage, also while a process runs
+the pipeline.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,6 +18,7 @@ from rich.text import Text
 from evertide.cli.options import (
     AllowDeletion,
     AllowHost,
+    Assignments,
     Insecure,
     Json,
     LogFormatOption,
@@ -33,19 +35,21 @@ from evertide.cli.options import (
     TlsKey,
     Tokens,
     TracesOption,
+    make_settings,
 )
 from evertide.cli.output.live import LiveDisplay
 from evertide.cli.output.logs import LogFormat, LogOptions
-from evertide.cli.output.output import Output, report_errors
-from evertide.cli.running.listen_options import make_listen_options
-from evertide.cli.running.observers import open_observers
-from evertide.cli.running.open_pipeline import open_pipeline, stop_by_signals
-from evertide.cli.running.serve import open_server, serve_pipeline
-from evertide.cli.settings import Assignments, make_settings
+from evertide.cli.output.output import Bars, Output, report_errors
+from evertide.cli.running.consent import render_change
+from evertide.cli.running.open_pipeline import open_pipeline, open_spark, stop_by_signals
+from evertide.cli.running.serve import make_listen_options, open_observers, open_server, serve_pipeline
 from evertide.cli.target.target import StorageOptions, open_target
 from evertide.errors import InvalidInput, SinkFailed, SourceFailed
 from evertide.pipeline.input.pushed_files import PushFormat
+from evertide.pipeline.reading.reader import StorageReader, is_there
 from evertide.pipeline.records.ownership import ProcessRole
+from evertide.pipeline.replicas.leadership import promote as promote_replica
+from evertide.pipeline.script import read_script
 from evertide.problem import ComponentState
 from evertide.settings import Settings
 
@@ -53,7 +57,7 @@ if TYPE_CHECKING:
     from evertide.checkpoint.records import CatalogEntry
     from evertide.pipeline.pipeline import Pipeline
 
-__all__ = ["checkpoint", "pause", "push", "resume", "retry", "run"]
+__all__ = ["checkpoint", "pause", "plan", "promote", "push", "resume", "retry", "run"]
 
 
 @report_errors
@@ -299,3 +303,57 @@ def _set_paused(context: typer.Context, what: str, *, is_json: bool) -> None:
     with open_target(context, output, StorageOptions(), needs_storage=False) as target:
         state = target.pause() if what == "pause" else target.resume()
     output.report({"state": state}, state)
+
+
+@report_errors
+def plan(*, script: Script, storage: Storage, meta: Meta = None, master: Master = None, is_json: Json = False) -> None:
+    """Show what a script would change in a storage. Nothing is changed, and the pipeline can run meanwhile.
+
+    Example: evertide plan shop.sql --storage shop.evertide
+    """
+    output = Output(is_json=is_json)
+    text, path, _ = read_script(script)
+    with ExitStack() as stack, Bars(output) as bars:
+        reader = stack.enter_context(StorageReader.open(storage, meta)) if is_there(storage) else None
+        with bars.show_work("Spark"):
+            session = stack.enter_context(open_spark(master))
+        from evertide.pipeline.script_change import describe_change, read_script_change  # noqa: PLC0415 - pyspark
+        from evertide.pipeline.spark_engine import SparkEngine  # noqa: PLC0415 - pyspark
+
+        engine = SparkEngine(session, text, path)
+        if reader is None:
+            change = describe_change(None, engine, lambda _: 0)
+        else:
+            change = read_script_change(reader.storage, engine, reader.runtime, reader.settings)
+    reasons = change.find_reasons_to_ask(Settings().confirm_rows)
+    if is_json:
+        output.write_document({"is_new": change.is_new, "changes": change.changes, "reasons_to_ask": reasons})
+    else:
+        output.say(render_change(change, str(script)))
+
+
+@report_errors
+def promote(
+    *,
+    storage: Storage,
+    writer: Annotated[
+        str,
+        typer.Argument(
+            metavar="[WRITER]",
+            help="Writer id of the replica, from `evertide status`; needed if several are read-only.",
+        ),
+    ] = "",
+    meta: Meta = None,
+    is_json: Json = False,
+) -> None:
+    """Make a read-only replica the leader. The other replicas are fenced, and end.
+
+    Example: evertide promote --storage shop.evertide
+    """
+    output = Output(is_json=is_json)
+    with StorageReader.open(storage, meta) as reader:
+        chosen = promote_replica(reader.storage.meta, writer, runtime=reader.runtime, settings=reader.settings)
+    output.report(
+        {"writer": chosen.writer, "host": chosen.host, "pid": chosen.pid},
+        f"process {chosen.pid} on {chosen.host} (writer {chosen.writer}) is the leader now",
+    )

@@ -27,9 +27,7 @@ from evertide.cli.options import (
 )
 from evertide.cli.output.logs import LogFormat, LogOptions
 from evertide.cli.output.output import Output, report_errors
-from evertide.cli.running.listen_options import make_listen_options
-from evertide.cli.running.observers import open_observers
-from evertide.cli.running.serve import open_server
+from evertide.cli.running.serve import make_listen_options, open_observers, open_server
 from evertide.pipeline.reading.reader import StorageReader
 
 if TYPE_CHECKING:
@@ -73,7 +71,7 @@ def shapes(
 
     Example: evertide shapes --storage shop.evertide --listen 127.0.0.1:3000
     """
-    from evertide.server.http.garbage_collection import tune_garbage_collection  # noqa: PLC0415 - slow to import
+    from evertide.server.http.server import tune_garbage_collection  # noqa: PLC0415 - slow to import
     from evertide.server.http.shapes_app import make_shapes_app  # noqa: PLC0415
     from evertide.shapes.options import ShapeOptions  # noqa: PLC0415
     from evertide.shapes.service import ShapeService  # noqa: PLC0415

@@ -2,7 +2,7 @@
 
 1. With `--json`, standard output holds only one JSON document, or JSON lines.
 2. An error is one line on standard error: what happened, the facts, the remedy. An error at a position of a script or
-   query also shows that line (`evertide.cli.output.excerpts`). With `--json` an error is one JSON object
+   query also shows that line (`render_error`). With `--json` an error is one JSON object
    there: `error_code`, `message`, `remedy`, and the facts. The exit code is the error's.
 3. Progress bars, warnings and Spark's output go to standard error.
 4. An `EvertideError` has no stack trace. Ctrl-C is not an error: the command reports it and exits with 130.
@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from decimal import Decimal
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import typer
@@ -25,10 +27,10 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from evertide.cli.output.excerpts import render_error
 from evertide.cli.output.logs import LogOptions, configure_logging
-from evertide.errors import EvertideError
-from evertide.json_values import error_to_json, to_json_value
+from evertide.errors import EvertideError, InvalidInput
+from evertide.json_values import error_to_json, join_lines, to_json_value
+from evertide.plan.program.error_list import ScriptErrors
 
 if TYPE_CHECKING:  # pyarrow, not needed for `--help`
     from evertide.sources.contract import Lag
@@ -69,6 +71,10 @@ STATE_COLOURS = {
 _KIB = 1024
 _MINUTE_S = 60
 _WIDE = 1000
+
+_POSITION = re.compile(r"(?P<path>.+?):(?P<line>\d+)(?::(?P<column>\d+))?(?=, |$)")
+_SHOWN_MAX = 160
+"""Characters of a source line; a longer line is cut around the place."""
 
 
 class Output:
@@ -262,3 +268,45 @@ def format_time(seconds: float) -> str:
 
 def format_position(text: str, length_max: int = 60) -> str:
     return text if len(text) <= length_max else f"{text[: length_max - 3]}..."
+
+
+def render_error(error: EvertideError, texts: Mapping[str, str] | None = None) -> str:
+    """An error for people. An error in a script or query shows the line, and marks the place in it.
+
+    `texts` are scripts and queries that are not files, by the name that positions have.
+
+        shop.sql:3:10: no column 'custmer' in 'orders'; did you mean 'customer'?
+          3 | SELECT   custmer, sum(amount) AS amount
+            |          ^
+    """
+    errors = (error.errors if isinstance(error, ScriptErrors) else ()) or (error,)
+    blocks = [_render_one(each, texts or {}) for each in errors]
+    if not blocks[0]:
+        return f"evertide: {join_lines(str(error))}"
+    count = f"{len(errors)} errors. " if len(errors) > 1 else ""
+    lines = [line for each, block in zip(errors, blocks, strict=True) for line in block or [join_lines(each.message)]]
+    return "\n".join([*lines, f"evertide: {count}{error.remedy}"])
+
+
+def _render_one(error: EvertideError, texts: Mapping[str, str]) -> list[str]:
+    """The message and the source line; nothing if the error is not at a position."""
+    position = _POSITION.match(error.where) if isinstance(error, InvalidInput) else None
+    return [] if position is None else [join_lines(error.message), *_show_line(position, texts)]
+
+
+def _show_line(position: re.Match[str], texts: Mapping[str, str]) -> list[str]:
+    """The source line and a line with a caret; none if the text cannot be read, or has changed."""
+    path, number = position["path"], int(position["line"])
+    try:
+        text = texts[path] if path in texts else Path(path).read_text()
+    except (OSError, ValueError):
+        return []
+    lines = text.split("\n")
+    if not 0 < number <= len(lines):
+        return []
+    line = lines[number - 1].rstrip().replace("\t", " ")
+    column = int(position["column"] or len(line) - len(line.lstrip()) + 1)
+    start = max(0, column - _SHOWN_MAX // 2) if len(line) > _SHOWN_MAX else 0
+    head = f"  {number} | "
+    caret = f"{' ' * (len(head) - 2)}| {' ' * (column - 1 - start)}^"
+    return [f"{head}{line[start : start + _SHOWN_MAX]}", caret]

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from evertide.cli.output.output import Bars, Output
 from evertide.cli.running.consent import Consent
 from evertide.cli.running.silence import end_if_silent
-from evertide.cli.running.spark import open_spark
 from evertide.observer import NO_OBSERVER, Observer
 from evertide.pipeline.reading.reader import StorageReader, check_is_there, is_there
 from evertide.pipeline.records.ownership import ProcessRole
@@ -24,8 +23,9 @@ from evertide.settings import Settings
 
 if TYPE_CHECKING:
     from evertide.pipeline.pipeline import Pipeline
+    from evertide.plan.catalyst.session import Session
 
-__all__ = ["open_pipeline", "stop_by_signals"]
+__all__ = ["open_pipeline", "open_spark", "stop_by_signals"]
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -111,3 +111,15 @@ def stop_by_signals(pipeline: Pipeline, output: Output) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def open_spark(master: str | None) -> Iterator[Session]:
+    """The active session, or a new one that is stopped at the end."""
+    from evertide.plan.catalyst.session import open_session  # noqa: PLC0415 - pyspark is slow to import
+
+    session = open_session(None, master, is_quiet=True)
+    try:
+        yield session
+    finally:
+        session.close()

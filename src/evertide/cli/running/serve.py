@@ -1,22 +1,91 @@
-"""The HTTP server of a running pipeline, for `run` and `demo`."""
+"""The HTTP server of `run`, `demo` and `shapes`: its options, and its metrics, logs and traces."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.text import Text
 
 from evertide.cli.output.output import Output
-from evertide.cli.running.observers import Observers
+from evertide.logs import Ring
+from evertide.observer import NO_OBSERVER, Observer, ObserverGroup
+from evertide.runtime import SystemRuntime
+from evertide.settings import Settings
 
 if TYPE_CHECKING:
+    from evertide.metrics.metrics import Metrics
     from evertide.pipeline.pipeline import Pipeline
+    from evertide.pipeline.reading.reader import StorageReader
     from evertide.server.access import ListenOptions
     from evertide.server.http.server import Server
+    from evertide.shapes.service import ShapeService
 
-__all__ = ["open_server", "serve_pipeline"]
+__all__ = ["make_listen_options", "open_observers", "open_server", "serve_pipeline"]
+
+
+@dataclass(frozen=True, slots=True)
+class Observers:
+    observer: Observer
+    metrics: Metrics | None = None
+    """None if the command does not listen."""
+    logs: Ring | None = None
+
+    def watch(self, pipeline: Pipeline, shapes: ShapeService) -> None:
+        if self.metrics is not None:
+            from evertide.metrics import watch_pipeline  # noqa: PLC0415 - slow to import
+
+            watch_pipeline(self.metrics, pipeline, shapes)
+
+    def watch_reader(self, reader: StorageReader, shapes: ShapeService) -> None:
+        if self.metrics is not None:
+            from evertide.metrics import watch_reader  # noqa: PLC0415
+
+            watch_reader(self.metrics, reader, shapes)
+
+
+@contextmanager
+def open_observers(storage: str, *, listens: bool, traces: bool) -> Iterator[Observers]:
+    """Without `listens` and `traces`, the observer does nothing and costs nothing."""
+    with ExitStack() as stack:
+        observers: list[Observer] = []
+        metrics, logs = None, None
+        if listens:
+            from evertide.metrics.metrics import Metrics  # noqa: PLC0415 - slow to import
+
+            observers.append(metrics := Metrics())
+            logs = stack.enter_context(Ring(storage))
+        if traces:
+            from evertide.metrics.traces import open_traces  # noqa: PLC0415 - an extra
+
+            observers.append(spans := open_traces(SystemRuntime()))
+            stack.callback(spans.close)
+        yield Observers(ObserverGroup(observers) if observers else NO_OBSERVER, metrics, logs)
+
+
+def make_listen_options(
+    *,
+    tokens: Path | None = None,
+    secret: str = "",
+    tls: tuple[Path | None, Path | None, Path | None] = (None, None, None),
+    hosts: Sequence[str] | None = None,
+    insecure: bool = False,
+    settings: Settings | None = None,
+) -> ListenOptions:
+    """Includes the tokens of the environment. `tls` is the certificate, the key, and the authority of the clients."""
+    from evertide.server.access import Access, ListenOptions, Tls  # noqa: PLC0415 - slow to import
+
+    return ListenOptions(
+        access=Access.load(tokens, os.environ, secret),
+        tls=Tls.of(*tls),
+        hosts=tuple(hosts or ()),
+        is_insecure=insecure,
+        settings=settings or Settings(),
+    )
 
 
 @contextmanager
@@ -41,7 +110,7 @@ def serve_pipeline(
 ) -> Iterator[None]:
     """At the end, answer active requests while the pipeline is still open. With `deletion`, clients may end shapes."""
     from evertide.server.http.app import make_app  # noqa: PLC0415 - pyspark
-    from evertide.server.http.garbage_collection import tune_garbage_collection  # noqa: PLC0415
+    from evertide.server.http.server import tune_garbage_collection  # noqa: PLC0415
     from evertide.shapes.options import ShapeOptions  # noqa: PLC0415
     from evertide.shapes.service import ShapeService  # noqa: PLC0415
 

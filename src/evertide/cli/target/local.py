@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from evertide.checkpoint.catalog import CheckpointSummary
 from evertide.cli.output.output import Bars, Output
-from evertide.cli.running.open_pipeline import open_pipeline
-from evertide.cli.running.spark import open_spark
+from evertide.cli.running.open_pipeline import open_pipeline, open_spark
 from evertide.cli.target.push_file import choose_format, open_push_file
-from evertide.cli.target.subscription import read_complete_changes
 from evertide.cli.target.target import NewCheckpoint, StorageOptions
 from evertide.errors import InvalidInput
 from evertide.journal.journal import TransactionSummary
@@ -26,6 +25,8 @@ from evertide.pipeline.reading.query import Answer, Question
 from evertide.pipeline.reading.reader import StorageReader
 from evertide.pipeline.script import read_script
 from evertide.pipeline.status.status import Status
+from evertide.rows.changes import TIME, consolidate, make_empty_changes
+from evertide.shard.source import Delivered, Frozen, Progressed, Restarted, ShardSource
 from evertide.suggestions import list_names
 
 if TYPE_CHECKING:
@@ -165,3 +166,25 @@ def _select_view(found: Explanation, view: str) -> Explanation:
         why = f"the script has no such materialized view{list_names(view, found.names, 'it has')}"
         raise InvalidInput(where=f"view {view!r}", why=why)
     return found.select_view(declared)
+
+
+def read_complete_changes(source: ShardSource, schema: pa.Schema) -> Iterator[tuple[int, pa.Table]]:
+    """Yield the frontier whenever it advances, and the new changes below it, ordered by time.
+
+    Raises the error of a source that is frozen.
+    """
+    waiting: list[pa.Table] = []
+    for event in source:
+        match event:
+            case Delivered(_, changes):
+                waiting.append(changes)
+            case Restarted(_):
+                waiting = []  # the source repeats all changes above the frontier
+            case Frozen(_, error):
+                raise error
+            case Progressed(frontier):
+                known = pa.concat_tables([make_empty_changes(schema), *waiting])
+                is_complete = pc.less(known.column(TIME), frontier)
+                rest = known.filter(pc.invert(is_complete))
+                waiting = [rest] if rest.num_rows else []
+                yield frontier, consolidate(known.filter(is_complete)).sort_by(TIME)

@@ -1,6 +1,6 @@
 """Fragments of a plan that are prepared to run.
 
-fragment        a fragment, and the choice between a run over few and over many rows
-forms           forms of a fragment with an outer join
-local_runner    runs over few rows, in one call to the JVM (LocalRunner.java)
+fragment      a fragment, and the choice between a run over few and over many rows
+forms         forms of a fragment with an outer join
+local_runner  runs over few rows, in one call to the JVM (LocalRunner.java)
 """

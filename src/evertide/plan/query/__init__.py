@@ -1,5 +1,5 @@
 """Single queries that Spark answers.
 
-query       checks and runs a query
-functions   the functions that a query may call
+query      checks and runs a query
+functions  the functions that a query may call
 """

@@ -36,8 +36,7 @@ from evertide.pipeline.engine import DeclaredTable
 from evertide.pipeline.pipeline import Pipeline
 from evertide.runtime import SystemRuntime
 from evertide.server.http.app import make_app
-from evertide.server.http.garbage_collection import tune_garbage_collection
-from evertide.server.http.server import Server
+from evertide.server.http.server import Server, tune_garbage_collection
 from evertide.settings import Settings
 from evertide.shapes.options import ShapeOptions
 from evertide.shapes.protocol.requests import parse_request

@@ -76,7 +76,7 @@ FOREIGN_OBJECTS = {
     "evertide/cli/main.py": "the context of typer",
     "evertide/cli/output/logs.py": "the root logger",
     "evertide/cli/output/output.py": "sys.stdout",
-    "evertide/metrics/endpoint.py": "samples of the Prometheus client",
+    "evertide/metrics/http.py": "samples of the Prometheus client",
     "evertide/plan/program/project_files.py": "Spark's module of pipelines",
     "evertide/plan/program/view_function.py": "Spark's active session",
     "evertide/server/endpoints/health.py": "a response of Starlette",

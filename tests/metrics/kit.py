@@ -11,7 +11,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as plain_families
 
 from evertide.metrics import Metrics, watch_pipeline
-from evertide.metrics.endpoint import render_metrics
+from evertide.metrics.http import render_metrics
 from evertide.pipeline.pipeline import Pipeline
 from evertide.runtime import SystemRuntime
 from evertide.settings import Settings

@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from evertide.metrics import Metrics, watch_pipeline
 from evertide.metrics.catalog import ALL, BY_NAME
-from evertide.metrics.endpoint import render_metrics
+from evertide.metrics.http import render_metrics
 from evertide.pipeline.pipeline import Pipeline
 from evertide.server.http.app import make_app
 from evertide.server.http.server import Server

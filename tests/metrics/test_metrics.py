@@ -13,8 +13,8 @@ import pytest
 from evertide.errors import SourceAway, Unavailable
 from evertide.metrics import Metrics, watch_pipeline
 from evertide.metrics.catalog import ALL, BY_NAME
-from evertide.metrics.endpoint import render_metrics
 from evertide.metrics.gauges import SampleCache
+from evertide.metrics.http import render_metrics
 from evertide.metrics.samples import Sample, TakeSample
 from evertide.observer import Lap, TransactionEvent, TransactionOrigin, WrittenSize
 from evertide.pipeline.pipeline import Pipeline

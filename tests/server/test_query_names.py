@@ -9,7 +9,7 @@ import pytest
 
 from evertide.errors import InvalidInput
 from evertide.server.query.duck import Duck, DuckDeclined, Parsed
-from evertide.server.query.query_names import check_columns
+from evertide.server.query.duck_query import check_columns
 from evertide.settings import Settings
 from tests.server.translated_queries import DASHBOARD, UNSURE
 

@@ -28,8 +28,7 @@ from evertide.server.endpoints.formats import ROW_FORMATS
 from evertide.server.http.app import make_app
 from evertide.server.http.server import Server
 from evertide.server.query.answering import _answer
-from evertide.server.query.process import EngineOptions, Worker
-from evertide.server.query.usage import list_processes, measure_disk_bytes
+from evertide.server.query.process import EngineOptions, Worker, list_processes, measure_disk_bytes
 from evertide.server.query.wire import read_frame
 from evertide.server.query.workers import Workers
 from evertide.settings import Settings

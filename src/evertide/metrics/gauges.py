@@ -14,6 +14,7 @@ import logging
 import platform
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
 
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -21,19 +22,32 @@ from prometheus_client.registry import Collector
 from evertide import __version__
 from evertide.errors import EvertideError
 from evertide.metrics.catalog import ALL
-from evertide.metrics.samples import Sample, ShapesUsage, TakeSample
+from evertide.metrics.metrics import Metrics
+from evertide.metrics.samples import (
+    Sample,
+    ShapesUsage,
+    TakeSample,
+    make_pipeline_sampler,
+    make_reader_sampler,
+    measure_shapes,
+)
+from evertide.pipeline.reading.reader import StorageReader
 from evertide.pipeline.replicas.liveness import LivenessReport
 from evertide.pipeline.status.status import CollectionStatus, SinkStatus, SourceStatus, Status
 from evertide.problem import Problem
-from evertide.runtime import Runtime
+from evertide.runtime import Runtime, SystemRuntime
+from evertide.shapes.service import ShapeService
 from evertide.threads.watched import WatchedThread
 
-__all__ = ["SampleCache", "StatusCollector"]
+__all__ = ["SampleCache", "StatusCollector", "watch_pipeline", "watch_reader"]
 
 logger = logging.getLogger(__name__)
 
 _EVERY_S = 1.0
 _WAIT_S = 1.0
+
+if TYPE_CHECKING:  # pyspark, not needed to serve shapes
+    from evertide.pipeline.pipeline import Pipeline
 
 
 class SampleCache:
@@ -230,3 +244,21 @@ def _add_replicas(families: _Families, status: Status) -> None:
         families.add("replicas", count, role)
     for (host, role), transactions in behind.items():
         families.add("replica_behind", transactions, host, role)
+
+
+def watch_pipeline(
+    metrics: Metrics, pipeline: Pipeline, shapes: ShapeService | None = None, *, runtime: Runtime | None = None
+) -> None:
+    """Sample an open pipeline. Its events are counted only if `metrics` is also its observer."""
+    measure = None if shapes is None else lambda: measure_shapes(shapes.shapes)
+    collector = StatusCollector(
+        make_pipeline_sampler(pipeline), runtime or SystemRuntime(), liveness=pipeline.liveness.report, shapes=measure
+    )
+    metrics.watch(collector)
+    pipeline.watch(collector.list_thread_problems)
+
+
+def watch_reader(metrics: Metrics, reader: StorageReader, shapes: ShapeService) -> None:
+    metrics.watch(
+        StatusCollector(make_reader_sampler(reader), reader.runtime, shapes=lambda: measure_shapes(shapes.shapes))
+    )

@@ -122,7 +122,7 @@ def test_a_restriction_that_does_not_fit_its_collection_allows_no_rows(g: Guarde
 def test_a_restriction_that_does_not_fit_is_reported_at_the_start(caplog: pytest.LogCaptureFixture) -> None:
     lost = Token.of("lost", Role.READ, "lost-token-0123456789", Restriction.to({}, frozenset({"orders", "nowhere"})))
     with guarded(Access((*ACCESS.tokens, lost))):
-        told = [record.message for record in caplog.records if record.name.endswith("restriction_check")]
+        told = [record.message for record in caplog.records if record.name.endswith("access.access")]
     assert len(told) == 2
     assert "'broken' cannot read the collection 'orders'" in told[0]
     assert "'lost' is restricted to the collection 'nowhere', which does not exist" in told[1]

@@ -1,16 +1,15 @@
 """Access control: which HTTP requests a server accepts, from whom, and how much memory and time each may take.
 
-listen_options     tokens, TLS, hosts and limits of a server, together
-access             the tokens that a server knows
-token              a token: name, role, digest, restriction
-tokens_file        tokens from a file and from the environment
-roles              the role that each address needs
-gate               admits or refuses each request
-hosts              refuses requests that a page of another site causes in a browser
-tls                certificate and key of the server
-connections        limits of connections and timeouts of clients
-body_memory        the memory that the bodies of all requests may take
-restriction_check  warnings for restrictions that match no collection
+listen_options  tokens, TLS, hosts and limits of a server, together
+access          the tokens that a server knows, and warnings for restrictions that match no collection
+token           a token: name, role, digest, restriction
+tokens_file     tokens from a file and from the environment
+roles           the role that each address needs
+gate            admits or refuses each request
+hosts           refuses requests that a page of another site causes in a browser
+tls             certificate and key of the server
+connections     limits of connections and timeouts of clients
+body_memory     the memory that the bodies of all requests may take
 """
 
 from evertide.server.access.access import Access

@@ -15,11 +15,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from evertide.errors import InvalidInput
+from evertide.errors import Forbidden, InvalidInput, NotAllowedNow
+from evertide.pipeline.names import ERRORS
+from evertide.pipeline.state.members import Members
 from evertide.server.access.token import Token
 from evertide.server.access.tokens_file import read_environment_tokens, read_token_file
 
-__all__ = ["Access"]
+__all__ = ["Access", "warn_of_unusable_restrictions"]
 
 logger = logging.getLogger(__name__)
 
@@ -101,3 +103,19 @@ def _read_signature(path: Path) -> Signature:
     except OSError:
         return ()
     return stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
+
+
+def warn_of_unusable_restrictions(access: Access, members: Members) -> None:
+    """Warn of collections that do not exist, and of clauses that cannot be applied."""
+    known = {name.lower() for name in (*members.definition.tables, *members.definition.views, ERRORS)}
+    for token in access.tokens:
+        for name in sorted(token.restriction.collections or ()):
+            if name not in known:
+                logger.warning("token %r is restricted to the collection %r, which does not exist", token.name, name)
+                continue
+            try:
+                token.restriction.clause(name, members.open_collection(name).schema)
+            except Forbidden as error:
+                logger.warning("token %r cannot read the collection %r: %s", token.name, name, error.why)
+            except (InvalidInput, NotAllowedNow):  # the collection has no content yet: a request for it reports that
+                continue

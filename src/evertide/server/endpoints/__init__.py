@@ -1,6 +1,6 @@
 """The endpoints, one module per group of addresses.
 
-health        /v1/health, /v1/status, /v1/checkpoints
+health        /v1/health, /v1/status, /v1/checkpoints, /v1/logs
 collections   /v1/collections, /v1/tables, /v1/views, /v1/graph
 explain       /v1/views/{name}/explain
 rows          /v1/.../rows and /v1/.../changes, read
@@ -9,11 +9,8 @@ transactions  /v1/transactions/begin, and the transactions that clients hold ope
 journal       /v1/transactions, /v1/journal, /v1/errors
 events        /v1/events
 control       /v1/pause, /v1/resume, /v1/views/{name}/retry
-logs          /v1/logs
 shapes        /v1/shapes
-openapi       /v1/openapi.json
-columns       columns as an answer describes them
 content       rows of a collection at a time, and changes, as tables
-formats       rows as JSON, CSV, Arrow or Parquet
+formats       rows as JSON, CSV, Arrow or Parquet, and their columns
 history       the transactions that this process saw, and their durations
 """

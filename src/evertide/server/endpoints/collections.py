@@ -19,7 +19,7 @@ from evertide.pipeline.pipeline import Pipeline
 from evertide.pipeline.state.table_deltas import ERRORS_SCHEMA
 from evertide.pipeline.status.status import SourceStatus, Status
 from evertide.problem import ComponentState
-from evertide.server.endpoints.columns import Column, list_columns
+from evertide.server.endpoints.formats import Column, list_columns
 from evertide.server.endpoints.history import History
 from evertide.server.http.answers import JSON, answer_struct, make_not_found
 from evertide.server.http.endpoint import Endpoint, Handler, NoQuery

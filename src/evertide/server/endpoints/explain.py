@@ -16,9 +16,8 @@ from evertide.flow.explanation.explanation import Explanation
 from evertide.media import DOT, JSON, MERMAID, TEXT
 from evertide.pipeline.pipeline import Pipeline
 from evertide.server.endpoints.collections import find_declared_name
-from evertide.server.http.answers import answer_json
+from evertide.server.http.answers import answer_json, choose_media
 from evertide.server.http.endpoint import BYTES, Endpoint
-from evertide.server.http.media import choose_media
 
 __all__ = ["ExplainEndpoints"]
 

@@ -25,15 +25,26 @@ import pyarrow.parquet as pq
 from evertide.errors import InvalidInput
 from evertide.media import ARROW, CSV, JSON, LINES, PARQUET
 from evertide.rows.conform import allow_nulls_inside, conform_table
-from evertide.server.endpoints.columns import list_columns
 from evertide.sinks.json_rows import to_json_rows
+from evertide.sources.values.kinds import sql_name
 
-__all__ = ["ROW_FORMATS", "encode_rows", "list_values", "make_names_unique", "write_csv"]
+__all__ = ["ROW_FORMATS", "Column", "encode_rows", "list_columns", "list_values", "make_names_unique", "write_csv"]
 
 _SLICE_ROWS = 4096
 _NEEDS_QUOTES = re.compile(r'[",\r\n]|^\s|\s$|^$')
 
 Writer = Callable[[pa.Schema, Iterable[pa.Table], Mapping[str, Any]], Iterator[bytes]]
+
+
+class Column(msgspec.Struct, frozen=True):
+    name: str
+    type: str
+    """As in CREATE TABLE."""
+    is_nullable: bool
+
+
+def list_columns(schema: pa.Schema) -> list[Column]:
+    return [Column(field.name, sql_name(field.type), field.nullable) for field in schema]
 
 
 def encode_rows(

@@ -1,4 +1,4 @@
-"""`/v1/health`, `/v1/status` and `/v1/checkpoints`.
+"""`/v1/health`, `/v1/status`, `/v1/checkpoints` and `/v1/logs`.
 
 `/v1/health` is for load balancers and orchestrators, which read only the status code:
 
@@ -15,7 +15,7 @@ For Kubernetes, `/v1/health/live` reports whether the process makes progress, wi
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import anyio
 import anyio.to_thread
@@ -27,6 +27,7 @@ from starlette.responses import Response
 from evertide.checkpoint.catalog import Checkpoints, CheckpointSummary
 from evertide.errors import Unavailable
 from evertide.json_values import to_json_value
+from evertide.logs import LogLine, Ring
 from evertide.pgexpr.restriction import read_restriction
 from evertide.pipeline.pipeline import Pipeline
 from evertide.pipeline.status.status import Status
@@ -35,7 +36,7 @@ from evertide.runtime import Runtime
 from evertide.server.http.answers import JSON, answer_json, answer_struct
 from evertide.server.http.endpoint import Endpoint, NoQuery
 
-__all__ = ["StatusEndpoints"]
+__all__ = ["LogEndpoints", "StatusEndpoints"]
 
 _HEALTH_LIMIT_S = 5.0
 _STOPPED = {ComponentState.FAILED, ComponentState.DIVERGED, ComponentState.FROZEN, ComponentState.STOPPED}
@@ -145,3 +146,28 @@ def _answer_health(status: Status, *, has_reason: bool) -> Response:
         return answer_json({"status": status.state}, code)
     known = {"status": status.state, "why": status.why, "remedy": status.remedy, "since_s": status.since_s}
     return answer_json({**known, "error_code": status.problems[0].error_code} if status.problems else known, code)
+
+
+class LogsQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    limit: Annotated[int, msgspec.Meta(ge=1, le=2000, description="The largest number of lines.")] = 100
+    level: Annotated[
+        Literal["debug", "info", "warning", "error", "critical"], msgspec.Meta(description="The lowest level.")
+    ] = "info"
+
+
+class LogLines(msgspec.Struct, frozen=True):
+    logs: list[LogLine]
+
+
+class LogEndpoints:
+    """The last log lines of this process, as records (`evertide.logs`). They contain no secrets."""
+
+    def __init__(self, ring: Ring | None) -> None:
+        self._ring = ring
+
+    def endpoints(self) -> Iterator[Endpoint]:
+        last = "The last log lines of this process, the newest first."
+        yield Endpoint("GET", "/v1/logs", "status", last, self._logs, {JSON: LogLines}, LogsQuery)
+
+    async def _logs(self, _: Request, query: LogsQuery) -> Response:
+        return answer_struct(LogLines([] if self._ring is None else self._ring.lines(query.limit, query.level)))

@@ -32,12 +32,10 @@ from evertide.pipeline.pipeline import Pipeline
 from evertide.pipeline.reading.collections import ReadableCollection
 from evertide.rows.changes import DIFF, TIME, make_changes_schema
 from evertide.server.endpoints.collections import find_declared_name
-from evertide.server.endpoints.columns import Column
 from evertide.server.endpoints.content import CollectionContent, read_changes, select_content
-from evertide.server.endpoints.formats import ROW_FORMATS, encode_rows
-from evertide.server.http.answers import answer_head, answer_stream, make_content_headers
+from evertide.server.endpoints.formats import ROW_FORMATS, Column, encode_rows
+from evertide.server.http.answers import answer_head, answer_stream, choose_media, make_content_headers
 from evertide.server.http.endpoint import BYTES, Endpoint
-from evertide.server.http.media import choose_media
 from evertide.shard.shard import Shard
 from evertide.sinks.json_rows import to_json_rows
 

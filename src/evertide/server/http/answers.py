@@ -25,7 +25,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from evertide import errors
 from evertide.errors import EvertideError
 from evertide.json_values import to_json_value
-from evertide.media import JSON, STALE_HEADER, TIME_HEADER
+from evertide.media import FORMATS, JSON, STALE_HEADER, TIME_HEADER
 from evertide.pgexpr.restriction import read_restriction
 from evertide.runtime import Runtime
 from evertide.shapes.http.answers import take_first_blocks
@@ -40,6 +40,7 @@ __all__ = [
     "answer_json",
     "answer_stream",
     "answer_struct",
+    "choose_media",
     "choose_status",
     "make_content_headers",
     "make_not_found",
@@ -197,3 +198,37 @@ class ErrorGuard:
                 remedy = "Report this as a bug, with the lines of the log that have the id."
                 content = {"error_code": EvertideError.error_code, "message": message, "remedy": remedy, "id": id_}
                 await answer_json(content, 500)(scope, receive, send)
+
+
+def choose_media(request: Request, format_: str | None, available: Sequence[str]) -> str:
+    """One of `available`; the first is the default.
+
+    `?format=` takes precedence over the `Accept` header. Without both, the answer is JSON. A format that is not
+    available is refused with 406 and the list of those that are.
+    """
+    if format_ is not None:
+        named = FORMATS.get(format_, "")
+        if named in available:
+            return named
+        raise HTTPException(406, f"{format_!r}; available are {_list_formats(available)}")
+    accepted = request.headers.get("accept", "*/*")
+    wanted = sorted(map(_parse_weight, accepted.split(",")), key=lambda each: -each[1])
+    for media, weight in wanted:
+        for one in available if weight > 0 else ():
+            if media in (one, "*/*", "", f"{one.partition('/')[0]}/*"):
+                return one
+    raise HTTPException(406, f"{accepted!r}; available are {_list_formats(available)}")
+
+
+def _parse_weight(accepted: str) -> tuple[str, float]:
+    media, *parameters = (each.strip().lower() for each in accepted.split(";"))
+    weight = next((each.removeprefix("q=") for each in parameters if each.startswith("q=")), "1")
+    try:
+        return media, float(weight)
+    except ValueError:
+        return media, 1.0
+
+
+def _list_formats(available: Sequence[str]) -> str:
+    names = {media: name for name, media in FORMATS.items()}
+    return ", ".join(f"{names[media]} ({media})" for media in available)

@@ -17,22 +17,21 @@ from evertide.observer import NO_OBSERVER, Observer
 from evertide.pipeline.pipeline import Pipeline
 from evertide.runtime import Runtime, SystemRuntime
 from evertide.server.access import Access, Gate
-from evertide.server.access.restriction_check import warn_of_unusable_restrictions
+from evertide.server.access.access import warn_of_unusable_restrictions
 from evertide.server.endpoints.collections import CollectionEndpoints
 from evertide.server.endpoints.control import ControlEndpoints
 from evertide.server.endpoints.events import EventEndpoints
 from evertide.server.endpoints.explain import ExplainEndpoints
-from evertide.server.endpoints.health import StatusEndpoints
+from evertide.server.endpoints.health import LogEndpoints, StatusEndpoints
 from evertide.server.endpoints.history import History
 from evertide.server.endpoints.journal import JournalEndpoints
-from evertide.server.endpoints.logs import LogEndpoints
-from evertide.server.endpoints.openapi import add_openapi
 from evertide.server.endpoints.push import PushEndpoints
 from evertide.server.endpoints.rows import RowEndpoints
 from evertide.server.endpoints.shapes import ShapeEndpoints
 from evertide.server.endpoints.transactions import OpenTransactions
 from evertide.server.http.answers import ErrorGuard, answer_error, answer_http_error
 from evertide.server.http.endpoint import EndpointGroup, make_routes
+from evertide.server.http.openapi import add_openapi
 from evertide.server.query.endpoint import QueryEndpoints
 from evertide.shapes.http.openapi import describe_shape_paths
 from evertide.shapes.service import ShapeService

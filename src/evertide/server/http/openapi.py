@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
 
 from evertide import __version__
-from evertide.server.http.endpoint import BYTES, Endpoint
+from evertide.media import JSON
+from evertide.server.http.endpoint import BYTES, Endpoint, NoQuery
 
-__all__ = ["ErrorAnswer", "describe_api"]
+__all__ = ["ErrorAnswer", "add_openapi", "describe_api"]
 
 _PATH_PARAMETER = re.compile(r"\{(\w+)(?::\w+)?\}")
 _REF = "#/components/schemas/{name}"
@@ -147,3 +150,22 @@ def _describe_responses(endpoint: Endpoint, schemas: Mapping[Any, Any]) -> dict[
 
 def _describe_schema(kind: Any, schemas: Mapping[Any, Any]) -> Any:
     return {} if kind is BYTES else schemas[kind]
+
+
+def add_openapi(
+    endpoints: Iterable[Endpoint], *, has_tokens: bool, other_paths: Mapping[str, Any] | None = None
+) -> Iterator[Endpoint]:
+    """The endpoints, and the one that describes them and itself. `other_paths` are further paths of the document."""
+    table = [*endpoints]
+    encoded: list[bytes] = []
+
+    async def describe(_: Request, __: NoQuery) -> Response:
+        if not encoded:
+            encoded.append(
+                msgspec.json.encode(describe_api(table, has_tokens=has_tokens, other_paths=other_paths or {}))
+            )
+        return Response(encoded[0], media_type=JSON)
+
+    handler: Any = describe
+    table.append(Endpoint("GET", "/v1/openapi.json", "status", "This document.", handler, {JSON: BYTES}))
+    return iter(table)

@@ -25,7 +25,7 @@ from evertide.pgexpr.restriction import read_restriction
 from evertide.pipeline.reading.reader import StorageReader
 from evertide.problem import ComponentState
 from evertide.server.access import Access, Gate
-from evertide.server.access.restriction_check import warn_of_unusable_restrictions
+from evertide.server.access.access import warn_of_unusable_restrictions
 from evertide.server.http.answers import ErrorGuard, answer_error, answer_http_error, answer_json
 from evertide.shapes.service import ShapeService
 

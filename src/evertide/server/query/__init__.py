@@ -2,16 +2,14 @@
 
 endpoint        `POST /v1/query`
 workers         the worker processes, and which of them answers
-process         a worker process, as the server sees it
+process         a worker process, as the server sees it, and the memory and disk that it takes
 worker          the start of a worker process
 answering       the loop of a worker process
 wire            frames between server and worker
 isolation       what a worker process may reach
-usage           memory and disk that worker processes take
 bounds          memory limits of queries and of Spark
-duck_query      a query by DuckDB
+duck_query      a query by DuckDB, without misspelled columns
 duck            the DuckDB connection and its limits
-query_names     misspelled columns of a query
 duck_functions  the functions of DuckDB that a query may call
 spark_query     a query by Spark
 translation     Spark's queries, rewritten so that DuckDB gives the same answer

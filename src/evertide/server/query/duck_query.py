@@ -9,12 +9,15 @@
 4. If DuckDB declines a query, by these rules or because it fails, `DuckDeclined` lets `Workers` try Spark.
 5. Each engine refuses everything but reading with its own parser (`evertide.server.query.duck`,
    `evertide.plan.query.query`).
+6. A misspelled column is refused before an engine starts (`check_columns`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 
@@ -22,13 +25,31 @@ from evertide.errors import InvalidInput, LimitExceeded
 from evertide.pipeline.reading.collections import Collections
 from evertide.pipeline.reading.query import EngineChoice, Question
 from evertide.pipeline.reading.reader import StorageReader
-from evertide.server.query.duck import Duck, DuckDeclined, Parsed, can_hold
-from evertide.server.query.query_names import check_columns
+from evertide.server.query.duck import Duck, DuckDeclined, Parsed, can_hold, walk_tree
 from evertide.server.query.translation import translate_query
 from evertide.settings import Settings
-from evertide.suggestions import suggest
+from evertide.suggestions import list_names, suggest
 
-__all__ = ["QueryResult", "answer_with_duckdb", "choose_time", "find_row_limit", "find_stale", "pin_collections"]
+__all__ = [
+    "QueryResult",
+    "answer_with_duckdb",
+    "check_columns",
+    "choose_time",
+    "find_row_limit",
+    "find_stale",
+    "pin_collections",
+]
+
+_CHECKED = re.compile(r"[A-Za-z_]\w*")
+_RELATIONS = frozenset(("BASE_TABLE", "SUBQUERY", "JOIN", "EMPTY"))
+_WORDS = frozenset(
+    (
+        *("col", "key", "value", "pos", "user", "session_user", "localtimestamp", "localtime", "nan", "infinity"),
+        *("microsecond", "millisecond", "second", "minute", "hour", "day", "dayofyear", "week", "month", "quarter"),
+        *("year", "decade", "century", "millennium", "epoch", "dow", "doy", "isodow", "isoyear"),
+    )
+)
+"""Names that Spark knows without a table: of generated columns, of functions without parentheses, of units of time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,3 +137,47 @@ class _CollectionCheck:
     def _count_rows(self, name: str) -> int:
         shard = self._collections.members().open_collection(name)
         return sum(part.count for part in shard.log.read().state.parts)
+
+
+def check_columns(sql: str, tree: Mapping[str, Any], schemas: Mapping[str, pa.Schema]) -> None:
+    """Refuse a misspelled column; `tree` is DuckDB's tree of the query, `schemas` has the collections that it reads.
+
+    A name is refused only if nothing in the query can have it: no column or field of its tables, no alias anywhere, and
+    no word of the language. Queries whose tables make up names (functions in FROM, VALUES, PIVOT, lambdas) are not
+    checked.
+    """
+    nodes = list(walk_tree(tree))
+    if any(map(_makes_names, nodes)) or '"' in sql:  # Spark reads "..." as a text
+        return
+    columns = {name for schema in schemas.values() for name in schema.names}
+    known = {name.lower() for name in (*schemas, *_list_fields(schemas), *_list_aliases(nodes))}
+    for node in nodes:
+        if node.get("class") == "COLUMN_REF":
+            name = str(node["column_names"][0])
+            word = name.lower()
+            if _CHECKED.fullmatch(name) and word not in known | _WORDS and not word.startswith("current_"):
+                place = f" in {next(iter(schemas))!r}" if len(schemas) == 1 else ""
+                why = f"no column {name!r}{place}{list_names(name, sorted(columns), 'the columns are')}"
+                raise InvalidInput(where="query", why=why)
+
+
+def _makes_names(node: Mapping[str, Any]) -> bool:
+    is_relation = "sample" in node and "alias" in node
+    return node.get("class") == "LAMBDA" or (is_relation and node.get("type") not in _RELATIONS)
+
+
+def _list_fields(schemas: Mapping[str, pa.Schema]) -> Iterator[str]:
+    waiting: list[pa.Field] = [field for schema in schemas.values() for field in schema]
+    while waiting:
+        field = waiting.pop()
+        yield field.name
+        waiting += [field.type.field(at) for at in range(field.type.num_fields)]
+
+
+def _list_aliases(nodes: list[dict[str, Any]]) -> Iterator[str]:
+    for node in nodes:
+        for value in (node.get("alias"), node.get("key"), node.get("cte_name"), node.get("table_name")):
+            if isinstance(value, str):
+                yield value
+        for values in (node.get("column_name_alias"), node.get("aliases")):
+            yield from (value for value in values or () if isinstance(value, str))

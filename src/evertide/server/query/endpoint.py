@@ -18,12 +18,10 @@ from evertide.pipeline.reading.query import EngineChoice, Question
 from evertide.pipeline.spark_engine import SparkEngine
 from evertide.runtime import Runtime
 from evertide.server.bodies.bodies import read_body, read_media_type
-from evertide.server.endpoints.columns import Column
-from evertide.server.endpoints.formats import ROW_FORMATS
+from evertide.server.endpoints.formats import ROW_FORMATS, Column
 from evertide.server.endpoints.rows import Format
-from evertide.server.http.answers import answer_stream, make_content_headers
+from evertide.server.http.answers import answer_stream, choose_media, make_content_headers
 from evertide.server.http.endpoint import BYTES, Endpoint, parse_body
-from evertide.server.http.media import choose_media
 from evertide.server.query.workers import EncodedAnswer, Workers
 
 __all__ = ["FACTS_HEADER", "QueryEndpoints"]

@@ -7,6 +7,8 @@
 3. Where the kernel does not enforce the limits (Spark), the server polls the memory of all processes of the worker and
    the size of its scratch directory, and kills the worker if it exceeds a limit.
 4. If a worker ends before it has answered, for any reason, the query fails with `QueryEnded`.
+5. Each worker leads a session, and every process that it starts belongs to that session, whatever its process group. On
+   a system without `/proc`, no process is found.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -30,12 +32,12 @@ from evertide.json_values import error_from_json
 from evertide.pipeline.reading.query import EngineChoice, Question
 from evertide.runtime import Runtime
 from evertide.scratch import using_scratch
-from evertide.server.query.usage import OutputTail, list_processes, measure_disk_bytes, measure_memory_bytes
 from evertide.server.query.wire import Frame, read_frame, write_frame
 from evertide.settings import Settings
 from evertide.store.open import StorageAddress
+from evertide.threads.watched import WatchedThread
 
-__all__ = ["EngineOptions", "Worker", "WorkerEnded"]
+__all__ = ["EngineOptions", "Worker", "WorkerEnded", "list_processes", "measure_disk_bytes"]
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +59,13 @@ _STORAGE_PREFIXES = ("AWS_", "PG")
 """Variables that configure the clients of S3 and PostgreSQL."""
 _ALLOCATING = {"ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "2"}
 """Allocators that do not reserve memory ahead of use, so that a limit on memory is meaningful."""
+
+_PROC = Path("/proc")
+_SESSION = 3
+"""Index of the session among the fields of `stat` after the name: state, parent, group, session."""
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_TAIL = 4096
+_CHUNK = 65_536
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,3 +292,53 @@ def _list_environment(scratch: Path) -> dict[str, str]:
         key: os.environ[key] for key in os.environ if key in _PASSED_VARIABLES or key.startswith(_PASSED_PREFIXES)
     }
     return {**passed, **_ALLOCATING, "TMPDIR": str(scratch)}
+
+
+def list_processes(session: int) -> list[int]:
+    """The running processes of a session."""
+    found = []
+    for place in _PROC.iterdir() if _PROC.is_dir() else ():
+        if place.name.isdigit():
+            with suppress(OSError, IndexError, ValueError):  # the process has just ended
+                fields = (place / "stat").read_text().rpartition(")")[2].split()
+                if int(fields[_SESSION]) == session and fields[0] != "Z":
+                    found.append(int(place.name))
+    return found
+
+
+def measure_memory_bytes(processes: Iterable[int]) -> int:
+    """Private memory of the processes; shared memory, such as code, does not count."""
+    pages = 0
+    for pid in processes:
+        with suppress(OSError, ValueError):
+            _, resident, shared, *_ = map(int, (_PROC / str(pid) / "statm").read_text().split())
+            pages += resident - shared
+    return pages * _PAGE
+
+
+def measure_disk_bytes(folder: Path) -> int:
+    total = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):  # deleted meanwhile
+                total += (Path(place) / name).lstat().st_blocks * 512
+    return total
+
+
+class OutputTail:
+    """The last output of a process. A thread reads continuously, so that the process never blocks on a full pipe."""
+
+    def __init__(self, stream: Any) -> None:
+        """`stream` is unbuffered, and is closed at its end."""
+        self._tail = b""
+        self._stream = stream
+        WatchedThread("evertide-query-output", self._listen).start()
+
+    def __str__(self) -> str:
+        lines = self._tail.decode(errors="replace").splitlines()
+        return " / ".join(line.strip() for line in lines[-8:] if line.strip()) or "none"
+
+    def _listen(self) -> None:
+        with self._stream:
+            while block := self._stream.read(_CHUNK):
+                self._tail = (self._tail + block)[-_TAIL:]

@@ -1,7 +1,6 @@
 """Rewrites a query of Spark so that DuckDB gives the same answer, or refuses it.
 
-translate    `translate_query`, the entry point, and its rules
-wording      texts that the two parsers could read differently
+translate    `translate_query`, the entry point, and its rules; texts that the two parsers could read differently
 queries      SELECT, WITH, set operations, ORDER BY, LIMIT
 relations    FROM, joins, and the resolution of names
 expressions  expressions

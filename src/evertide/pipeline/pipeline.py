@@ -382,7 +382,7 @@ class Pipeline:
         self._until_answered(leadership.try_acquire)
         self._process_state.publish_replaying()
         self._runner = runner = self._until_answered(lambda: open_in_role(context, leadership, stopping, self._role))
-        self._input_reader = reader = InputReader(runner)
+        self._input_reader = reader = InputReader(context, lambda: runner.definition)
         self._process_state.watch(reader)
         self._pushed = PushTransaction(self._pushes)
         self.collections = Collections(lambda: runner.members, lambda rows: make_frame(self.spark, rows))

@@ -7,7 +7,7 @@ in Evertide's own storage, and may be larger than memory.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 
 import msgspec
@@ -15,10 +15,10 @@ import msgspec
 from evertide.errors import EvertideError, SourceFailed
 from evertide.journal.records import Bound, Fragment, Input, Staged
 from evertide.observer import FailureEvent
+from evertide.pipeline.definition import Definition
 from evertide.pipeline.input.source_positions import read_positions
+from evertide.pipeline.process_context import ProcessContext
 from evertide.pipeline.records.source_record import SourceRecord
-from evertide.pipeline.status.status import SourceStatus
-from evertide.pipeline.transaction.runner import Runner
 from evertide.problem import ComponentState, Problem
 from evertide.sources.contract import HasGoal, Limit, MayWait, Monitored, Rows, Source, to_problem
 from evertide.threads.outage_log import is_same_reason
@@ -30,13 +30,15 @@ logger = logging.getLogger(__name__)
 
 
 class InputReader:
-    def __init__(self, runner: Runner) -> None:
-        self._runner = runner
+    def __init__(self, context: ProcessContext, definition: Callable[[], Definition]) -> None:
+        """`definition` returns the definition in force."""
+        self._context = context
+        self._definition = definition
         self.stalled: dict[str, Problem] = {}
         """By source; the key "" has the problem that stops all sources."""
         self._errors: dict[str, EvertideError] = {}
         """The reason that was logged last, by source."""
-        self._moving: set[str] = set(runner.sources)
+        self._moving: set[str] = set(context.sources)
         """Sources that may have more: their last offer had input, or they have made none yet."""
 
     def read(self, only: Collection[str] | None = None) -> tuple[dict[str, Input], dict[str, list[Rows]]]:
@@ -44,13 +46,13 @@ class InputReader:
 
         If `only` is given, only these sources make an offer; the leader reads the others.
         """
-        runner, settings = self._runner, self._runner.settings
+        sources, settings = self._context.sources, self._context.settings
         limit = Limit(settings.transaction_rows_max, settings.transaction_bytes_max)
         inputs: dict[str, Input] = {}
         read: dict[str, list[Rows]] = {}
         moving: set[str] = set()
-        for name, position in read_positions(runner.journal, runner.definition, runner.sources).items():
-            source = runner.sources[name]
+        for name, position in read_positions(self._context.journal, self._definition(), sources).items():
+            source = sources[name]
             inputs[name] = Input(position, position)
             if only is not None and name not in only:
                 continue
@@ -72,13 +74,13 @@ class InputReader:
 
     def set_goals(self) -> None:
         """Let each `HasGoal` source count as idle once its current upstream content is bound."""
-        for source in self._runner.sources.values():
+        for source in self._context.sources.values():
             if isinstance(source, HasGoal):
                 source.set_goal()
 
     def is_idle(self) -> bool:
         """Whether no source has more input, as far as known. Stalled sources are not waited for."""
-        running = [source for name, source in self._runner.sources.items() if name not in self.stalled]
+        running = [source for name, source in self._context.sources.items() if name not in self.stalled]
         return "" not in self.stalled and not any(map(self._has_more, running))
 
     def _has_more(self, source: Source) -> bool:
@@ -91,16 +93,12 @@ class InputReader:
             if given.before == given.after or _is_staged(given.fragments) != is_staged:
                 continue
             try:
-                self._runner.sources[name].acknowledge(given.after)
+                self._context.sources[name].acknowledge(given.after)
             except SourceFailed as error:  # the position is durable, and the next acknowledgement covers it
                 self.note_stall(name, error)
 
-    def make_status(self, source: Source, position: str) -> SourceStatus:
-        record = self._record(source)
-        return SourceStatus(source.name, record.tables, position, record.state, record.lag, record.problems)
-
     def make_records(self) -> dict[str, SourceRecord]:
-        return {name: self._record(source) for name, source in self._runner.sources.items()}
+        return {name: self._record(source) for name, source in self._context.sources.items()}
 
     def _record(self, source: Source) -> SourceRecord:
         """The problems that a source reports are newer than the error of its last offer: a paused one makes none."""
@@ -117,11 +115,11 @@ class InputReader:
     def note_stall(self, name: str, error: EvertideError) -> None:
         """Note a problem. Its `since_s` is kept while the state is the same, even if the reason changes."""
         if name:  # a problem of all sources is reported by the step that fails
-            self._runner.observer.on_failure(FailureEvent("source", name, error.error_code))
+            self._context.observer.on_failure(FailureEvent("source", name, error.error_code))
         known = self.stalled.get(name)
         if known is None or known.why != error.message:
             before, self._errors[name] = self._errors.get(name), error
-            now_s = self._runner.runtime.wall_s()
+            now_s = self._context.runtime.wall_s()
             problem = Problem.from_error(ComponentState.STALLED, error, now_s)
             problem = to_problem(error, now_s) if isinstance(error, SourceFailed) else problem
             if known is not None and known.state == problem.state:
@@ -133,7 +131,7 @@ class InputReader:
     def note_progress(self, name: str) -> None:
         if (known := self.stalled.pop(name, None)) is not None:
             self._errors.pop(name, None)
-            lasted_s = self._runner.runtime.wall_s() - known.since_s
+            lasted_s = self._context.runtime.wall_s() - known.since_s
             logger.warning("%s continues, after %.1f s", f"source {name!r}" if name else "the pipeline", lasted_s)
 
 

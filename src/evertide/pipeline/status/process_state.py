@@ -16,7 +16,7 @@ from evertide.pipeline.pause import Pause
 from evertide.pipeline.records.state_record import PipelineStateReporter
 from evertide.pipeline.replicas.leader_tasks import LeaderTasks
 from evertide.pipeline.replicas.leadership import Leadership
-from evertide.pipeline.status.status import Facts, Problem, Status, assemble_status, make_problem
+from evertide.pipeline.status.status import Facts, Problem, SourceStatus, Status, assemble_status, make_problem
 from evertide.pipeline.transaction.runner import Runner
 from evertide.problem import ComponentState
 from evertide.runtime import Runtime
@@ -128,7 +128,10 @@ class ProcessState:
             is_warning = facts.problem.state == ComponentState.WARNING
             found = [*found, facts.problem] if is_warning or self._failed else [facts.problem, *found]
         first = next((one for one in found if one.state != ComponentState.WARNING), self.pause.problem(self._opened_s))
-        sources = [input_reader.make_status(source, facts.positions[name]) for name, source in runner.sources.items()]
+        sources = [
+            SourceStatus(name, record.tables, facts.positions[name], record.state, record.lag, record.problems)
+            for name, record in input_reader.make_records().items()
+        ]
         problems = (*found, *self._warnings, *leader_tasks.warnings(), *thread_problems)
         generation, writer = runner.definition.generation, self._writer.id
         return assemble_status(

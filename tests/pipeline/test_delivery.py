@@ -11,7 +11,7 @@ import pytest
 
 from evertide.errors import Conflict, SinkFailed
 from evertide.pipeline.sinks.sink_record import read_sinks
-from evertide.pipeline.status.status import SinkStatus
+from evertide.pipeline.sinks.sink_status import SinkStatus
 from evertide.runtime import SystemRuntime
 from evertide.types import SequenceNumber
 from tests.pipeline.kit import SETTINGS, VIEWS, open_pipeline, rows_of, storage

@@ -14,8 +14,8 @@ import pytest
 from evertide.errors import Diverged, Recomputing
 from evertide.pipeline.pipeline import Pipeline
 from evertide.pipeline.records.ownership import ProcessRole
-from evertide.pipeline.state.divergence import DivergenceEvidence, RecomputationBackoff
-from evertide.pipeline.status.status import list_divergences, read_status
+from evertide.pipeline.state.divergence import DivergenceEvidence, RecomputationBackoff, list_divergences
+from evertide.pipeline.status.status import read_status
 from evertide.rows.changes import DIFF
 from evertide.store.open import Storage
 from tests.kit.faulty import Fault, Faults, FaultyBlob

@@ -10,7 +10,7 @@ import pytest
 
 import evertide as et
 from evertide.pipeline.spark_engine import SparkCohort
-from evertide.pipeline.status.status import list_divergences
+from evertide.pipeline.state.divergence import list_divergences
 from evertide.rows.changes import DIFF
 from tests.pipeline.kit import crash
 from tests.pipeline.test_divergence import evidence

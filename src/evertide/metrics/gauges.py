@@ -33,7 +33,8 @@ from evertide.metrics.samples import (
 )
 from evertide.pipeline.reading.reader import StorageReader
 from evertide.pipeline.replicas.liveness import LivenessReport
-from evertide.pipeline.status.status import CollectionStatus, SinkStatus, SourceStatus, Status
+from evertide.pipeline.sinks.sink_status import SinkStatus
+from evertide.pipeline.status.status import CollectionStatus, SourceStatus, Status
 from evertide.problem import Problem
 from evertide.runtime import Runtime, SystemRuntime
 from evertide.shapes.service import ShapeService

@@ -24,7 +24,8 @@ from evertide.cli.output.output import (
 from evertide.cli.target.target import StorageOptions, open_target
 from evertide.pipeline.records.ownership import ReplicaRole
 from evertide.pipeline.records.replica_record import ReplicaStatus
-from evertide.pipeline.status.status import CollectionStatus, Problem, SinkStatus, SourceStatus, Status
+from evertide.pipeline.sinks.sink_status import SinkStatus
+from evertide.pipeline.status.status import CollectionStatus, Problem, SourceStatus, Status
 
 __all__ = ["checkpoints", "format_problems", "format_state", "journal", "make_collections_table", "status"]
 

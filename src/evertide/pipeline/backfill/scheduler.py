@@ -32,8 +32,7 @@ from evertide.errors import (
 )
 from evertide.pipeline.backfill.backfill import Backfill
 from evertide.pipeline.definition import find_tables_under
-from evertide.pipeline.state.divergence import RecomputationBackoff
-from evertide.pipeline.status.status import list_divergences
+from evertide.pipeline.state.divergence import RecomputationBackoff, list_divergences
 from evertide.pipeline.transaction.runner import Runner
 from evertide.problem import ComponentState, Problem
 from evertide.threads.stopping import never_stopping

@@ -26,6 +26,7 @@ from evertide.sources.contract import Lag
 from evertide.store.meta import Meta
 from evertide.store.paths import SOURCES
 from evertide.store.sealed import unseal
+from evertide.store.writers import Registration
 from evertide.threads.outage_log import OutageLog
 from evertide.threads.ticker import Ticker
 
@@ -63,6 +64,10 @@ class SourceRecords(msgspec.Struct, frozen=True, omit_defaults=True):
     """Why live clients of a collection are not served."""
     warnings: tuple[Problem, ...] = ()
     """Failures that stop no transaction: of garbage collection, maintenance, checkpoints, threads."""
+
+    def is_from(self, live: Registration | None) -> bool:
+        """Whether the live process, if there is one, wrote them."""
+        return live is not None and self.writer == live.writer
 
 
 class SourceReporter(Ticker):

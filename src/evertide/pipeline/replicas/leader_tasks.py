@@ -19,7 +19,7 @@ from evertide.pipeline.process_context import ProcessContext
 from evertide.pipeline.records.ownership import read_live_holder
 from evertide.pipeline.records.source_record import SourceReporter, read_source_records
 from evertide.pipeline.sinks.delivery_threads import DeliveryThreads, PreparedSinks
-from evertide.pipeline.status.status import SinkStatus, read_sink_statuses
+from evertide.pipeline.sinks.sink_status import SinkStatus, read_sink_statuses
 from evertide.pipeline.transaction.runner import Runner
 from evertide.problem import Problem
 from evertide.shard.maintenance import Maintenance

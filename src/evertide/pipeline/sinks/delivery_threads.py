@@ -25,9 +25,9 @@ from evertide.pipeline.engine import DeclaredTable, DeclaredView, Engine
 from evertide.pipeline.records.source_record import SinkStateRecord
 from evertide.pipeline.sinks.delivery import Delivery
 from evertide.pipeline.sinks.sink_record import SinkRecords, StoredSinkRecord, name_sink_hold
+from evertide.pipeline.sinks.sink_status import SinkStatus
 from evertide.pipeline.state.members import Members
-from evertide.pipeline.status.status import Problem, SinkStatus
-from evertide.problem import ComponentState
+from evertide.problem import ComponentState, Problem
 from evertide.runtime import Runtime
 from evertide.sinks.contract import Prepared, SinkDeclaration
 from evertide.sinks.registry import prepare_sinks

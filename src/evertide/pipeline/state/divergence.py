@@ -24,12 +24,13 @@ import msgspec
 
 from evertide.errors import EvertideError, StateDiverged
 from evertide.pipeline.definition import Definition
+from evertide.problem import ComponentState, Problem
 from evertide.runtime import Runtime
 from evertide.store.blob import Blob
 from evertide.store.paths import evidence_key
 from evertide.types import Generation
 
-__all__ = ["DivergenceEvidence", "RecomputationBackoff", "add_evidence", "store_evidence"]
+__all__ = ["DivergenceEvidence", "RecomputationBackoff", "add_evidence", "list_divergences", "store_evidence"]
 
 logger = logging.getLogger(__name__)
 
@@ -95,6 +96,15 @@ def add_evidence(  # noqa: PLR0917
     path = store_evidence(evidence, blob, runtime)
     why = f"{error.why}; evidence: {path}" if path else error.why
     return StateDiverged(views=error.views, time=error.time, why=why)
+
+
+def list_divergences(definition: Definition) -> dict[str, Problem]:
+    """By name, the problems of views whose state was discarded and is recomputed (X7)."""
+    code, remedy = StateDiverged.error_code, StateDiverged.remedy
+    return {
+        name: Problem(ComponentState.WARNING, code, f"view {name!r}: {away.why}", remedy, away.since_s)
+        for name, away in definition.find_diverged().items()
+    }
 
 
 class RecomputationBackoff:

@@ -23,15 +23,16 @@ import msgspec
 
 from evertide.checkpoint.catalog import Checkpoints
 from evertide.checkpoint.context import CollectionKind
-from evertide.errors import BlobDamaged, BlobMissing, Diverged, EvertideError, StateDiverged
+from evertide.errors import BlobDamaged, BlobMissing, Diverged, EvertideError
 from evertide.journal.journal import Journal
 from evertide.pipeline.definition import Definition, read_definition
 from evertide.pipeline.names import ERRORS
 from evertide.pipeline.records.ownership import is_gone, read_holder
 from evertide.pipeline.records.replica_record import ReplicaStatus, read_replica_statuses
-from evertide.pipeline.records.source_record import SinkStateRecord, SourceRecord, SourceRecords, read_source_records
+from evertide.pipeline.records.source_record import SourceRecord, SourceRecords, read_source_records
 from evertide.pipeline.records.state_record import PipelineStateRecord, read_pipeline_state
-from evertide.pipeline.sinks.sink_record import SinkRecord, read_sinks
+from evertide.pipeline.sinks.sink_status import SinkStatus, read_sink_statuses
+from evertide.pipeline.state.divergence import list_divergences
 from evertide.pipeline.state.members import Members
 from evertide.problem import ComponentState, Problem
 from evertide.runtime import Runtime
@@ -49,15 +50,12 @@ __all__ = [
     "CollectionStatus",
     "Facts",
     "Problem",
-    "SinkStatus",
     "SourceStatus",
     "Status",
     "assemble_status",
     "find_stall",
-    "list_divergences",
     "make_collection_statuses",
     "make_problem",
-    "read_sink_statuses",
     "read_status",
 ]
 
@@ -102,21 +100,6 @@ class SourceStatus:
     """Problems that stop the source first, then warnings."""
     told_at_s: float | None = None
     """The time of the record that state, lag and problems were read from; None if they are current."""
-
-
-@dataclass(frozen=True, slots=True)
-class SinkStatus:
-    name: str
-    collection: str
-    connector: str
-    last: int | None
-    """The last transaction that was written to the sink."""
-    behind: int
-    """Transactions that the sink has not received; some may not change its collection."""
-    state: str
-    """`running`, `waiting`, `lagging`, `stalled`, or `failed`; `stopped` if no process runs the pipeline; empty if not
-    reported yet."""
-    problem: Problem | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,15 +239,10 @@ def read_status(storage: Storage, shards: Shards, journal: Journal, checkpoints:
         first = state or Problem(ComponentState.STOPPED, "", why, "", head.bound_at_s if head else 0.0)
     problems = [first] if first.error_code else []
     problems += list_divergences(definition).values() if definition else ()
-    problems += reports.feeds + reports.warnings if reports is not None and _is_current(reports, live) else ()
+    problems += reports.feeds + reports.warnings if reports is not None and reports.is_from(live) else ()
     sources = _make_source_statuses(facts.positions, reports, definition, live)
     generation = definition.generation if definition else 0
     return assemble_status(first, problems, facts, sources, time=committed - 1, generation=generation, leader=live)
-
-
-def _is_current(reports: SourceRecords | None, live: Registration | None) -> bool:
-    """Whether the reports are those of the live process."""
-    return reports is not None and live is not None and reports.writer == live.writer
 
 
 def _to_problem(record: PipelineStateRecord | None, live: Registration | None) -> Problem | None:
@@ -289,7 +267,7 @@ def _make_source_statuses(
         # A source without a record has the table of the same name, if there is one.
         tables = (name,) if definition is not None and name in definition.tables else ()
         record = known.get(name) or SourceRecord(tables, "")
-        if reports is not None and _is_current(reports, live):
+        if reports is not None and reports.is_from(live):
             one = SourceStatus(
                 name, record.tables, position, record.state, record.lag, record.problems, reports.told_at_s
             )
@@ -297,32 +275,6 @@ def _make_source_statuses(
             one = SourceStatus(name, record.tables, position, "" if live is not None else ComponentState.STOPPED)
         found.append(one)
     return tuple(found)
-
-
-def read_sink_statuses(  # noqa: PLR0917
-    meta: Meta,
-    reports: SourceRecords | None,
-    live: Registration | None,
-    time: int,
-    runtime: Runtime,
-    settings: Settings,
-) -> tuple[SinkStatus, ...]:
-    """The recorded status, for a process that does not deliver. `live` is the live leader's registration."""
-    states = reports.sinks if reports is not None and _is_current(reports, live) else {}
-    unknown = SinkStateRecord("" if live is not None else ComponentState.STOPPED)
-    records = read_sinks(meta, runtime, settings)
-    return tuple(
-        _make_sink_status(name, one.record, states.get(name, unknown), time)
-        for name, one in records.items()
-        if one.record.is_declared
-    )
-
-
-def _make_sink_status(name: str, record: SinkRecord, state: SinkStateRecord, time: int) -> SinkStatus:
-    """From the recorded position; an idle sink may be further."""
-    last = None if record.written < 0 else record.written
-    behind = max(0, time - record.position)
-    return SinkStatus(name, record.collection, record.connector, last, behind, state.state, state.problem)
 
 
 def _explain_stop(holder: Registration | None, committed: int, bound: int) -> str:
@@ -334,15 +286,6 @@ def _explain_stop(holder: Registration | None, committed: int, bound: int) -> st
         else "no process runs the pipeline"
     )
     return f"{who}; the next start completes {bound - committed} bound transactions" if bound > committed else who
-
-
-def list_divergences(definition: Definition) -> dict[str, Problem]:
-    """By name, the problems of views whose state was discarded and is recomputed (X7)."""
-    code, remedy = StateDiverged.error_code, StateDiverged.remedy
-    return {
-        name: Problem(ComponentState.WARNING, code, f"view {name!r}: {away.why}", remedy, away.since_s)
-        for name, away in definition.find_diverged().items()
-    }
 
 
 def make_collection_statuses(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from evertide.checkpoint.draft import Draft
+from evertide.checkpoint.publication import Draft
 from evertide.errors import BlobMissing, Fenced
 from tests.checkpoint.kit import SHARDS, TTL_S, Memory, Process, Watched, each_step
 from tests.checkpoint.test_garbage import check_complete, check_no_garbage, collect_shards

@@ -9,7 +9,7 @@ from functools import partial
 import msgspec
 import pytest
 
-from evertide.checkpoint.draft import Draft
+from evertide.checkpoint.publication import Draft
 from evertide.checkpoint.records import read_catalog
 from evertide.checkpoint.verification import Progress
 from evertide.errors import CheckpointDamaged, Conflict, Fenced, OutcomeUnknown, StorageFull, Unavailable, Unexpected

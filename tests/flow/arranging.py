@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from evertide.flow.state.arrangement import Arrangement
-from evertide.flow.state.manifest import ArrangementManifest
+from evertide.flow.state.arrangement import Arrangement, ArrangementManifest
 from evertide.flow.state.row_groups import RowGroupCache
 from evertide.flow.state.runs import PartRun
 from evertide.flow.state.spine import ArrangementSettings

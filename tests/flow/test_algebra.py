@@ -18,6 +18,7 @@ from evertide.errors import EvertideError
 from evertide.flow import Circuit
 from evertide.rows.changes import DIFF, consolidate_delta
 from tests.flow.checked import TABLES, transactions_of
+from tests.kit.compacting import compact_circuit
 from tests.kit.compare import compare
 from tests.kit.ledger import Transaction, delta_of
 from tests.kit.oracle import Content
@@ -138,7 +139,7 @@ def assert_same_deltas(found: list[dict[str, bytes]], expected: list[dict[str, b
 
 def state_rows(circuit: Circuit) -> dict[str, int]:
     """The rows of every arrangement, after consolidation."""
-    circuit.compact()
+    compact_circuit(circuit)
     return {name: kept.rows for name, kept in circuit.arrangements.items()}
 
 

@@ -14,10 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evertide.errors import Damaged, InvalidInput, Unexpected, UnsupportedFormat
-from evertide.flow.state import lookup as lookup_module
-from evertide.flow.state import table_blocks as table_blocks_module
-from evertide.flow.state.arrangement import Arrangement
-from evertide.flow.state.manifest import ArrangementManifest
+from evertide.flow.state import arrangement as arrangement_module
+from evertide.flow.state import block as block_module
+from evertide.flow.state.arrangement import Arrangement, ArrangementManifest
 from evertide.flow.state.spine import ArrangementSettings
 from evertide.rows import changes
 from evertide.rows.changes import DIFF
@@ -25,6 +24,7 @@ from evertide.rows.columns import Longs
 from evertide.rows.digest import RowHashes
 from tests.flow.arranging import SCHEMA, Content, World, content, delta, grouped, keys
 from tests.kit.arrow import canonical_rows, reencoded, schemas, tables
+from tests.kit.compacting import compact
 from tests.kit.runtime import RandomStream
 
 EXAMPLES = settings(max_examples=60, deadline=None)
@@ -104,7 +104,7 @@ def take_step(draw: Any, step: str, subject: Arrangement, model: Model, world: W
     elif step == "maintain":
         subject.maintain()
     elif step == "compact":
-        subject.compact()
+        compact(subject)
         assert subject.rows == len(model.content)
     else:
         manifest = subject.save()
@@ -127,7 +127,7 @@ def test_order_and_grouping_of_deltas_do_not_matter(given_data: st.DataObject) -
         subjects[1].apply(delta(table.take(pa.array(order[start : start + 3], pa.int64()))))
         subjects[1].maintain()
     for subject in subjects:
-        subject.compact()
+        compact(subject)
     assert subjects[0].rows == subjects[1].rows
     assert content(subjects[0].scan()) == content(subjects[1].scan()) == Counter(canonical_rows(table))
 
@@ -140,7 +140,7 @@ def test_a_transaction_and_its_inverse_leave_nothing(given_data: st.DataObject) 
     subject.apply(delta(table))
     subject.save()
     subject.apply(delta(given_data.draw(reencoded(table)), -1))
-    subject.compact()
+    compact(subject)
     assert (subject.rows, subject.bytes, subject.parts()) == (0, 0, ())
     assert subject.scan().num_rows == 0
 
@@ -157,7 +157,7 @@ def test_a_key_larger_than_what_a_merge_reads_at_once(key: Sequence[str]) -> Non
         assert subject.maintain()
     subject.apply(delta([(6, "x", 0.0), (8, "y", 0.0), (9, "z", 0.0)], [1, 1, 1]))
     assert content(subject.scan(), ["id", "name"]) == {(9, "z"): 1}
-    subject.compact()
+    compact(subject)
     assert subject.rows == 1
 
 
@@ -180,7 +180,7 @@ def test_nulls_and_the_largest_integers_share_a_word_but_no_rows() -> None:
     for save in (False, True):
         subject.apply(delta([(number, "x", 0.0) for number in largest]))
         if save:
-            subject.compact()
+            compact(subject)
         for number in largest:
             assert subject.lookup(keys(number))["id"].to_pylist() == [number]
     assert content(subject.lookup(keys(*largest, *largest)), ["name"]) == {("x",): 8}
@@ -195,8 +195,8 @@ def test_equal_words_do_not_make_keys_equal(coarse: bool, monkeypatch: pytest.Mo
         lengths = [len(name or "") % 2 if coarse else 0 for name in table.column(0).to_pylist()]
         return np.array(lengths, np.int64)
 
-    monkeypatch.setattr(table_blocks_module, "hash_keys", words)
-    monkeypatch.setattr(lookup_module, "hash_keys", words)
+    monkeypatch.setattr(block_module, "hash_keys", words)
+    monkeypatch.setattr(arrangement_module, "hash_keys", words)
     names = [None, "", "a", "b", "aa", "bb", "c", "cc"]
     subject = World().arrangement(schema, ("name",))
     for number in range(4):
@@ -229,7 +229,7 @@ def test_a_negative_count_is_damage_and_names_the_row(where: str) -> None:
     subject = World().arrangement()
     subject.apply(delta([(1, "a", 0.0), (2, "b", 0.5)], [1, -2]))
     if where == "parts":
-        subject.compact()
+        compact(subject)
     assert subject.lookup(keys(1)).num_rows == 1
     reads: list[Callable[[], Any]] = [lambda: subject.lookup(keys(2, 1)), subject.scan]
     for read in reads:

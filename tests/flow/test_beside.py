@@ -5,16 +5,17 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
 from evertide.flow.state import arrangement
-from evertide.flow.state.arrangement import Arrangement
-from evertide.flow.state.manifest import ArrangementManifest
+from evertide.flow.state.arrangement import Arrangement, ArrangementManifest
+from evertide.flow.state.block import make_table
 from evertide.flow.state.merge import merge
 from evertide.flow.state.spine import ArrangementSettings, Runs, Spine
-from evertide.flow.state.table_blocks import make_table
 from tests.flow.arranging import SCHEMA, Content, World, content, delta, keys
+from tests.kit.compacting import compact
 from tests.kit.runtime import RandomStream
 from tests.store.race import together
 
@@ -59,7 +60,7 @@ def test_maintain_compact_and_save_during_apply_and_lookup() -> None:
             if number == 1:
                 subject.maintain()
             elif number == 2:
-                subject.compact()
+                compact(subject)
             else:
                 before = len(applied) - 1
                 manifests.append((before, subject.save(), len(applied)))
@@ -96,7 +97,7 @@ def test_every_list_of_runs_that_a_lookup_could_see_is_the_collection(monkeypatc
         subject.save,
         subject.maintain,
         subject.maintain,
-        subject.compact,
+        partial(compact, subject),
     ]
     for number in range(40):
         before = by_id_and_name(model)

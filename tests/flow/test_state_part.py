@@ -18,6 +18,7 @@ from evertide.flow.state.state_part import PartEntry
 from evertide.rows.changes import DIFF
 from evertide.store import Blob, MemoryBlob
 from tests.flow.arranging import World, content, delta, keys
+from tests.kit.compacting import compact
 from tests.kit.faulty import Fault, Faults, FaultyBlob
 from tests.shard.kit import PassingBlob
 
@@ -44,7 +45,7 @@ def save_arrangement(blob: Blob) -> tuple[World, Arrangement]:
     world = World(blob)
     subject = world.arrangement()
     subject.apply(delta(ROWS))
-    subject.compact()
+    compact(subject)
     assert len(subject.parts()) > 2
     return world, subject
 
@@ -115,7 +116,7 @@ def test_damage_after_the_restore_is_detected() -> None:
         assert caught.value.path == blob.path(victim.key)
     subject.apply(delta([(99, "x", 0.0)]))
     with pytest.raises(BlobDamaged):
-        subject.compact()
+        compact(subject)
     blob.damage = lambda _, data: data
     assert subject.lookup(keys(0, 99)).num_rows == 2
 
@@ -133,7 +134,7 @@ def test_a_failed_write_changes_nothing(fault: Fault, step: str) -> None:
     inner, faults, subject = _with_faults()
     steps: dict[str, Callable[[], Any]] = {
         "maintain": subject.maintain,
-        "compact": subject.compact,
+        "compact": partial(compact, subject),
         "save": subject.save,
     }
     before, parts = subject.scan(), subject.parts()
@@ -221,7 +222,7 @@ def test_only_row_groups_that_may_have_a_key_are_fetched_and_only_once() -> None
 def test_a_key_may_fill_many_row_groups() -> None:
     subject = World().arrangement()
     subject.apply(delta([(i // 10, f"{i}", 0.0) for i in range(40)]))
-    subject.compact()
+    compact(subject)
     for number in range(4):
         found = subject.lookup(keys(number, number, 77))
         assert content(found, ["name"]) == Counter({(f"{i}",): 1 for i in range(number * 10, number * 10 + 10)})
@@ -234,7 +235,7 @@ def test_the_cache_keeps_its_budget(cache_bytes: int) -> None:
     subjects = [world.arrangement(settings=ArrangementSettings(row_group_rows=10, part_rows_max=40)) for _ in range(2)]
     for subject in subjects:
         subject.apply(delta([(i, "n" * (i % 7), 0.0) for i in range(400)]))
-        subject.compact()
+        compact(subject)
     for step in range(200):
         assert subjects[step % 2].lookup(keys(step, (step * 7) % 400)).num_rows in (1, 2)
         assert world.cache.bytes <= cache_bytes

@@ -17,8 +17,7 @@ import msgspec
 import pyarrow as pa
 
 from evertide.errors import ViewFailed
-from evertide.flow.state.arrangement import Arrangement
-from evertide.flow.state.manifest import ArrangementManifest
+from evertide.flow.state.arrangement import Arrangement, ArrangementManifest
 from evertide.flow.state.spine import ArrangementSettings
 from evertide.flow.state.state_part import PartEntry
 from evertide.pipeline.engine import DeclaredTable, DeclaredView, StateStore, drain

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from evertide.flow.state.manifest import ArrangementManifest
+from evertide.flow.state.arrangement import ArrangementManifest
 from evertide.flow.state.state_part import PartEntry
 from evertide.pipeline.definition import AwayReason, Definition, LastPosition, TableRecord, ViewRecord
 from evertide.pipeline.records.ownership import Leader

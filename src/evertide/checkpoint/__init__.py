@@ -1,13 +1,11 @@
 """Checkpoints: durable, complete and verifiable copies of the state.
 
-catalog       `Checkpoints`: the interface of the package
-draft         the input of a publication, and the result of a restore
+catalog       `Checkpoints`: the interface of the package; the checkpoints that this process found damaged
 manifest      the file that lists all files of a checkpoint
 records       the records of checkpoints in Meta
 context       the storage with its clock and settings
-publication   the steps that publish a checkpoint
+publication   the steps that publish a checkpoint, its input, and the result of a restore
 verification  reading and verifying files before use
-damage        the checkpoints that this process found damaged
 garbage       deleting what is not needed
 archive       a checkpoint as one file
 fsck          checking a whole storage

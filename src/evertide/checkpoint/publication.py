@@ -17,37 +17,83 @@ step 4 stays unknown, the claim stays, because the commit may still arrive.
 from __future__ import annotations
 
 import logging
-from collections.abc import Set
-from dataclasses import dataclass
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field
 
 import msgspec
 
 from evertide.checkpoint.context import StorageContext
-from evertide.checkpoint.draft import Draft
 from evertide.checkpoint.manifest import (
     PIPELINE_FILE,
     STATE_FILE,
     Manifest,
+    StateFile,
     encode_manifest,
     list_part_files,
     manifest_key,
     shard_file_key,
 )
 from evertide.checkpoint.records import Catalog, CatalogEntry, list_numbers, read_catalog
-from evertide.errors import Conflict, EvertideError
+from evertide.errors import Conflict, EvertideError, Unexpected
+from evertide.shard.state import ShardState
 from evertide.store.meta import Write
 from evertide.store.paths import CHECKPOINTS, checkpoint_key, checkpoint_prefix
 from evertide.store.retry import truncate_sometimes
 from evertide.store.sealed import seal
 from evertide.store.writers import Writer, read_registrations
-from evertide.types import SequenceNumber
+from evertide.types import Generation, SequenceNumber, Time
 
-__all__ = ["Publication"]
+__all__ = ["Draft", "Publication", "RestoredCheckpoint", "SkippedCheckpoint"]
 
 logger = logging.getLogger(__name__)
 
 KEEP_MIN = 2
 """So that one of them may be damaged."""
+
+
+@dataclass(frozen=True)
+class Draft:
+    """The state between two transactions: everything below `time`, and nothing of `time` or later."""
+
+    time: Time
+    fingerprint: str
+    generation: Generation
+    positions: Mapping[str, str]
+    state: bytes
+    """What the engine needs besides the parts; only the engine interprets it."""
+    parts: tuple[StateFile, ...]
+    """State parts; already durable."""
+    shards: Mapping[str, ShardState]
+    members: tuple[str, ...]
+    pipeline: bytes
+    """The definition of the pipeline."""
+
+    def check(self) -> None:
+        """Raise an error for an invalid draft before anything is stored."""
+        where = f"checkpoint at time {self.time}"
+        if set(self.members) != set(self.shards):
+            why = f"the draft has the states of {sorted(self.shards)}, but the members are {sorted(self.members)}"
+            raise Unexpected(where=where, why=why)
+        for name, state in self.shards.items():
+            if state.upper != self.time or state.shard != name:
+                why = f"the state of shard {name!r} is that of {state.shard!r} with upper {state.upper}"
+                raise Unexpected(where=where, why=why)
+
+
+@dataclass(frozen=True)
+class SkippedCheckpoint:
+    entry: CatalogEntry
+    error: EvertideError
+
+
+@dataclass(frozen=True)
+class RestoredCheckpoint:
+    entry: CatalogEntry
+    manifest: Manifest
+    state: bytes
+    pipeline: bytes
+    skipped: tuple[SkippedCheckpoint, ...] = field(default=())
+    """Newer, damaged checkpoints. If there are any, the caller must report them (I13)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,8 +37,7 @@ from evertide.flow.blame import SuspectedFailure, retry_step
 from evertide.flow.collection import CircuitCollection, Leaf
 from evertide.flow.leaf_rows import cancel_out
 from evertide.flow.stage import Stage, find_lookups
-from evertide.flow.state.arrangement import Arrangement
-from evertide.flow.state.manifest import ArrangementManifest
+from evertide.flow.state.arrangement import Arrangement, ArrangementManifest
 from evertide.flow.state.row_groups import RowGroupCache
 from evertide.flow.trace import cut_plan, find_shared
 from evertide.plan.algebra.nodes import Aggregate, Attribute, PlanNode, Scan, TopK
@@ -161,11 +160,6 @@ class Circuit:
         """Merge some runs; any thread may call this. False if there was nothing to merge."""
         done = [arrangement.maintain(is_stopping) for arrangement in self.arrangements.values()]
         return any(done)
-
-    def compact(self) -> None:
-        """Merge all runs of each arrangement."""
-        for arrangement in self.arrangements.values():
-            arrangement.compact()
 
     def _retry(self, deltas: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
         self._forget()  # deltas of the previous attempt

@@ -7,8 +7,7 @@ metas      implementations of `Meta`
 memory     both interfaces in memory
 open       opening and creating a storage
 paths      the names of blobs and Meta keys
-keys       checks of keys
-key_locks  a lock per key
+keys       checks of keys, and a lock per key
 sealed     the encoding of a record
 retry      retries after each outcome of a call
 wake       waiting for a commit

@@ -1,4 +1,4 @@
-"""Checks of keys, the same for every implementation, before a call changes anything.
+"""Checks of keys, the same for every implementation, before a call changes anything; and a lock per key.
 
 A blob key is one or more printable names joined by `/`, none of them empty, `.` or `..`. Names that end in `.tmp`
 belong to unfinished puts; a first name that starts with `meta.db` belongs to the database beside the blobs. A Meta key
@@ -7,7 +7,9 @@ is any printable text. Evertide makes all keys itself, so a wrong one is `Unexpe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
 
 from evertide.errors import InvalidInput, Unexpected
 from evertide.store.meta import Guard, Write
@@ -15,6 +17,7 @@ from evertide.store.paths import META_FILE
 
 __all__ = [
     "TEMPORARY",
+    "KeyLocks",
     "check_blob_key",
     "check_blob_prefix",
     "check_commit",
@@ -97,3 +100,24 @@ def check_commit(writes: Sequence[Write], guards: Sequence[Guard]) -> list[Write
 def key_end(prefix: str) -> str:
     """Return a text greater than every key with this prefix."""
     return prefix + _KEY_END
+
+
+class KeyLocks:
+    """A lock per key. Threads take turns on the same key; different keys do not wait for each other."""
+
+    def __init__(self) -> None:
+        self._busy: set[str] = set()
+        self._free = threading.Condition()
+
+    @contextlib.contextmanager
+    def take(self, key: str) -> Iterator[None]:
+        with self._free:
+            while key in self._busy:
+                self._free.wait()
+            self._busy.add(key)
+        try:
+            yield
+        finally:
+            with self._free:
+                self._busy.remove(key)
+                self._free.notify_all()

@@ -7,7 +7,8 @@ A look-up takes these steps:
 
 1. The keys become words (`evertide.flow.state.keys`), which are searched for in every run. In parts, the index selects
    the row groups to read.
-2. The keys of the found rows are verified.
+2. The keys of the found rows are verified. If the word is the key (a single integer-like column), only `SHARED_WORD`
+   needs that. Otherwise each found row is compared with the keys that share its word, nearly always one.
 3. The diffs of equal rows are summed. A sum below 0 is damage: a delta removed a row that did not exist.
 
 Rules for the owner:
@@ -20,29 +21,57 @@ Rules for the owner:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
-from evertide.errors import Damaged
-from evertide.flow.state.block import RowBlock, merge_blocks
-from evertide.flow.state.lookup import WantedKeys
-from evertide.flow.state.manifest import ArrangementManifest
+from evertide.errors import Damaged, UnsupportedFormat
+from evertide.flow.state.block import RowBlock, check_columns, check_key, make_block, make_table, merge_blocks
+from evertide.flow.state.keys import SHARED_WORD, canonicalize, compare_keys, hash_keys, is_exact
 from evertide.flow.state.merge import merge
 from evertide.flow.state.part_reader import CachedParts
 from evertide.flow.state.row_groups import RowGroupCache
 from evertide.flow.state.runs import DeltaRun, PartRun
 from evertide.flow.state.spine import ArrangementSettings, Spine
-from evertide.flow.state.state_part import PartEntry, check_schema, verify_part
-from evertide.flow.state.table_blocks import check_columns, check_key, make_block, make_table
+from evertide.flow.state.state_part import FORMAT_VERSION, PartEntry, check_schema, verify_part
 from evertide.rows.changes import DIFF_FIELD
+from evertide.rows.columns import Longs
 from evertide.store.blob import Blob
 from evertide.store.paths import Name, state_part_key
 from evertide.threads.stopping import IsStopping, never_stopping
 
-__all__ = ["Arrangement"]
+__all__ = ["Arrangement", "ArrangementManifest"]
+
+
+class ArrangementManifest(msgspec.Struct, frozen=True):
+    """A saved arrangement, with everything needed to restore it. The owner stores it in its checkpoint. Version 1.
+
+    It names every part with its length and checksums, per run: the words of a run's parts ascend from one part to the
+    next.
+    """
+
+    name: str
+    schema: bytes
+    """The collection's columns, as a schema message of Arrow IPC."""
+    key: tuple[str, ...]
+    runs: tuple[tuple[PartEntry, ...], ...]
+    version: int = FORMAT_VERSION
+
+    def read_schema(self) -> pa.Schema:
+        return pa.ipc.read_schema(pa.py_buffer(self.schema))
+
+    def list_entries(self) -> Iterator[PartEntry]:
+        for run in self.runs:
+            yield from run
+
+    def check(self, path: str) -> None:
+        """`path` is for the error message."""
+        if self.version != FORMAT_VERSION:
+            raise UnsupportedFormat(path=path, found=self.version, supported=FORMAT_VERSION)
 
 
 class Arrangement:
@@ -170,10 +199,6 @@ class Arrangement:
         """Merge some runs; any thread may call this. False if there is nothing to do, or `is_stopping`."""
         return self._spine.maintain(is_stopping)
 
-    def compact(self) -> None:
-        """Merge all runs into one."""
-        self._spine.compact()
-
     def save(self) -> ArrangementManifest:
         """Write the rows in memory as well. A delta that is applied meanwhile is included completely or not at all."""
         runs = self._spine.save()
@@ -192,3 +217,55 @@ class Arrangement:
                 )
                 raise Damaged(path=self._where, why=why)
         return make_table([block for block in blocks if block.rows], self.schema)
+
+
+class WantedKeys:
+    """The keys of one look-up, as words to search for and as values to verify what was found."""
+
+    def __init__(self, names: Sequence[str], arrays: Sequence[Any]) -> None:
+        """The key's columns, of at least one row."""
+        self._names = names
+        self._arrays = arrays
+        self._all_words = hash_keys(pa.Table.from_arrays(list(arrays), names=list(names)))
+        self._words = np.unique(self._all_words)
+        self.bounds = np.empty(2 * len(self._words), np.int64)
+        self.bounds[::2] = self._words
+        self.bounds[1::2] = self._words + 1
+        self.is_exact = is_exact([array.type for array in arrays]) and self._words[-1] != SHARED_WORD
+        self._sorted: tuple[list[Any], Longs, Longs] | None = None
+
+    def verify(self, block: RowBlock) -> RowBlock:
+        """The rows of a block with one of the keys; all rows have a word of the keys."""
+        if self.is_exact:
+            return block
+        keys, starts, counts = self._sort_keys()
+        found = [canonicalize(block.columns[name]) for name in self._names]
+        at = np.searchsorted(self._words, block.words)
+        matches = compare_keys(found, _take(keys, starts[at]))
+        step = 1
+        while len(rest := np.flatnonzero(~matches & (counts[at] > step))):
+            matches[rest] = compare_keys(_take(found, rest), _take(keys, starts[at[rest]] + step))
+            step += 1
+        return block if matches.all() else block.take(np.flatnonzero(matches))
+
+    def _sort_keys(self) -> tuple[list[Any], Longs, Longs]:
+        """The keys in the order of their words, and per word their start and number."""
+        if self._sorted is None:
+            order = np.argsort(self._all_words, kind="stable")
+            keys = _take([canonicalize(array) for array in self._arrays], order)
+            words = self._all_words[order]
+            if len(words) > len(self._words):
+                # Remove repeated keys, so that rows are not compared with them repeatedly.
+                firsts = np.searchsorted(words, words)
+                kept = ~compare_keys(keys, _take(keys, firsts))
+                kept[firsts] = True
+                rows = np.flatnonzero(kept)
+                keys, words = _take(keys, rows), words[rows]
+            starts = np.searchsorted(words, self._words)
+            self._sorted = keys, starts, np.diff(np.append(starts, len(words)))
+        return self._sorted
+
+
+def _take(arrays: Sequence[Any], rows: Longs) -> list[Any]:
+    indices = pa.array(rows)
+    return [array.take(indices) for array in arrays]

@@ -145,12 +145,6 @@ class Spine:
             if memory:
                 self._replace(memory)
 
-    def compact(self) -> None:
-        with self._hold_memory() as memory, self._merging:
-            runs: list[Run] = [*self.runs.parts, *memory]
-            if memory or len(runs) > 1:
-                self._replace(runs)
-
     def save(self) -> tuple[tuple[PartEntry, ...], ...]:
         """The parts of each run. Runs in memory are written as well, and stay in memory."""
         with self._hold_memory() as memory:

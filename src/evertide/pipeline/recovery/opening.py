@@ -22,7 +22,7 @@ from contextlib import nullcontext
 import msgspec
 import pyarrow as pa
 
-from evertide.checkpoint.draft import RestoredCheckpoint
+from evertide.checkpoint.publication import RestoredCheckpoint
 from evertide.errors import CheckpointDamaged, Conflict, ViewFailed
 from evertide.journal.records import Input
 from evertide.journal.replay import check_replay, check_times

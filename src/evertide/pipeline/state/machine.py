@@ -19,8 +19,7 @@ import pyarrow as pa
 from evertide.errors import Damaged, StateDiverged, Unexpected, ViewFailed
 from evertide.flow.blame import find_culprit
 from evertide.flow.circuit import make_name_source
-from evertide.flow.state.arrangement import Arrangement
-from evertide.flow.state.manifest import ArrangementManifest
+from evertide.flow.state.arrangement import Arrangement, ArrangementManifest
 from evertide.flow.state.row_groups import RowGroupCache
 from evertide.flow.state.state_part import PartEntry
 from evertide.pipeline.definition import find_tables_under

@@ -24,9 +24,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from evertide.errors import InvalidInput
-from evertide.flow.state.arrangement import Arrangement
+from evertide.flow.state.arrangement import Arrangement, ArrangementManifest
 from evertide.flow.state.keys import canonicalize
-from evertide.flow.state.manifest import ArrangementManifest
 from evertide.journal.records import Content
 from evertide.pipeline.engine import DeclaredTable, StateStore
 from evertide.pipeline.names import ERRORS, encode_path_name

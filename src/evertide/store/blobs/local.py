@@ -43,8 +43,7 @@ from evertide.errors import (
 )
 from evertide.store.blob import BlobEntry
 from evertide.store.blobs.files import Files, SystemFiles
-from evertide.store.key_locks import KeyLocks
-from evertide.store.keys import TEMPORARY, check_blob_key, check_blob_prefix, check_range, is_reserved
+from evertide.store.keys import TEMPORARY, KeyLocks, check_blob_key, check_blob_prefix, check_range, is_reserved
 from evertide.store.paths import FORMAT
 
 __all__ = ["LocalBlob", "convert_os_error"]

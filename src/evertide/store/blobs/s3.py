@@ -29,8 +29,7 @@ from evertide.errors import (
     Unavailable,
 )
 from evertide.store.blob import BlobEntry
-from evertide.store.key_locks import KeyLocks
-from evertide.store.keys import check_blob_key, check_blob_prefix, check_range
+from evertide.store.keys import KeyLocks, check_blob_key, check_blob_prefix, check_range
 
 __all__ = ["S3Blob"]
 

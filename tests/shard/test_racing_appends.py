@@ -1,4 +1,4 @@
-"""U2: two writers in lockstep race every append on the same shard."""
+"""U2, U7: writers race every append on the same shard, or append ranges that overlap or leave a gap."""
 
 from __future__ import annotations
 
@@ -8,12 +8,26 @@ from contextlib import suppress
 from dataclasses import replace
 
 import pyarrow as pa
+import pytest
 
 from evertide.errors import UpperMismatch
 from evertide.runtime import SystemRuntime
+from evertide.shard.append import store_parts, withdraw
+from evertide.shard.parts.part import Part
 from tests.kit.runtime import RandomStream
 from tests.shard.conftest import Storage
-from tests.shard.kit import INLINE, SCHEMA, Row, changes, concat_changes, make_writer, rows_at, updates_of
+from tests.shard.kit import (
+    BLOBS,
+    INLINE,
+    SCHEMA,
+    Row,
+    changes,
+    concat_changes,
+    make_shards,
+    make_writer,
+    rows_at,
+    updates_of,
+)
 
 WAIT_S = 120.0
 TRANSACTIONS = {"memory": 2000, "sqlite": 300}
@@ -113,3 +127,45 @@ def test_u2_four_writers_with_blobs_race_every_append(storage: Storage) -> None:
     assert updates_of(shard) == Counter({(time, (time, "x" * 50), 1): 1 for time in range(count)})
     named = {part.key for part in shard.log.read().state.parts}
     assert {entry.key for entry in storage.blob.list("parts/t")} == named
+
+
+@pytest.mark.parametrize("has_stored_parts", [False, True], ids=["rows", "parts"])
+@pytest.mark.parametrize(
+    ("lower", "upper", "why"),
+    [
+        (0, 5, "a peer wrote these times"),
+        (0, 3, "a peer wrote these times"),
+        (2, 3, "a peer wrote these times"),
+        (4, 5, "earlier times are missing"),
+    ],
+)
+def test_u7_an_append_starts_exactly_at_the_upper(lower: int, upper: int, why: str, has_stored_parts: bool) -> None:
+    """The shard has [0, 3). An append that overlaps it and one behind a gap change nothing, and say which it is.
+
+    Of rows, as of one portion, and of parts, as of several. Fails without `_check_upper` in both of its places: the
+    overlapping appends and the one behind a gap then damage the log (`RecordDamaged`).
+    """
+    shards = make_shards(settings=BLOBS)
+    first, second = make_writer(shards), make_writer(shards)
+    shard = shards.create("t", SCHEMA, first)
+    shard.compare_and_append(concat_changes(*(transaction(time) for time in range(3))), 0, 3, first)
+    delta = concat_changes(*(transaction(time) for time in range(lower, upper)))
+    before, blobs = shard.log.read(), list(shards.blob.list("parts/t"))
+    given: pa.Table | tuple[Part, ...] = delta
+    if has_stored_parts:
+        with second.claim() as seq:
+            given = store_parts(
+                delta,
+                shard="t",
+                blob=shards.blob,
+                writer=second.id,
+                seq=seq,
+                runtime=shards.runtime,
+                settings=shards.settings,
+            )
+    with pytest.raises(UpperMismatch) as caught:
+        shard.compare_and_append(given, lower, upper, second)
+    assert (caught.value.why, caught.value.expected, caught.value.upper) == (why, lower, 3)
+    assert shard.log.read() == before
+    withdraw(shards.blob, given if isinstance(given, tuple) else ())
+    assert list(shards.blob.list("parts/t")) == blobs

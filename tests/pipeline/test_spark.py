@@ -15,7 +15,7 @@ import pytest
 
 import evertide as et
 from evertide.errors import InvalidInput, ScratchUnavailable
-from evertide.pipeline.reading.collections import ReadableCollection
+from evertide.pipeline.reading.collections import View
 from evertide.runtime import SystemRuntime
 from tests.pipeline.kit import crash
 
@@ -35,7 +35,7 @@ CREATE MATERIALIZED VIEW shares AS SELECT id, 100 / amount AS share FROM orders;
 """
 
 
-def rows(view: ReadableCollection) -> list[tuple[Any, ...]]:
+def rows(view: View) -> list[tuple[Any, ...]]:
     return sorted((tuple(row.values()) for row in view.to_pylist()), key=repr)
 
 
@@ -59,7 +59,7 @@ def test_views_are_right_from_the_first_order_to_a_changed_script(spark: SparkSe
         assert rows(p.view("revenue").as_of(t - 1)) == [("Oslo", 21, 21), ("Rome", 5, 5)]
         asked = p.query("SELECT count(*) AS n, max(share) AS m FROM shares JOIN orders USING (id)", as_of=t - 1)
         assert asked.to_pylist() == [{"n": 2, "m": 20.0}]
-        assert p.view("customers").to_df().count() == 2
+        assert p.view("customers").to_spark().count() == 2
         assert {view.name for each in p.explain() for view in each.views} >= {"revenue", "customers"}
         crash(p)
     with et.Pipeline.open(SHOP, storage, spark=spark) as p:
@@ -155,7 +155,7 @@ def test_a_timestamp_without_a_zone_has_none_in_spark_either(spark: SparkSession
         noon = at.replace(tzinfo=None)
         p.push("t", [{"id": 1, "here": noon, "at": at}])
         p.commit()
-        kinds = {field.name: field.dataType.simpleString() for field in p.view("t").to_df().schema}
+        kinds = {field.name: field.dataType.simpleString() for field in p.view("t").to_spark().schema}
         assert kinds == {"id": "bigint", "here": "timestamp_ntz", "at": "timestamp"}
         [asked] = p.query("SELECT typeof(here) AS kind, here FROM t").to_pylist()
         assert asked == {"kind": "timestamp_ntz", "here": noon}

@@ -14,10 +14,10 @@ import pytest
 
 from evertide.errors import Damaged
 from evertide.pgexpr.clause import parse_where
+from evertide.pipeline.reading import content
+from evertide.pipeline.reading.content import CollectionContent
 from evertide.rows import changes as shard_changes
 from evertide.rows.changes import DIFF, TIME, expand_in_tables, make_changes_schema
-from evertide.server.endpoints import content
-from evertide.server.endpoints.content import CollectionContent
 from evertide.settings import Settings
 from evertide.shard.parts.part import Part
 from evertide.shard.parts.split import Group, split

@@ -14,8 +14,8 @@ import pytest
 from evertide.errors import Unavailable
 from evertide.media import ARROW, PARQUET
 from evertide.pipeline.engine import DeclaredTable
+from evertide.pipeline.reading import content
 from evertide.rows.python_rows import _find_integer_type
-from evertide.server.endpoints import content
 from evertide.server.endpoints.formats import encode_rows
 from evertide.settings import Settings
 from evertide.shard.shard import Shard

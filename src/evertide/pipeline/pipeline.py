@@ -40,7 +40,7 @@ from evertide.pipeline.input.open_sources import open_declared_sources
 from evertide.pipeline.input.pushes import PushTransaction
 from evertide.pipeline.maintenance.state_maintenance import StateMaintenance
 from evertide.pipeline.process_context import OnProgress, ProcessContext
-from evertide.pipeline.reading.collections import Collections, ReadableCollection
+from evertide.pipeline.reading.collections import Collections, View
 from evertide.pipeline.records.ownership import ProcessRole
 from evertide.pipeline.records.replica_record import ReplicaReporter
 from evertide.pipeline.records.source_record import SourceReporter
@@ -295,7 +295,7 @@ class Pipeline:
     def spark(self) -> SparkSession:
         return self._spark_engine().spark
 
-    def view(self, name: str) -> ReadableCollection:
+    def view(self, name: str) -> View:
         """A view or a table."""
         return self.collections.view(name)
 

@@ -9,20 +9,25 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from evertide.errors import InvalidInput, NotAllowedNow
+from evertide.errors import EvertideError, InvalidInput, NotAllowedNow
 from evertide.pipeline.definition import Definition, ViewRecord, is_redefined
 from evertide.pipeline.names import ERRORS
+from evertide.pipeline.reading.content import CollectionContent
+from evertide.pipeline.reading.readable_rows import ReadableRows
 from evertide.pipeline.state.members import Members
 from evertide.problem import ComponentState
 from evertide.rows.changes import DIFF, TIME, expand
-from evertide.rows.python_rows import to_python_rows
+from evertide.shard.shard import Shard
 
-__all__ = ["Collections", "ReadableCollection", "StaleViewWarning"]
+if TYPE_CHECKING:
+    from evertide.plan.catalyst.session import DataFrame
+
+__all__ = ["Collections", "StaleViewWarning", "View"]
 
 
 class StaleViewWarning(UserWarning):
@@ -32,47 +37,65 @@ class StaleViewWarning(UserWarning):
 ToFrame = Callable[[pa.Table], Any]
 
 
-class ReadableCollection:
-    """A table or view as of a time: `to_arrow`, `to_df`, `changes`."""
+class View(ReadableRows):
+    """A table or view, now or as of a time."""
 
     def __init__(self, collections: Collections, name: str, time: int | None = None) -> None:
         self.name = name
         self._collections = collections
         self._time = time
 
-    def as_of(self, time: int) -> ReadableCollection:
-        return ReadableCollection(self._collections, self.name, time)
+    def as_of(self, time: int) -> View:
+        return View(self._collections, self.name, time)
 
     @property
     def time(self) -> int:
         return self._collections.resolve_time(self.name, self._time)
 
+    @property
+    def schema(self) -> pa.Schema:
+        return self._open().schema
+
     def to_arrow(self) -> pa.Table:
-        """The rows, repeated by their count, in an order that depends only on the content."""
-        return expand(self._read_counted(), self.name)
+        self._warn_of_stale()
+        with self._open().snapshot(self.time) as snapshot:
+            return expand(snapshot.to_arrow(), self.name)
 
-    def _read_counted(self) -> pa.Table:
-        """Each distinct row once, with its count as `__diff`."""
-        if self._time is None:
-            self._collections.warn_of_stale([self.name])
-        with self._collections.members().open_collection(self.name).snapshot(self.time) as snapshot:
-            return snapshot.to_arrow()
+    def to_batches(self) -> Iterator[pa.RecordBatch]:
+        self._warn_of_stale()
+        shard = self._open()
+        for rows in CollectionContent(shard, self.name, self.time, tuple(shard.schema.names)).tables():
+            yield from rows.to_batches()
 
-    def to_df(self) -> Any:
-        """The rows as a DataFrame of the pipeline's Spark session."""
+    def to_spark(self) -> DataFrame:
         return self._collections.make_frame(self.to_arrow())
-
-    def to_pylist(self) -> list[dict[str, Any]]:
-        """The rows as Python values; texts for values that Python lacks (`evertide.rows.python_rows`)."""
-        return to_python_rows(self.to_arrow())
 
     def changes(self, since: int = -1) -> pa.Table:
         """The changes after `since`: rows with `__time` and `__diff`, in order of time."""
+        self._warn_of_stale()
         upper = self.time + 1
-        shard = self._collections.members().open_collection(self.name)
+        shard = self._open()
         if since + 1 >= upper:
             return pa.schema([*shard.schema, (TIME, pa.int64()), (DIFF, pa.int64())]).empty_table()
         return shard.changes(since + 1, upper).sort_by(TIME)
+
+    def describe(self) -> str:
+        kind = "View" if self.name in self._collections.definition.views else "Table"
+        return f"{kind} {self.name} at time {self.time}"
+
+    def __repr__(self) -> str:
+        """Never fails and reads no rows, because debuggers and notebooks call it at any moment."""
+        try:
+            return f"<{self.describe()}: {', '.join(self.schema.names)}>"
+        except EvertideError as error:
+            return f"<View {self.name}: {error.message}>"
+
+    def _open(self) -> Shard:
+        return self._collections.members().open_collection(self.name)
+
+    def _warn_of_stale(self) -> None:
+        if self._time is None:
+            self._collections.warn_of_stale([self.name])
 
 
 class Collections:
@@ -91,11 +114,11 @@ class Collections:
         tables = [name for name, table in definition.tables.items() if table.is_declared and table.shard]
         return [*tables, *definition.views, ERRORS]
 
-    def view(self, name: str) -> ReadableCollection:
+    def view(self, name: str) -> View:
         known = {one.lower(): one for one in self.names()}
         if name.lower() not in known:
             self.members().open_collection(name)  # raises with the reason
-        return ReadableCollection(self, known.get(name.lower(), name))
+        return View(self, known.get(name.lower(), name))
 
     def find_time(self) -> int:
         """The last committed transaction; -1 if there is none."""
@@ -140,7 +163,7 @@ class Collections:
 
     def make_frame(self, rows: pa.Table) -> Any:
         if self._to_frame is None:
-            raise InvalidInput(where="to_df", why="a reader has no Spark session for DataFrames; use to_arrow")
+            raise InvalidInput(where="to_spark", why="a reader has no Spark session for DataFrames; use to_arrow")
         return self._to_frame(rows)
 
     def find_common_time(self, names: Iterable[str]) -> int:

@@ -21,14 +21,14 @@ from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
 from pyspark.java_gateway import launch_gateway
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from evertide.errors import InvalidInput, NotAllowedNow
 from evertide.plan.catalyst.failure import describe_error
 from evertide.plan.catalyst.network import REMEDY, bind_to_loopback, find_exposure, make_network_settings
 from evertide.scratch import using_scratch
 
-__all__ = ["SETTINGS", "TOP_SETTINGS", "Session", "SparkSession", "open_session"]
+__all__ = ["SETTINGS", "TOP_SETTINGS", "DataFrame", "Session", "SparkSession", "open_session"]
 
 logger = logging.getLogger(__name__)
 

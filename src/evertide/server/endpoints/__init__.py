@@ -10,7 +10,7 @@ journal       /v1/transactions, /v1/journal, /v1/errors
 events        /v1/events
 control       /v1/pause, /v1/resume, /v1/views/{name}/retry
 shapes        /v1/shapes
-content       rows of a collection at a time, and changes, as tables
+content       the rows and columns that a request selects
 formats       rows as JSON, CSV, Arrow or Parquet, and their columns
 history       the transactions that this process saw, and their durations
 """

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any
 
@@ -26,13 +25,13 @@ from starlette.responses import Response
 
 from evertide.errors import EvertideError, Forbidden, InvalidInput
 from evertide.media import ARROW, JSON, LINES
-from evertide.pgexpr.clause import conjoin_both
 from evertide.pgexpr.restriction import Restriction, read_restriction
 from evertide.pipeline.pipeline import Pipeline
-from evertide.pipeline.reading.collections import ReadableCollection
+from evertide.pipeline.reading.collections import View
+from evertide.pipeline.reading.content import CollectionContent, read_changes
 from evertide.rows.changes import DIFF, TIME, make_changes_schema
 from evertide.server.endpoints.collections import find_declared_name
-from evertide.server.endpoints.content import CollectionContent, read_changes, select_content
+from evertide.server.endpoints.content import select_content
 from evertide.server.endpoints.formats import ROW_FORMATS, Column, encode_rows
 from evertide.server.http.answers import answer_head, answer_stream, choose_media, make_content_headers
 from evertide.server.http.endpoint import BYTES, Endpoint
@@ -131,8 +130,9 @@ class RowEndpoints:
             view = view.as_of(query.as_of)
         shard = self._pipeline.collections.members().open_collection(declared)
         columns = [each.strip() for each in query.columns.split(",") if each.strip()]
-        content = select_content(view, shard, columns, query.where, query.params)
-        return replace(content, where=conjoin_both(restriction.clause(declared, shard.schema), content.where))
+        allowed = restriction.clause(declared, shard.schema)
+        where, params = query.where, query.params
+        return select_content(view, shard, columns=columns, where=where, params=params, allowed=allowed)
 
     def _find_stale(self, name: str) -> list[str]:
         collections = self._pipeline.collections
@@ -191,7 +191,7 @@ class RowEndpoints:
         tables = read_changes(shard, lower, upper) if lower < upper else iter(())
         return last, make_changes_schema(shard.schema), tables if clause is None else map(clause.filter_rows, tables)
 
-    def _wait(self, view: ReadableCollection, shard: Shard, last: int, limit_s: float) -> int:
+    def _wait(self, view: View, shard: Shard, last: int, limit_s: float) -> int:
         """The time of the view, as soon as it is above `last`, or after `limit_s`, or when the server stops.
 
         Raise an error if storage is away.

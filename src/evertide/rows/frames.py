@@ -1,0 +1,95 @@
+"""Converts rows between Arrow and the data frames of pandas, polars and Spark.
+
+1. pandas and polars are optional: a conversion imports the library when it is called, and says how to install it.
+2. No value is rounded. In pandas, a column of integers or booleans that has NULL gets a nullable type instead of floats
+   or objects. A date that Python lacks is a text (`evertide.rows.python_rows`).
+3. In a pandas frame NaN means a missing value, so a NaN that is pushed from pandas becomes NULL.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib import import_module
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.types as kinds
+
+from evertide.errors import InvalidInput, NotAllowedNow
+from evertide.rows.python_rows import to_python_rows
+from evertide.rows.utf8 import replace_invalid_utf8
+
+__all__ = ["from_frame", "to_pandas", "to_polars"]
+
+
+def from_frame(given: Any, where: str) -> Any:
+    """A data frame of any library, or an Arrow batch or reader, as an Arrow table; anything else unchanged."""
+    if isinstance(given, pa.Table):
+        return given
+    if hasattr(given, "toArrow"):  # Spark
+        return given.toArrow()
+    if type(given).__module__.partition(".")[0] == "pandas":
+        return _from_pandas(given, where)
+    if hasattr(given, "collect_schema") and hasattr(given, "collect"):  # a lazy frame of polars
+        given = given.collect()
+    return pa.table(given) if hasattr(given, "__arrow_c_stream__") or isinstance(given, pa.RecordBatch) else given
+
+
+def _from_pandas(frame: Any, where: str) -> Any:
+    """A named index becomes columns; one without names only numbers the rows."""
+    if not hasattr(frame, "columns"):
+        raise InvalidInput(where=where, why=f"expected a DataFrame of pandas, not a {type(frame).__name__}")
+    if all(name is not None for name in frame.index.names):
+        frame = frame.reset_index()
+    try:
+        return pa.Table.from_pandas(frame, preserve_index=False)
+    except (pa.ArrowException, TypeError, ValueError):  # Arrow infers types, and the table's own may fit
+        return frame.astype(object).where(frame.notna(), None).to_dict("records")
+
+
+def to_pandas(rows: pa.Table) -> Any:
+    pandas = _import("pandas")
+    rows = replace_invalid_utf8(rows)
+    frame = pandas.DataFrame({at: _to_series(column, pandas) for at, column in enumerate(rows.columns)})
+    frame.columns = rows.schema.names
+    return frame
+
+
+def _to_series(column: Any, pandas: Any) -> Any:
+    kind = column.type
+    if column.null_count and (kinds.is_integer(kind) or kinds.is_boolean(kind)):
+        name = "boolean" if kinds.is_boolean(kind) else f"{'U' * kinds.is_unsigned_integer(kind)}Int{kind.bit_width}"
+        return column.to_pandas(types_mapper={kind: pandas.api.types.pandas_dtype(name)}.get)
+    try:
+        if not kinds.is_nested(kind):  # pandas would make floats of integers beside NULL in a list
+            return column.to_pandas()
+    except (pa.ArrowException, OverflowError, ValueError):
+        pass
+    values = [row["value"] for row in to_python_rows(pa.table({"value": column}))]
+    return pandas.Series(values, dtype=object)
+
+
+def to_polars(rows: pa.Table) -> Any:
+    polars = _import("polars")
+    names = list(_make_names_unique(rows.schema.names))
+    return polars.from_arrow(replace_invalid_utf8(rows).rename_columns(names))
+
+
+def _make_names_unique(names: list[str]) -> Iterator[str]:
+    """A column of polars needs a name of its own: the second `a` of a query is `a_2`."""
+    seen: set[str] = set()
+    for name in names:
+        number, found = 1, name
+        while found in seen:
+            number += 1
+            found = f"{name}_{number}"
+        seen.add(found)
+        yield found
+
+
+def _import(library: str) -> Any:
+    try:
+        return import_module(library)
+    except ModuleNotFoundError as error:
+        why = f"the package is missing; install it with `pip install 'evertide[{library}]'`"
+        raise NotAllowedNow(where=library, why=why) from error

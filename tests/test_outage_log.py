@@ -34,7 +34,7 @@ def test_an_outage_is_logged_when_it_changes(caplog: pytest.LogCaptureFixture) -
     assert first.startswith("could not write: ")
     assert "no answer after 0 ms" in first
     assert "refused after 0 ms" in changed
-    assert end == "could not write: this ended after 20.0 s"
+    assert end == "recovered after 20.0 s: could not write"
     outage.note(away(1))
     assert len(caplog.messages) == 4, "it begins again"
 
@@ -48,5 +48,5 @@ def test_a_failure_of_background_work_is_logged_when_it_changes(caplog: pytest.L
     failures.remove("compaction")
     assert [message.split(":")[0] for message in caplog.messages] == [
         "compaction failed, will retry",
-        "compaction succeeded again, after 20.0 s",
+        "compaction succeeded again; it had failed for 20.0 s",
     ]

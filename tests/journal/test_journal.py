@@ -186,7 +186,7 @@ def test_a_new_generation_may_add_and_remove_sources(host: Host) -> None:
     assert host.journal.positions() == {"a": "2", "c": "8"}
     with pytest.raises(Conflict, match="source 'a'"):
         host.journal.bind({"a": Input("1", "2")}, Generation(3), host.writer)
-    with pytest.raises(GenerationMoved, match=r"transaction 1 has generation 2; this writer knows only 1"):
+    with pytest.raises(GenerationMoved, match=r"transaction 1 has generation 2; this writer still has generation 1"):
         host.bind({}, generation=1)
 
 
@@ -377,7 +377,7 @@ def test_a_commit_that_lost_the_race_writes_neither(site: Site) -> None:
         host.append_with(shard, {1: 1}, 0, write)
     assert content_of(host.open(), 0) == {5: 1}
     assert host.journal.read_outcome(0) == peer.outcome(0)
-    with pytest.raises(Conflict, match="a peer has committed transaction 0; the next one is 1"):
+    with pytest.raises(Conflict, match="a peer has committed transaction 0; the next transaction to commit is 1"):
         host.journal.make_commit_write(host.outcome(0))
 
 
@@ -387,7 +387,7 @@ def test_commits_come_in_order_and_after_the_bind(host: Host) -> None:
         host.journal.make_commit_write(host.outcome(0))
     host.bind_rows(1)
     host.bind_rows(2)
-    with pytest.raises(Unexpected, match="transaction 0 must be committed first"):
+    with pytest.raises(Unexpected, match="cannot commit transaction 1: the next transaction to commit is 0"):
         host.journal.make_commit_write(host.outcome(1))
     assert host.journal.make_commit_write(host.outcome(0)).expected == 0
 

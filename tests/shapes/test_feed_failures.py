@@ -92,7 +92,7 @@ def test_a_collection_that_cannot_be_read_stops_and_others_continue(
         monkeypatch.setattr(Shard, "changes", missing)
         s.push(rows=[order(2)])
         s.service.shapes.follow()
-        assert "the shapes of 'orders' get no changes" in caplog.text
+        assert "the feed of collection 'orders' is stalled" in caplog.text
         answer = s.get(offset=broken.offset, handle=broken.handle)
         assert (answer.status, answer.body["error_code"]) == (503, "blob_missing")
         assert "parts/x" in answer.body["path"]

@@ -71,8 +71,8 @@ def check_exclusive(place: StorageContext, own: str = "") -> None:
         ttl_s = known.ttl_s if known is not None else place.settings.writer_ttl_s
         is_silent = beat is None or place.runtime.wall_s() - beat.beat_at_s > ttl_s
         if not is_silent and not (known is not None and known.has_ended()):
-            who = f"{known.label or 'no label'}, {known.host}, pid {known.pid}" if known else "its record is damaged"
-            why = f"writer {writer} ({who}) is registered; stop it, or wait until it has been silent for {ttl_s:.0f} s"
+            name = f"{known.label or 'no label'}, {known.host}, pid {known.pid}" if known else "its record is damaged"
+            why = f"writer {writer} ({name}) is registered; stop it, or wait until it has been silent for {ttl_s:.0f} s"
             raise NotAllowedNow(where=meta.path(CHECKPOINTS), why=why)
         writes = [Write(key, record.seqno, None)]
         if last is not None:

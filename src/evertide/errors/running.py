@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from evertide.errors.base import EvertideError
@@ -22,7 +23,13 @@ __all__ = [
     "SystemRefused",
     "Unexpected",
     "ViewFailed",
+    "name_views",
 ]
+
+
+def name_views(views: Collection[str]) -> str:
+    """`view a` or `views a, b`: the views as errors and logs name them."""
+    return f"{'view' if len(views) == 1 else 'views'} {', '.join(views)}"
 
 
 class ScratchUnavailable(Unavailable):
@@ -57,7 +64,7 @@ class Recomputing(Unavailable):
 
     error_code = "recomputing"
     summary = "The state of views has diverged several times; Evertide waits before it recomputes it"
-    message_format = "{path}: the state has diverged several times, and waits before it is recomputed: {why}"
+    message_format = "{path}: {why}"
     remedy = (
         "Evertide recomputes it. Compare the versions of the replicas, and send us the evidence (docs/operating.md)."
     )
@@ -171,8 +178,7 @@ class ViewFailed(EvertideError):
     @property
     def message(self) -> str:
         """`views` is empty if only the state of a table is wrong."""
-        names = f"{'view' if len(self.views) == 1 else 'views'} {', '.join(self.views)}: " if self.views else ""
-        return f"{names}{super().message}"
+        return f"{name_views(self.views)}: {super().message}" if self.views else super().message
 
 
 class StateDiverged(ViewFailed):

@@ -46,10 +46,7 @@ class UpperMismatch(Conflict):
     error_code = "upper_mismatch"
     summary = "The shard's upper is not the expected one (I2)"
     message_format = "{where}: the upper is {upper}, not {expected} as expected: {why}"
-    remedy = (
-        "If the upper is higher than expected, a peer wrote these times first: drop the changes. "
-        "If it is lower, earlier changes are missing: read the shard."
-    )
+    remedy = "This call wrote nothing; read the shard before the next append."
 
     expected: int = 0
     upper: int = 0

@@ -31,6 +31,7 @@ from pyspark.errors import PySparkException, PythonException
 from pyspark.sql import SparkSession
 
 from evertide.errors import Damaged, EvertideError, InvalidInput, SparkAway, ViewFailed
+from evertide.errors.running import name_views
 from evertide.flow.aggregates.top import Top
 from evertide.flow.aggregates.totals import Totals
 from evertide.flow.blame import SuspectedFailure, retry_step
@@ -119,11 +120,11 @@ class Circuit:
         """Process one transaction. The first also returns rows that views have without input, such as a count of 0."""
         if self._failed is not None:
             why = f"a transaction was applied only in part, because of {self._failed!r}"
-            raise Damaged(path=f"state of the views {', '.join(self.views)}", why=why) from self._failed
+            raise Damaged(path=f"state of {name_views(self.views)}", why=why) from self._failed
         try:
             found = self._compute(deltas)
         except SuspectedFailure as error:
-            logger.warning("retrying the views %s, which could not be computed: %s", error.views, error.why)
+            logger.warning("%s could not be computed, retrying: %s", name_views(error.views), error.why)
             found = retry_step(error, self._retry, self._check_spark, deltas)
         self._apply_deltas()
         return found

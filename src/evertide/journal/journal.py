@@ -187,8 +187,8 @@ class Journal:
         head = self._committed.head()
         expected = head.value.time + 1 if head else 0
         if expected != time:
-            why = f"transaction {expected} is the next to be committed"
-            raise Conflict(where=f"{self._committed.path}, transaction {time}", why=why)
+            why = f"the commit must precede transaction {time}, but the next transaction to commit is {expected}"
+            raise Conflict(where=self._committed.path, why=why)
         return Guard(COMMITTED, head.number if head else 0)
 
     def make_commit_write(self, committed: Committed) -> Write:
@@ -198,14 +198,15 @@ class Journal:
         """
         head = self._committed.head()
         expected = head.value.time + 1 if head else 0
-        where = f"{self._committed.path}, transaction {committed.time}"
-        if committed.time < expected:
-            why = f"a peer has committed transaction {committed.time}; the next one is {expected}"
+        where, time = self._committed.path, committed.time
+        if time < expected:
+            why = f"a peer has committed transaction {time}; the next transaction to commit is {expected}"
             raise Conflict(where=where, why=why)
-        if committed.time > expected:
-            raise Unexpected(where=where, why=f"transaction {expected} must be committed first")
-        if committed.time >= self.upper:
-            raise Unexpected(where=where, why=f"transaction {committed.time} is not bound (I7)")
+        if time > expected:
+            why = f"cannot commit transaction {time}: the next transaction to commit is {expected}"
+            raise Unexpected(where=where, why=why)
+        if time >= self.upper:
+            raise Unexpected(where=where, why=f"transaction {time} is not bound (I7)")
         return Write(COMMITTED, head.number if head else 0, seal(committed))
 
     def read_producers_before(self, time: int) -> dict[str, tuple[int, int]]:
@@ -272,7 +273,7 @@ def check_inputs(
     if last is None:
         return
     if generation < last.generation:
-        why = f"transaction {last.time} has generation {last.generation}; this writer knows only {generation}"
+        why = f"transaction {last.time} has generation {last.generation}; this writer still has generation {generation}"
         raise GenerationMoved(writer=writer, why=why)
     if generation == last.generation and inputs.keys() != last.inputs.keys():
         why = f"the input has the sources {sorted(inputs)}, but generation {generation} has {sorted(last.inputs)}"

@@ -98,12 +98,12 @@ class StagingArea:
         try:
             content = retry_read(lambda: self._blob.get(staged.key), self._runtime, self._settings)
         except BlobMissing as error:
-            raise BlobMissing(path=path, why=f"it held {content_text}: {error.why}") from error
+            raise BlobMissing(path=path, why=f"it stored {content_text}: {error.why}") from error
         found = xxhash.xxh3_128_hexdigest(content)
         if len(content) != staged.bytes or found != staged.checksum:
-            why = f"it held {content_text}: {staged.bytes} bytes were stored, {len(content)} are left"
+            why = f"it stored {content_text}: {staged.bytes} bytes were stored, {len(content)} are left"
             if len(content) == staged.bytes:
-                why = f"it held {content_text}: the checksum does not match the content"
+                why = f"it stored {content_text}: the checksum does not match the content"
             raise BlobDamaged(path=path, why=why, expected=staged.checksum, found=found)
         return _decode(content, staged, path, content_text)
 
@@ -188,11 +188,11 @@ def _decode(content: bytes, staged: Staged, path: str, content_text: str) -> pa.
             _check_version(metadata.pop(_FORMAT_KEY, b""), path)
             rows = stream.read_all().replace_schema_metadata(metadata or None)
     except pa.ArrowException as error:
-        raise BlobDamaged(path=path, why=f"it held {content_text}, and cannot be decoded: {error}") from error
+        raise BlobDamaged(path=path, why=f"it stored {content_text} and cannot be decoded: {error}") from error
     if rows.num_rows != staged.rows:
         raise BlobDamaged(
             path=path,
-            why=f"it held {content_text}; the row count differs",
+            why=f"it stored {content_text}; the row count differs",
             expected=str(staged.rows),
             found=str(rows.num_rows),
         )

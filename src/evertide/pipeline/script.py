@@ -86,7 +86,7 @@ def _read_fields(spec: Path) -> Mapping[str, Any]:
         fields = yaml.safe_load(_read_text(spec))
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        at = f", line {mark.line + 1}" if mark is not None else ""
+        at = f":{mark.line + 1}" if mark is not None else ""
         why = f"the file is not valid YAML: {getattr(error, 'problem', None) or 'it cannot be parsed'}"
         raise InvalidInput(where=f"{spec}{at}", why=why) from error
     if not isinstance(fields, dict):

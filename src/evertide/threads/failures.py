@@ -55,7 +55,7 @@ class Failures:
         with self._lock:
             known = self._failures.pop(work, None)
         if known is not None:
-            logger.warning("%s succeeded again, after %.1f s", work, self._runtime.wall_s() - known.since_s)
+            logger.warning("%s succeeded again; it had failed for %.1f s", work, self._runtime.wall_s() - known.since_s)
 
     def is_failing(self, work: str) -> bool:
         return work in self._failures

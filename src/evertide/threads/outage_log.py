@@ -21,7 +21,7 @@ class OutageLog:
     """Used by one thread."""
 
     def __init__(self, logger: logging.Logger, what: str, runtime: Runtime) -> None:
-        """`what` says what fails, as the beginning of each line."""
+        """`what` says what fails."""
         self._logger = logger
         self._what = what
         self._clock = runtime.monotonic_s
@@ -40,7 +40,7 @@ class OutageLog:
         """Note that the work succeeded."""
         if self._error is not None:
             self._error = None
-            self._logger.warning("%s: this ended after %.1f s", self._what, self._clock() - self._since_s)
+            self._logger.warning("recovered after %.1f s: %s", self._clock() - self._since_s, self._what)
 
 
 def is_same_reason(one: EvertideError, other: EvertideError) -> bool:

@@ -146,7 +146,7 @@ def test_errors_name_the_mistake_and_not_the_secret(tmp_path: Path, content: Any
 def test_a_line_that_has_a_field_twice_is_refused(tmp_path: Path) -> None:
     """Fails if the last one counts: a reader of the file may see another role than the token's."""
     twice = f'{{"name": "a", "role": "read", "token": "{TEXT}", "role": "admin"}}'
-    with pytest.raises(InvalidInput, match=r"line 1.*repeats the name 'role'"):
+    with pytest.raises(InvalidInput, match=r"t:1: .*repeats the name 'role'"):
         load_tokens(write_tokens(tmp_path / "t", twice))
 
 

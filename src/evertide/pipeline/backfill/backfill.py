@@ -28,6 +28,7 @@ from evertide.errors import (
     UpperMismatch,
     ViewFailed,
 )
+from evertide.errors.running import name_views
 from evertide.observer import FailureEvent
 from evertide.pipeline.definition import AwayReason, find_tables_under, make_shard_name, mark_redefined
 from evertide.pipeline.engine import Cohort
@@ -124,7 +125,7 @@ class Backfill:
 
     def run(self, is_stopping: IsStopping = never_stopping) -> None:
         """Run until the views are members, or have failed."""
-        waiting = OutageLog(logger, f"the backfill of the views {self._left} waits for storage", self._runner.runtime)
+        waiting = OutageLog(logger, f"the backfill of {name_views(self._left)} waits for storage", self._runner.runtime)
         try:
             with self._turn:
                 self._time = self._runner.time
@@ -139,18 +140,14 @@ class Backfill:
                         waiting.end()
                         break
                 except (GenerationMoved, UpperMismatch) as error:
-                    logger.info(
-                        "a peer committed while the views %s were about to join; catching up again: %s",
-                        self._left,
-                        error,
-                    )
+                    self._log_behind(error)
                     self._is_behind = True
                 except (Unavailable, OutcomeUnknown) as error:
                     waiting.note(error)
                     if not self._wait():
                         raise
         except Stopped:
-            logger.info("the pipeline closes; the next start computes the views %s", self._left)
+            logger.info("the pipeline closes; the next start computes %s", name_views(self._left))
         finally:
             self._release()
             self._give_up()
@@ -268,21 +265,24 @@ class Backfill:
             self._is_joining = True
             runner.change(guards=[guard], views=views)
         except Conflict as error:
-            logger.info("a peer committed before the views %s joined; catching up again: %s", self._left, error)
+            self._log_behind(error)
             self._is_joining = False
             return False
         if self._cohort is not None and self._left:
             runner.machine.add(self._cohort)
-            logger.info("the views %s are computed, and join with transaction %d", self._left, runner.time)
+            logger.info("hydrated %s: members from transaction %d on", name_views(self._left), runner.time)
         self._progress("backfill", len(self._left), len(self._left))
         self._finalize([before[name].shard for name in self._left if name in before and before[name].shard])
         self._finalize([self._shards[name].name for name in self._away if name in self._shards])
         return True
 
+    def _log_behind(self, error: EvertideError) -> None:
+        logger.info("a peer committed before %s joined; catching up again: %s", name_views(self._left), error)
+
     def _finalize(self, shards: Collection[str]) -> None:
         """Finalize shards that are no longer needed. If this fails, the next opening does it."""
         runner = self._runner
-        with log_failure(f"could not finalize the shards {shards}; the next start does"):
+        with log_failure(f"could not finalize the shards {', '.join(shards)}; the next start finalizes them"):
             held = find_shards_of_sinks(runner.meta, runner.runtime, runner.settings) if shards else ()
             for name in shards:
                 if name not in held:  # else its sink finalizes it

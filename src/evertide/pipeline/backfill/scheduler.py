@@ -30,6 +30,7 @@ from evertide.errors import (
     Unavailable,
     ViewFailed,
 )
+from evertide.errors.running import name_views
 from evertide.pipeline.backfill.backfill import Backfill
 from evertide.pipeline.definition import find_tables_under
 from evertide.pipeline.state.divergence import RecomputationBackoff, list_divergences
@@ -184,7 +185,7 @@ class BackfillScheduler:
         try:
             self._try(views)
         except EvertideError as error:
-            logger.exception("the backfill of the views %s failed", views)
+            logger.exception("the backfill of %s failed", name_views(views))
             self._failed(error)
         except BaseException:  # the thread ends and reports the error; the views are due again
             self._due.update(views)
@@ -196,10 +197,10 @@ class BackfillScheduler:
             self._run(views)
             self._stuck = {name: one for name, one in self._stuck.items() if name not in views}
         except _TRANSIENT as error:
-            logger.warning("the backfill of the views %s failed, will retry: %s", views, error)
+            logger.warning("the backfill of %s failed, will retry: %s", name_views(views), error)
             self._due.update(views)
         except Damaged as error:
-            logger.exception("the backfill of the views %s failed, will retry", views)
+            logger.exception("the backfill of %s failed, will retry", name_views(views))
             runtime, settings = self._runner.runtime, self._runner.settings
             for name in views:
                 why = f"view {name!r} cannot be computed from the tables: {error.message}"

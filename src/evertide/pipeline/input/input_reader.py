@@ -132,7 +132,8 @@ class InputReader:
         if (known := self.stalled.pop(name, None)) is not None:
             self._errors.pop(name, None)
             lasted_s = self._context.runtime.wall_s() - known.since_s
-            logger.warning("%s continues, after %.1f s", f"source {name!r}" if name else "the pipeline", lasted_s)
+            what = f"source {name!r}" if name else "the pipeline"
+            logger.warning("%s is running again; it was %s for %.1f s", what, known.state, lasted_s)
 
 
 def _is_staged(fragments: Iterable[Fragment]) -> bool:

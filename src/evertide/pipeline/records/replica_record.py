@@ -142,7 +142,7 @@ class ReplicaReporter(Ticker):
                 if is_over(key.removeprefix(prefix), alive):
                     commit_until_known(self._meta, [Write(key, head.seqno, None)], (), self._runtime, self._settings)
         except EvertideError as error:
-            logger.warning("could not delete the status records of replicas that are gone: %s", error)
+            logger.warning("could not delete the status records of replicas that have ended: %s", error)
 
 
 def read_replica_statuses(

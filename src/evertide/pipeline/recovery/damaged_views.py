@@ -16,6 +16,7 @@ import msgspec
 
 from evertide.checkpoint.context import CollectionKind
 from evertide.errors import Damaged, EvertideError, InvalidInput
+from evertide.errors.running import name_views
 from evertide.pipeline.definition import (
     AwayReason,
     Definition,
@@ -180,5 +181,5 @@ def set_unreadable_views_aside(
     if not unreadable:
         return ()
     names = PipelineCollections(shards.meta, runtime, settings).recompute(unreadable, writer)
-    logger.error("recomputing the views %s from the tables: %s", list(names), "; ".join(unreadable.values()))
+    logger.error("recomputing %s from the tables: %s", name_views(names), "; ".join(unreadable.values()))
     return names

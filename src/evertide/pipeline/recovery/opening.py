@@ -24,6 +24,7 @@ import pyarrow as pa
 
 from evertide.checkpoint.publication import RestoredCheckpoint
 from evertide.errors import CheckpointDamaged, Conflict, ViewFailed
+from evertide.errors.running import name_views
 from evertide.journal.records import Input
 from evertide.journal.replay import check_replay, check_times
 from evertide.observer import TransactionOrigin
@@ -85,9 +86,9 @@ def open_in_role(
     while not leadership.try_acquire():
         leader, is_read_only = leadership.read_registration(), role is ProcessRole.READ_ONLY
         if context.journal.committed_upper and (leader is not None or is_read_only):
-            who = f"process {leader.pid} on {leader.host}" if leader is not None else "no process"
-            logger.info("%s leads; this process follows", who)
-            return open_follower(context, who, is_read_only=is_read_only)
+            name = f"process {leader.pid} on {leader.host}" if leader is not None else "no process"
+            logger.info("%s leads; this process follows", name)
+            return open_follower(context, name, is_read_only=is_read_only)
         stopping.wait(context.settings.poll_interval_s)
     logger.info("this process leads")
     return open_runner(context)
@@ -222,7 +223,10 @@ def _select_state(
     state = unseal(restored.state, MachineState, f"state of checkpoint {restored.entry.number}")
     moved = [name for name in tables if name in state.shards and known.tables[name].shard != state.shards[name]]
     if moved:
-        logger.warning("the checkpoint has other shards of the tables %s; computing all state from tables", moved)
+        logger.warning(
+            "the checkpoint refers to earlier shards of the tables %s; computing all state from the tables",
+            ", ".join(moved),
+        )
         return None
     return state
 
@@ -264,7 +268,7 @@ def _hydrate_missing(runner: Runner, stable: Mapping[str, ViewRecord], progress:
     missing = [name for name in stable if name not in here]
     if not missing:
         return
-    logger.warning("computing the state of the views %s from the tables", missing)
+    logger.warning("computing the state of %s from the tables", name_views(missing))
     progress("rebuild", 0, len(missing))
     digests, left, cohort = ContentDigests(), missing, None
     while left and cohort is None:

@@ -25,6 +25,7 @@ from evertide.errors import (
     Unavailable,
     ViewFailed,
 )
+from evertide.errors.running import name_views
 from evertide.journal.records import Committed
 from evertide.journal.replay import ReplayResult, ReplayStretch, check_replay
 from evertide.observer import TransactionOrigin
@@ -258,10 +259,11 @@ class PeerFollower:
         views, now_s = sorted(runner.lost_views), runner.runtime.monotonic_s()
         wait_s = self._backoff.wait_s(now_s)
         if wait_s:
-            why = f"{runner.lost[0].why}; attempt {self._backoff.tries + 1} follows in {wait_s:.0f} s"
-            raise Recomputing(path=f"state of the views {views}", why=why)
+            why = f"their state has diverged {self._backoff.tries + 1} times within an hour"
+            why = f"{why}; Evertide recomputes it in {wait_s:.0f} s: {runner.lost[0].why}"
+            raise Recomputing(path=name_views(views), why=why)
         self._backoff.note_try(now_s)
-        logger.warning("recomputing the views %s as of transaction %d", views, runner.time - 1)
+        logger.warning("recomputing %s as of transaction %d", name_views(views), runner.time - 1)
         live = runner.definition.live_views()  # a view with a new shard joins when that shard begins
         left = [name for name in views if name in live and live[name].shard == runner.view_shards.get(name)]
         if left:
@@ -272,11 +274,11 @@ class PeerFollower:
                 raise self._note_lost_again(views, error.why) from error
             for wrong in find_differing_views(runner.members, digests.all, left, runner.time).values():
                 runner.machine.store.abandon(cohort)
-                why = f"computed from the tables, {wrong.where} has {wrong.found}, and its shard {wrong.expected}"
+                why = f"recomputed from the tables, {wrong.where} has {wrong.found}, but its shard has {wrong.expected}"
                 raise self._note_lost_again(views, why)
             runner.machine.add(cohort)
         runner.set_lost(())
 
     def _note_lost_again(self, views: Sequence[str], why: str) -> Recomputing:
         self._runner.set_lost([StateDiverged(views=tuple(views), time=self._runner.time - 1, why=why)])
-        return Recomputing(path=f"state of the views {list(views)}", why=why)
+        return Recomputing(path=name_views(views), why=why)

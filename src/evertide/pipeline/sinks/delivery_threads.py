@@ -220,7 +220,7 @@ class DeliveryThreads:
             has_more = lane.delivery.step()
             if lane.problem is not None:
                 lasted_s = self._runtime.wall_s() - lane.problem.since_s
-                logger.warning("sink %r continues, after %.1f s", lane.delivery.name, lasted_s)
+                logger.warning("sink %r is running again; it was stalled for %.1f s", lane.delivery.name, lasted_s)
                 lane.problem = lane.error = None
         return has_more and not self._stopping.is_set()
 
@@ -284,5 +284,5 @@ def _make_failure(sink: str, error: Exception) -> SinkFailed:
     at = error.__traceback__
     while at is not None and at.tb_next is not None:
         at = at.tb_next
-    where = "" if at is None else f"{Path(at.tb_frame.f_code.co_filename).name}, line {at.tb_lineno}"
+    where = "the sink" if at is None else f"{Path(at.tb_frame.f_code.co_filename).name}:{at.tb_lineno}"
     return SinkFailed(sink=sink, where=where, why=f"the connector raised {type(error).__name__}")

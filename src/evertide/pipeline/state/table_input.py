@@ -247,7 +247,10 @@ def fill_unchanged(table_input: TableInput, lookup: Callable[[pa.Table], pa.Tabl
     dead_letters = list(table_input.dead_letters)
     for row, column in bad.items():
         ops[row] = _FAULT
-        why = f"column {column!r} is as it was, but the row that had its value did not fit either, or is not there"
+        why = (
+            f"the upsert leaves column {column!r} unchanged, but the table has no earlier row with this key to take "
+            "the value from"
+        )
         dead_letters.append(
             DeadLetter(
                 table_input.sources[0], _make_fault(table_input.table, rows, row, why, table_input.sources[0]), row

@@ -205,10 +205,12 @@ def find_stall(meta: Meta, journal: Journal, members: Members, runtime: Runtime,
     bound_at_s = journal.read(waiting).bound_at_s
     if runtime.wall_s() - bound_at_s < settings.stall_after_s:
         return None
-    behind = [name for name, shard in members.open_all().items() if shard.upper <= waiting]
+    shards = members.group_by_collection(members.open_all())
+    behind = ", ".join(sorted(name for name, shard in shards.items() if shard.upper <= waiting))
     holder = read_holder(meta)
-    who = f"process {holder.pid} on {holder.host} runs the pipeline" if holder else "no process runs the pipeline"
-    why = f"transaction {waiting} is bound and not committed; the shards {behind} wait for it; {who}"
+    leader = f"process {holder.pid} on {holder.host} runs the pipeline" if holder else "no process runs the pipeline"
+    why = f"transaction {waiting} is bound and not committed; the collections {behind} do not have it yet"
+    why = f"{why}; {leader}"
     remedy = "Check the log of that process; if the process hangs, end it and start it again: nothing is lost."
     return Problem(ComponentState.STALLED, "stalled", why, remedy, bound_at_s)
 
@@ -280,12 +282,12 @@ def _make_source_statuses(
 def _explain_stop(holder: Registration | None, committed: int, bound: int) -> str:
     if bound == 0:
         return "no pipeline ever ran on this storage"
-    who = (
+    ended = (
         f"process {holder.pid} on {holder.host} ended without closing the pipeline"
         if holder
         else "no process runs the pipeline"
     )
-    return f"{who}; the next start completes {bound - committed} bound transactions" if bound > committed else who
+    return f"{ended}; the next start completes {bound - committed} bound transactions" if bound > committed else ended
 
 
 def make_collection_statuses(

@@ -295,7 +295,7 @@ class Runner:
         others = [machine.discard(name, failure.why) for name in views if name not in failure.views]
         parts = [key for one in others if one is not None for key in machine.lost_parts.pop(one.views, ())]
         machine.lost_parts[views] = tuple(parts)
-        why = f"the view failed in a transaction that is committed with it: {failure.why}"
+        why = f"the view fails in replay, although the committed transaction contains it: {failure.why}"
         return StateDiverged(views=views, time=failure.time, why=why)
 
     def discard_view(self, view: str, error: Diverged) -> None:

@@ -62,7 +62,7 @@ def read_environment_tokens(environment: Mapping[str, str], shapes_secret: str =
 
 
 def read_token_file(path: Path, environment: Mapping[str, str]) -> tuple[Token, ...]:
-    where = f"tokens file {str(path)!r}"
+    where = f"tokens file {path}"
     try:
         content = path.read_bytes()
         mode = path.stat().st_mode
@@ -110,11 +110,11 @@ def _read_lines(content: bytes, where: str) -> Iterator[dict[str, Any]]:
         try:
             value = decode_json(msgspec.json.Decoder(), line)
         except RepeatedName as error:
-            raise InvalidInput(where=f"{where}, line {number}", why=str(error)) from error
+            raise InvalidInput(where=f"{where}:{number}", why=str(error)) from error
         except (msgspec.MsgspecError, UnicodeError, RecursionError):
             value = None
         if not isinstance(value, dict):
-            raise InvalidInput(where=f"{where}, line {number}", why="expected a JSON object")
+            raise InvalidInput(where=f"{where}:{number}", why="expected a JSON object")
         yield value
 
 

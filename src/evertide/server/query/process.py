@@ -277,9 +277,10 @@ class _Deadline:
 
 
 def _log_isolation(engine: EngineChoice, isolation: Mapping[str, Mapping[str, str]]) -> None:
-    logger.info("isolation of queries by %s: %s", engine, ", ".join(f"{k} by {v}" for k, v in isolation["has"].items()))
+    mechanisms = ", ".join(f"{what} by {how}" for what, how in isolation["has"].items())
+    logger.info("%s query process isolated: %s", engine, mechanisms)
     for what, why in isolation["lacks"].items():
-        logger.warning("queries by %s run without isolation of %s: %s", engine, what, why)
+        logger.warning("%s query process runs without %s isolation: %s", engine, what, why)
 
 
 def _list_storage_environment() -> dict[str, str]:

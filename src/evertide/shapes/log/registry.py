@@ -236,7 +236,7 @@ class Shapes:
             try:
                 self.wake(self._follow(feed))
             except EvertideError as error:  # other feeds continue; clients of this one get the error
-                logger.debug("the shapes of %r get no changes: %s", feed.subject.name, error)
+                logger.debug("the feed of collection %r is stalled: %s", feed.subject.name, error)
 
     def wake_stale(self) -> None:
         """Wake the clients of feeds that were not followed for too long: they get an error."""
@@ -350,14 +350,14 @@ class Shapes:
 
     def _mark_failed(self, feed: Feed, error: EvertideError) -> None:
         if feed.failure is None:
-            logger.error("the shapes of %r get no changes: %s", feed.subject.name, error)
+            logger.error("the feed of collection %r is stalled: %s", feed.subject.name, error)
         since_s = self.runtime.wall_s() if feed.failure is None else feed.failure.since_s
         feed.note_failure(FeedFailure(error, since_s))
         self.wake([*feed.shapes.values()])
 
     def _mark_recovered(self, feed: Feed) -> None:
         if feed.failure is not None:
-            logger.warning("the shapes of %r get changes again", feed.subject.name)
+            logger.warning("the feed of collection %r is running again", feed.subject.name)
         feed.note_followed(self.runtime.monotonic_s())
 
     def _stale_for_s(self, feed: Feed) -> float:
@@ -436,7 +436,7 @@ class Shapes:
 
 
 def _stale_reason(feed: Feed, stale_for_s: float) -> str:
-    return f"the changes of {feed.subject.name!r} could not be read for {stale_for_s:.0f} s"
+    return f"collection {feed.subject.name!r}: this process has read no changes for {stale_for_s:.0f} s"
 
 
 def _definition_key(shape_request: ShapeRequest) -> tuple[Any, ...]:

@@ -213,7 +213,10 @@ class KafkaSource:
     def _all_partitions(self, topic: Topic, known: Mapping[int, int]) -> dict[int, int]:
         """The offsets of known partitions, and of new ones; at the start, those that the option `start` determines."""
         if known and topic.partitions < len(known):
-            why = f"the topic has {topic.partitions} partitions; {len(known)} were read before"
+            why = (
+                f"the topic has {topic.partitions} partitions, but Evertide has read {len(known)}: "
+                "partitions were removed, or the topic was created again"
+            )
             raise self._changed_failure(self._options.topic, why)
         new = [number for number in range(topic.partitions) if number not in known]
         start = self._options.start if not known else Start(StartKind.EARLIEST)

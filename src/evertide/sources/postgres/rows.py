@@ -275,7 +275,8 @@ def make_staged_table(  # noqa: PLR0917
             _check_nulls(column, np.asarray(made.array.is_null()) & counts, same, reasons)
     for row, mark in same.items():
         if mark.startswith("{") and row - 1 in reasons:
-            reasons.setdefault(row, Reason("the row keeps values of its previous key, which could not be read"))
+            why = "the update changes the key and omits unchanged columns, but the previous key cannot be read"
+            reasons.setdefault(row, Reason(why))
     rows = pa.Table.from_arrays([*arrays, pa.array(ops)], schema=make_rows_schema(declaration))
     if same:
         rows = rows.append_column(SAME, pa.array([same.get(row) for row in range(len(ops))], pa.string()))

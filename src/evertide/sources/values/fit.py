@@ -107,7 +107,8 @@ def fit(
                     found.setdefault(row, Reason(why, field.name))
     for row, one in kept.items():
         if one.is_moved and row - 1 in found:
-            found.setdefault(row, Reason("the row keeps values of its previous key, which could not be read"))
+            why = "the update changes the key and omits unchanged columns, but the previous key cannot be read"
+            found.setdefault(row, Reason(why))
     table = pa.Table.from_arrays([*made, pa.array(ops)], schema=make_rows_schema(declaration))
     if kept:
         marks = [kept[row].encoded if row in kept else None for row in range(len(ops))]

@@ -12,9 +12,8 @@ import msgspec
 
 from evertide.checkpoint.catalog import Checkpoints
 from evertide.checkpoint.context import StorageContext
-from evertide.checkpoint.manifest import StateFile, make_state_file
 from evertide.checkpoint.publication import Draft, RestoredCheckpoint
-from evertide.checkpoint.records import CatalogEntry
+from evertide.checkpoint.records import CatalogEntry, StateFile, make_state_file
 from evertide.runtime import Runtime
 from evertide.settings import Settings
 from evertide.shard.shard import Shard

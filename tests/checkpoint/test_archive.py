@@ -13,8 +13,7 @@ import pytest
 from evertide.checkpoint.archive import export, import_archive
 from evertide.checkpoint.context import StorageContext
 from evertide.checkpoint.fsck import check
-from evertide.checkpoint.manifest import Manifest, manifest_key
-from evertide.checkpoint.records import read_holds
+from evertide.checkpoint.records import Manifest, manifest_key, read_holds
 from evertide.errors import (
     ArchiveDamaged,
     BlobDamaged,

@@ -10,11 +10,12 @@ import xxhash
 
 from evertide.checkpoint.context import StorageContext
 from evertide.checkpoint.fsck import Report, check
-from evertide.checkpoint.manifest import manifest_key
+from evertide.checkpoint.records import manifest_key
 from evertide.checkpoint.verification import Progress
 from evertide.errors import RecordDamaged, UnsupportedFormat
 from evertide.journal.records import Bound, Committed, Input, Staged
 from evertide.store import MemoryMeta, Write, open_storage
+from evertide.store.meta import seal
 from evertide.store.open import open_for_repair
 from evertide.store.paths import (
     CHECKPOINTS,
@@ -34,7 +35,6 @@ from evertide.store.paths import (
     state_part_key,
     writer_key,
 )
-from evertide.store.sealed import seal
 from evertide.types import Generation, Time
 from tests.checkpoint.kit import SHARDS, TTL_S, Memory, Process, Watched, each_step
 from tests.kit.runtime import ManualRuntime

@@ -9,13 +9,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from evertide.checkpoint.manifest import manifest_key
-from evertide.checkpoint.records import Catalog, read_catalog, read_holds
+from evertide.checkpoint.records import Catalog, manifest_key, read_catalog, read_holds
 from evertide.errors import BlobMissing, Damaged, Fenced, RecordDamaged
 from evertide.shard.maintenance import Maintenance
 from evertide.store import Write
+from evertide.store.meta import seal
 from evertide.store.paths import CHECKPOINTS, Name, beat_key, checkpoint_key, restoring_key, state_part_key, writer_key
-from evertide.store.sealed import seal
 from tests.checkpoint.kit import SHARDS, TTL_S, Memory, Process
 from tests.shard.hosts import HookedBlob
 

@@ -8,9 +8,16 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from evertide.checkpoint.manifest import Manifest, StateFile, decode_manifest, encode_manifest
-from evertide.checkpoint.records import Catalog, CatalogEntry, RestoreHold
-from evertide.store.sealed import seal, unseal
+from evertide.checkpoint.records import (
+    Catalog,
+    CatalogEntry,
+    Manifest,
+    RestoreHold,
+    StateFile,
+    decode_manifest,
+    encode_manifest,
+)
+from evertide.store.meta import seal, unseal
 from evertide.types import Generation, Time
 from tests.shard.test_golden import golden
 

@@ -11,15 +11,14 @@ import pytest
 
 from evertide.checkpoint.context import StorageContext
 from evertide.checkpoint.fsck import LOST, check
-from evertide.checkpoint.manifest import manifest_key
-from evertide.checkpoint.records import read_catalog
+from evertide.checkpoint.records import manifest_key, read_catalog
 from evertide.checkpoint.repair import RepairReport, repair
 from evertide.errors import CheckpointDamaged, NotAllowedNow, RecordDamaged
 from evertide.journal.records import Bound, Committed
 from evertide.store import Write, open_storage
+from evertide.store.meta import unseal
 from evertide.store.open import open_for_repair
 from evertide.store.paths import CHECKPOINTS, COMMITTED, FORMAT, JOURNAL, PIPELINE, STORAGE, checkpoint_key
-from evertide.store.sealed import unseal
 from evertide.store.writers import read_generation
 from evertide.types import Generation
 from tests.checkpoint.kit import SHARDS, TTL_S, Memory, Process

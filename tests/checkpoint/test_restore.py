@@ -10,8 +10,14 @@ import pickle
 import msgspec
 import pytest
 
-from evertide.checkpoint.manifest import decode_manifest, make_state_file, manifest_key
-from evertide.checkpoint.records import Catalog, read_catalog, read_holds
+from evertide.checkpoint.records import (
+    Catalog,
+    decode_manifest,
+    make_state_file,
+    manifest_key,
+    read_catalog,
+    read_holds,
+)
 from evertide.errors import (
     CheckpointDamaged,
     EvertideError,
@@ -20,8 +26,8 @@ from evertide.errors import (
     Unavailable,
     UnsupportedFormat,
 )
+from evertide.store.meta import seal
 from evertide.store.paths import CHECKPOINTS, checkpoint_key, restoring_key
-from evertide.store.sealed import seal
 from tests.checkpoint.kit import TTL_S, Memory, Process, Watched
 from tests.shard.hosts import HookedBlob, LateMeta
 

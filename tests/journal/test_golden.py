@@ -27,7 +27,7 @@ from evertide.journal.producers import Producer
 from evertide.journal.records import Bound, Committed, Content, Input, Place, ProducerNumber, Staged
 from evertide.settings import Settings
 from evertide.store import MemoryBlob, MemoryMeta
-from evertide.store.sealed import seal, unseal
+from evertide.store.meta import seal, unseal
 from evertide.store.writers import Writer
 from evertide.types import Generation, Time
 from tests.kit.runtime import ManualRuntime

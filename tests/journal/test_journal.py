@@ -26,8 +26,8 @@ from evertide.journal.journal import Journal
 from evertide.journal.records import Bound, Committed, Input, Staged
 from evertide.journal.staging import StagingArea
 from evertide.store import Meta, Record, Write
+from evertide.store.meta import seal
 from evertide.store.paths import COMMITTED, JOURNAL
-from evertide.store.sealed import seal
 from evertide.store.writers import Writer
 from evertide.types import Generation, Time
 from tests.journal.kit import Host, Site, make_place, rows_of

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from evertide.checkpoint.catalog import Checkpoints
-from evertide.checkpoint.manifest import StateFile
-from evertide.checkpoint.records import CatalogEntry
+from evertide.checkpoint.records import CatalogEntry, StateFile
 from evertide.pipeline.pipeline import Pipeline
 from evertide.runtime import SystemRuntime
 

@@ -22,7 +22,7 @@ from evertide.runtime import SystemRuntime
 from evertide.shard.lease import LeaseRecord
 from evertide.shard.maintenance import Maintenance
 from evertide.store.memory import MemoryMeta
-from evertide.store.meta import Record, Write
+from evertide.store.meta import Record, Write, seal
 from evertide.store.open import FORMAT_VERSION, Storage, open_for_repair, open_storage
 from evertide.store.paths import (
     CHECKPOINTS,
@@ -48,7 +48,6 @@ from evertide.store.paths import (
     state_prefix,
     writer_key,
 )
-from evertide.store.sealed import seal
 from evertide.store.writers import Beat, Writer
 from evertide.types import SequenceNumber, Time
 from tests.pipeline.kit import SETTINGS, crash, open_pipeline, rows_of, storage

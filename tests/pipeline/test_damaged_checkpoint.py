@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from evertide.checkpoint.catalog import Checkpoints
-from evertide.checkpoint.manifest import manifest_key
+from evertide.checkpoint.records import manifest_key
 from evertide.errors import BlobMissing
 from evertide.journal.journal import Journal
 from evertide.pipeline.pipeline import Pipeline

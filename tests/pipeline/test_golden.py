@@ -18,7 +18,7 @@ from evertide.pipeline.records.state_record import PipelineStateRecord
 from evertide.pipeline.state.machine import CohortState, MachineState
 from evertide.problem import Problem
 from evertide.sources.contract import Lag
-from evertide.store.sealed import seal, unseal
+from evertide.store.meta import seal, unseal
 from evertide.types import Generation, Time
 
 GOLDEN = Path(__file__).parents[1] / "golden"

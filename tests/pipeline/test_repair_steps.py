@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from evertide.checkpoint.fsck import LOST
-from evertide.checkpoint.manifest import Manifest
 from evertide.checkpoint.meta_restore import read_pipeline_file
 from evertide.checkpoint.rebuild import rebuild_shard
+from evertide.checkpoint.records import Manifest
 from evertide.checkpoint.registration import register_for_repair
 from evertide.checkpoint.repair import _Repair, repair
 from evertide.errors import Conflict, Fenced, StorageFull

@@ -22,10 +22,9 @@ from evertide.pipeline.pipeline import Pipeline
 from evertide.pipeline.records.ownership import RUNNING, Leader, ProcessRole, end_registration
 from evertide.pipeline.replicas.leadership import Leadership
 from evertide.runtime import SystemRuntime
-from evertide.store.meta import Meta, Write
+from evertide.store.meta import Meta, Write, seal
 from evertide.store.paths import LEADER, beat_key, writer_key
 from evertide.store.process import this_process
-from evertide.store.sealed import seal
 from evertide.store.writers import Beat, Registration, Writer, end_silent_writers, read_registrations
 from tests.kit.faulty import Fault, Faults, FaultyMeta
 from tests.pipeline.kit import crash, open_pipeline, rows_of, storage

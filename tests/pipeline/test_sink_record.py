@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from evertide.pipeline.sinks.sink_record import SinkRecord
-from evertide.store.sealed import seal, unseal
+from evertide.store.meta import seal, unseal
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "record-sink-v1.bin"
 CUT = GOLDEN.with_name("record-sink-cut-v1.bin")

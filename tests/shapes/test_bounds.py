@@ -17,7 +17,7 @@ from evertide.pgexpr import clause, expressions
 from evertide.pgexpr.clause import Where, parse_where
 from evertide.pgexpr.operators import patterns
 from evertide.runtime import SystemRuntime
-from evertide.shapes.http.admission import Admission
+from evertide.shapes.http.exchange import Admission
 from evertide.shapes.http.subset import _parse_order, _sort_indices
 from evertide.shapes.log import registry
 from evertide.shapes.log.definition import ShapeDefinition
@@ -25,8 +25,7 @@ from evertide.shapes.log.follower import LimitEnforcer, enforce_limits
 from evertide.shapes.log.live import LiveShape
 from evertide.shapes.log.registry import Shapes
 from evertide.shapes.log.snapshot import Snapshots
-from evertide.shapes.protocol.refusals import Refusal
-from evertide.shapes.protocol.requests import Identifier, parse_identifiers, parse_request
+from evertide.shapes.protocol.requests import Identifier, Refusal, parse_identifiers, parse_request
 from tests.servers.postgres import PostgresServer
 from tests.shapes.kit import OPTIONS, Follower, order, shop
 

@@ -15,7 +15,7 @@ from evertide.shapes.log.record import EndRecord, ShapeRecord, estimate_log_rows
 from evertide.shapes.log.record import _key as key_of
 from evertide.shard.parts.part import Part
 from evertide.shard.state import Batch, ShardState
-from evertide.store.sealed import seal, unseal
+from evertide.store.meta import seal, unseal
 from evertide.types import Time
 from tests.shapes.kit import OPTIONS, order, shop
 

@@ -22,10 +22,9 @@ from evertide.runtime import SystemRuntime
 from evertide.shapes.log.numbers import TransactionNumbers, VisibleNumbers
 from evertide.sources.postgres.snapshot import _last_xids as last_xids
 from evertide.store import MemoryMeta
-from evertide.store.meta import Write
+from evertide.store.meta import Write, seal
 from evertide.store.open import Storage, open_storage
 from evertide.store.paths import COMMITTED
-from evertide.store.sealed import seal
 from evertide.types import Time
 from tests.pipeline.kit import NOTES, SETTINGS, crash, open_pipeline, storage
 from tests.shapes.kit import VIEWS, Follower, engine, order, shop

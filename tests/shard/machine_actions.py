@@ -31,8 +31,8 @@ from evertide.shard.lease import LeaseRecord
 from evertide.shard.parts.part import Part
 from evertide.shard.read import Lister, TimeWindow, fetch
 from evertide.shard.shard import Shard
+from evertide.store.meta import unseal
 from evertide.store.paths import lease_prefix, writer_key
-from evertide.store.sealed import unseal
 from evertide.types import Time
 from tests.shard.machine_actors import (
     NOT_HAPPENED,

@@ -21,8 +21,8 @@ from evertide.shard.log import ShardLog
 from evertide.shard.shard import Shards
 from evertide.shard.state import Appended, Finalized, Forgotten, LogEntry, SinceAdvanced
 from evertide.store import MemoryBlob, MemoryMeta
+from evertide.store.meta import unseal
 from evertide.store.paths import GENERATION, lease_key, shard_key, writer_key
-from evertide.store.sealed import unseal
 from evertide.store.writers import Writer
 from tests.kit.faulty import FaultyBlob, FaultyMeta
 from tests.kit.runtime import ManualRuntime

@@ -14,8 +14,8 @@ from evertide.shard.hold import encode_first_holds
 from evertide.shard.shard import Shard, Shards
 from evertide.shard.state import Created, LogEntry
 from evertide.store import MemoryBlob, MemoryMeta, Write
+from evertide.store.meta import seal
 from evertide.store.paths import hold_key, shard_key
-from evertide.store.sealed import seal
 from evertide.store.writers import Writer
 from evertide.types import Time
 from tests.shard.conftest import Storage

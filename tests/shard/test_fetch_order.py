@@ -10,8 +10,8 @@ from evertide.shard.lease import LeaseRecord
 from evertide.shard.shard import Shard, Shards
 from evertide.shard.source import Delivered, Event, Progressed, ShardSource
 from evertide.store import MemoryBlob, MemoryMeta
+from evertide.store.meta import unseal
 from evertide.store.paths import lease_prefix
-from evertide.store.sealed import unseal
 from evertide.types import Time
 from tests.shard.kit import BLOBS, SCHEMA, GateBlob, StillMeta, changes, events_until_still, make_shards, make_writer
 

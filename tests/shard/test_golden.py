@@ -42,7 +42,7 @@ from evertide.shard.state import (
     SinceAdvanced,
 )
 from evertide.store import SqliteMeta, Storage, Write, open_storage
-from evertide.store.sealed import seal, unseal
+from evertide.store.meta import seal, unseal
 from evertide.store.writers import Beat, GenerationRecord, Registration, Writer, read_generation
 from evertide.types import Generation, SequenceNumber, Time
 from tests.kit.runtime import ManualRuntime

@@ -9,8 +9,8 @@ from evertide.shard.lease import Lease, LeaseRecord, read_live_leases
 from evertide.shard.log import ShardLog
 from evertide.shard.shard import Shard
 from evertide.store import Write
+from evertide.store.meta import unseal
 from evertide.store.paths import hold_key, lease_key, lease_prefix
-from evertide.store.sealed import unseal
 from evertide.types import Time
 from tests.kit.faulty import Fault, Faults, FaultyMeta
 from tests.shard.hosts import HookedMeta, Host, Memory, changes, content_of

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evertide.errors import RecordDamaged, UnsupportedFormat
-from evertide.store.sealed import seal, unseal
+from evertide.store.meta import seal, unseal
 
 
 class Thing(msgspec.Struct, frozen=True):
@@ -90,7 +90,7 @@ def test_the_same_value_gives_the_same_bytes() -> None:
 RACE = """
 import sys, threading
 import msgspec
-from evertide.store.sealed import seal, unseal
+from evertide.store.meta import seal, unseal
 sys.setswitchinterval(1e-6)
 for number in range(150):
     inner = msgspec.defstruct(f"Inner{number}", [("a", int), ("b", dict[str, tuple[int, ...]])], frozen=True)

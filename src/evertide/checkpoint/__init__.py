@@ -1,8 +1,7 @@
 """Checkpoints: durable, complete and verifiable copies of the state.
 
 catalog       `Checkpoints`: the interface of the package; the checkpoints that this process found damaged
-manifest      the file that lists all files of a checkpoint
-records       the records of checkpoints in Meta
+records       the records of checkpoints in Meta, and the file that lists all files of a checkpoint
 context       the storage with its clock and settings
 publication   the steps that publish a checkpoint, its input, and the result of a restore
 verification  reading and verifying files before use

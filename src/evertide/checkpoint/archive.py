@@ -23,9 +23,8 @@ import xxhash
 
 from evertide.checkpoint.catalog import Checkpoints
 from evertide.checkpoint.context import StorageContext
-from evertide.checkpoint.manifest import Manifest, StateFile, decode_manifest, parse_number
 from evertide.checkpoint.meta_restore import restore_meta
-from evertide.checkpoint.records import CatalogEntry
+from evertide.checkpoint.records import CatalogEntry, Manifest, StateFile, decode_manifest, parse_number
 from evertide.checkpoint.verification import read_file
 from evertide.errors import ArchiveDamaged, InvalidInput, RecordDamaged, UnsupportedFormat
 from evertide.runtime import Runtime

@@ -22,18 +22,24 @@ from dataclasses import dataclass
 
 from evertide.checkpoint.context import StorageContext
 from evertide.checkpoint.garbage import CheckpointGarbage, Live, Pins, collect_garbage, find_pins
-from evertide.checkpoint.manifest import PIPELINE_FILE, STATE_FILE, Manifest
 from evertide.checkpoint.publication import KEEP_MIN, Draft, Publication, RestoredCheckpoint, SkippedCheckpoint
-from evertide.checkpoint.records import Catalog, CatalogEntry, RestoreHold, read_catalog
+from evertide.checkpoint.records import (
+    PIPELINE_FILE,
+    STATE_FILE,
+    Catalog,
+    CatalogEntry,
+    Manifest,
+    RestoreHold,
+    read_catalog,
+)
 from evertide.checkpoint.verification import OnFileRead, read_file, read_manifest, verify_manifest
 from evertide.errors import CheckpointDamaged, Conflict, Damaged, EvertideError, OutcomeUnknown, Unavailable
 from evertide.problem import ComponentState, Problem
 from evertide.runtime import Runtime
 from evertide.settings import Settings
 from evertide.store.blob import Blob
-from evertide.store.meta import Guard, Meta, Write
+from evertide.store.meta import Guard, Meta, Write, seal
 from evertide.store.paths import CHECKPOINTS, checkpoint_key, restoring_key
-from evertide.store.sealed import seal
 from evertide.store.writers import Writer
 from evertide.types import Generation, SequenceNumber
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias, TypeVar
 
-from evertide.checkpoint.manifest import StateFile, make_state_file
+from evertide.checkpoint.records import StateFile, make_state_file
 from evertide.runtime import Runtime
 from evertide.settings import Settings
 from evertide.shard.log import ShardLog

@@ -18,9 +18,17 @@ from functools import partial
 from typing import Any
 
 from evertide.checkpoint.context import CollectionKind, ShardCollections, StorageContext
-from evertide.checkpoint.manifest import StateFile, list_part_files, parse_number
 from evertide.checkpoint.meta_restore import is_lost
-from evertide.checkpoint.records import Catalog, CatalogEntry, RestoreHold, read_catalog, read_holds
+from evertide.checkpoint.records import (
+    Catalog,
+    CatalogEntry,
+    RestoreHold,
+    StateFile,
+    list_part_files,
+    parse_number,
+    read_catalog,
+    read_holds,
+)
 from evertide.checkpoint.verification import OnFileRead, check_files, read_manifest
 from evertide.errors import BlobMissing, Damaged, EvertideError, InvalidInput, RecordDamaged, UnsupportedFormat
 from evertide.journal.log import TimeLog
@@ -31,7 +39,7 @@ from evertide.shard.hold import HoldRecord
 from evertide.shard.lease import LeaseRecord
 from evertide.shard.log import Rollup
 from evertide.shard.state import parts_removed
-from evertide.store.meta import Record
+from evertide.store.meta import Record, check_seal, unseal
 from evertide.store.open import FORMAT_TEXT, FORMAT_VERSION
 from evertide.store.paths import (
     CHECKPOINTS,
@@ -55,7 +63,6 @@ from evertide.store.paths import (
     state_prefix,
     writer_key,
 )
-from evertide.store.sealed import check_seal, unseal
 from evertide.store.writers import Beat, GenerationRecord, Registration, read_generation, read_registrations
 
 __all__ = ["LOST", "Finding", "Report", "check"]

@@ -32,8 +32,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from evertide.checkpoint.context import StorageContext
-from evertide.checkpoint.manifest import manifest_key, parse_number
-from evertide.checkpoint.records import Catalog, RestoreHold, read_catalog, read_holds
+from evertide.checkpoint.records import Catalog, RestoreHold, manifest_key, parse_number, read_catalog, read_holds
 from evertide.checkpoint.verification import read_manifest
 from evertide.errors import BlobMissing, Damaged, EvertideError, StorageFull, UnsupportedFormat
 from evertide.store.blob import Blob

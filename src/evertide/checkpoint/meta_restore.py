@@ -22,21 +22,22 @@ from dataclasses import dataclass
 import xxhash
 
 from evertide.checkpoint.context import StorageContext
-from evertide.checkpoint.manifest import (
+from evertide.checkpoint.rebuild import make_shard_writes
+from evertide.checkpoint.records import (
     PIPELINE_FILE,
+    Catalog,
+    CatalogEntry,
     Manifest,
     list_part_files,
     manifest_key,
     shard_file_key,
 )
-from evertide.checkpoint.rebuild import make_shard_writes
-from evertide.checkpoint.records import Catalog, CatalogEntry
 from evertide.checkpoint.registration import change
 from evertide.checkpoint.verification import read_file
 from evertide.errors import RecordDamaged
 from evertide.journal.records import Bound, Committed, Input
 from evertide.shard.state import ShardState
-from evertide.store.meta import Meta, Write
+from evertide.store.meta import Meta, Write, seal, unseal
 from evertide.store.open import FORMAT_TEXT
 from evertide.store.paths import (
     CHECKPOINTS,
@@ -50,7 +51,6 @@ from evertide.store.paths import (
     producer_key,
     shard_key,
 )
-from evertide.store.sealed import seal, unseal
 from evertide.store.writers import GenerationRecord, Writer
 from evertide.types import Generation, Time
 

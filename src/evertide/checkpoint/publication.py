@@ -23,23 +23,25 @@ from dataclasses import dataclass, field
 import msgspec
 
 from evertide.checkpoint.context import StorageContext
-from evertide.checkpoint.manifest import (
+from evertide.checkpoint.records import (
     PIPELINE_FILE,
     STATE_FILE,
+    Catalog,
+    CatalogEntry,
     Manifest,
     StateFile,
     encode_manifest,
+    list_numbers,
     list_part_files,
     manifest_key,
+    read_catalog,
     shard_file_key,
 )
-from evertide.checkpoint.records import Catalog, CatalogEntry, list_numbers, read_catalog
 from evertide.errors import Conflict, EvertideError, Unexpected
 from evertide.shard.state import ShardState
-from evertide.store.meta import Write
+from evertide.store.meta import Write, seal
 from evertide.store.paths import CHECKPOINTS, checkpoint_key, checkpoint_prefix
 from evertide.store.retry import truncate_sometimes
-from evertide.store.sealed import seal
 from evertide.store.writers import Writer, read_registrations
 from evertide.types import Generation, SequenceNumber, Time
 

@@ -16,16 +16,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import msgspec
 
 from evertide.checkpoint.context import StorageContext
-from evertide.checkpoint.manifest import Manifest, list_part_files, manifest_key, shard_file_key
+from evertide.checkpoint.records import Manifest, list_part_files, manifest_key, shard_file_key
 from evertide.checkpoint.registration import change
 from evertide.checkpoint.verification import check_files, read_file
 from evertide.errors import Damaged, EvertideError
 from evertide.shard.hold import HoldRecord
 from evertide.shard.log import Rollup
 from evertide.shard.state import Appended, Created, Finalized, LogEntry, ShardState, SinceAdvanced, apply
-from evertide.store.meta import Write
+from evertide.store.meta import Write, seal, unseal
 from evertide.store.paths import Name, hold_key, rollup_blob_key, rollup_key, shard_key
-from evertide.store.sealed import seal, unseal
 from evertide.store.writers import Writer
 from evertide.types import SequenceNumber
 

@@ -18,9 +18,8 @@ from typing import TypeVar
 
 from evertide.checkpoint.context import StorageContext
 from evertide.errors import Conflict, EvertideError, NotAllowedNow
-from evertide.store.meta import Guard, Record, Write
+from evertide.store.meta import Guard, Record, Write, unseal
 from evertide.store.paths import CHECKPOINTS, beat_key, writer_key
-from evertide.store.sealed import unseal
 from evertide.store.writers import Beat, Registration, Writer
 from evertide.threads.ticker import Ticker
 

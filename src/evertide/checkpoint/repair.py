@@ -33,10 +33,17 @@ import msgspec
 
 from evertide.checkpoint.context import CollectionKind, ShardCollections, StorageContext
 from evertide.checkpoint.fsck import LOST, Report, check
-from evertide.checkpoint.manifest import Manifest, decode_manifest, manifest_key
 from evertide.checkpoint.meta_restore import is_lost, make_catalog_entry, read_pipeline_file
 from evertide.checkpoint.rebuild import rebuild_shard
-from evertide.checkpoint.records import Catalog, CatalogEntry, list_numbers, read_catalog
+from evertide.checkpoint.records import (
+    Catalog,
+    CatalogEntry,
+    Manifest,
+    decode_manifest,
+    list_numbers,
+    manifest_key,
+    read_catalog,
+)
 from evertide.checkpoint.registration import change, check_exclusive, register_for_repair
 from evertide.checkpoint.rewind import (
     CONSUMERS,
@@ -59,7 +66,7 @@ from evertide.errors import (
 )
 from evertide.journal.log import TimeLog
 from evertide.journal.records import Bound, Committed, Input
-from evertide.store.meta import Write
+from evertide.store.meta import Write, check_seal, seal
 from evertide.store.open import FORMAT_TEXT, FORMAT_VERSION
 from evertide.store.paths import (
     CHECKPOINTS,
@@ -78,7 +85,6 @@ from evertide.store.paths import (
     restoring_key,
     writer_key,
 )
-from evertide.store.sealed import check_seal, seal
 from evertide.store.writers import Writer, read_generation
 from evertide.types import SequenceNumber, Time
 

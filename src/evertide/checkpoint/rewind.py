@@ -19,17 +19,16 @@ import msgspec
 
 from evertide.checkpoint.context import ShardCollections, StorageContext
 from evertide.checkpoint.fsck import LOST
-from evertide.checkpoint.manifest import Manifest, StateFile
 from evertide.checkpoint.meta_restore import RetainedMeta, read_pipeline_file, restore_meta
 from evertide.checkpoint.rebuild import read_last_holds
-from evertide.checkpoint.records import list_numbers
+from evertide.checkpoint.records import Manifest, StateFile, list_numbers
 from evertide.checkpoint.registration import change
 from evertide.checkpoint.verification import check_files
 from evertide.errors import EvertideError, RecordDamaged
 from evertide.journal.producers import Producer
 from evertide.journal.records import Bound, Staged
 from evertide.journal.staging import list_staged
-from evertide.store.meta import Record, Write
+from evertide.store.meta import Record, Write, check_seal, seal, unseal
 from evertide.store.paths import (
     JOURNAL,
     SHAPES,
@@ -40,7 +39,6 @@ from evertide.store.paths import (
     sink_key,
     writer_key,
 )
-from evertide.store.sealed import check_seal, seal, unseal
 from evertide.store.writers import Writer
 from evertide.types import Generation, Time
 

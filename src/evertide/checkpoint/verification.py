@@ -15,8 +15,7 @@ from typing import TypeAlias
 import xxhash
 
 from evertide.checkpoint.context import StorageContext
-from evertide.checkpoint.manifest import Manifest, StateFile, decode_manifest, manifest_key
-from evertide.checkpoint.records import CatalogEntry
+from evertide.checkpoint.records import CatalogEntry, Manifest, StateFile, decode_manifest, manifest_key
 from evertide.errors import BlobDamaged, BlobMissing, CheckpointDamaged, Damaged, RecordDamaged, UnsupportedFormat
 from evertide.store.blob import Blob
 

@@ -40,10 +40,9 @@ from evertide.journal.staging import StagingArea, list_staged, settle_named
 from evertide.runtime import Runtime
 from evertide.settings import Settings
 from evertide.store.blob import Blob
-from evertide.store.meta import Guard, Meta, Write
+from evertide.store.meta import Guard, Meta, Write, seal
 from evertide.store.paths import COMMITTED, JOURNAL
 from evertide.store.retry import commit_until_known
-from evertide.store.sealed import seal
 from evertide.store.writers import Writer
 from evertide.types import Generation, Time
 

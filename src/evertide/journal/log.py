@@ -20,9 +20,8 @@ from evertide.errors import RecordDamaged, TimeCompacted
 from evertide.journal.records import Bound, Committed
 from evertide.runtime import Runtime
 from evertide.settings import Settings
-from evertide.store.meta import Meta, Record
+from evertide.store.meta import Meta, Record, unseal
 from evertide.store.retry import retry_read
-from evertide.store.sealed import unseal
 from evertide.types import SequenceNumber, Time
 
 __all__ = ["NumberedRecord", "TimeLog"]

@@ -21,10 +21,9 @@ import msgspec
 from evertide.journal.records import Bound, Input, ProducerNumber
 from evertide.runtime import Runtime
 from evertide.settings import Settings
-from evertide.store.meta import Meta, Record, Write
+from evertide.store.meta import Meta, Record, Write, seal, unseal
 from evertide.store.paths import producer_key
 from evertide.store.retry import commit_until_known, retry_read, truncate_sometimes
-from evertide.store.sealed import seal, unseal
 from evertide.store.writers import Writer
 from evertide.types import SequenceNumber, Time
 

@@ -19,10 +19,9 @@ import msgspec
 
 from evertide.runtime import Runtime
 from evertide.settings import Settings
-from evertide.store.meta import Meta
+from evertide.store.meta import Meta, unseal
 from evertide.store.paths import COMMITTED
 from evertide.store.retry import retry_read
-from evertide.store.sealed import unseal
 from evertide.types import SequenceNumber
 
 __all__ = ["PUSH", "Xids", "make_own_number"]

@@ -25,9 +25,8 @@ from evertide.errors import InvalidInput, RecordDamaged, StateDiverged, ViewFail
 from evertide.pipeline.column_changes import find_refused_columns
 from evertide.pipeline.names import ERRORS, encode_path_name
 from evertide.problem import ComponentState
-from evertide.store.meta import Meta, Write
+from evertide.store.meta import Meta, Write, seal, unseal
 from evertide.store.paths import PIPELINE
-from evertide.store.sealed import seal, unseal
 from evertide.types import Generation, SequenceNumber
 
 if TYPE_CHECKING:  # an engine imports Spark, which readers of a definition do not need

@@ -21,10 +21,9 @@ from evertide.errors import Conflict, InvalidInput, TimeCompacted
 from evertide.shard.lease import read_live_leases
 from evertide.shard.log import Proposal, ShardLog, commit
 from evertide.shard.state import ShardState, SinceAdvanced
-from evertide.store.meta import Write
+from evertide.store.meta import Write, seal, unseal
 from evertide.store.paths import hold_key
 from evertide.store.retry import commit_until_known, retry_read, truncate_sometimes
-from evertide.store.sealed import seal, unseal
 from evertide.store.writers import Writer
 from evertide.types import SequenceNumber, Time
 

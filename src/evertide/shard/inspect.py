@@ -8,8 +8,8 @@ from typing import Any
 from evertide.shard.hold import read_holds
 from evertide.shard.lease import LeaseRecord
 from evertide.shard.log import ShardLog
+from evertide.store.meta import unseal
 from evertide.store.paths import lease_prefix
-from evertide.store.sealed import unseal
 
 __all__ = ["BatchView", "Inspection", "LeaseView", "inspect"]
 

@@ -29,10 +29,9 @@ from evertide.errors import LeaseLost, StorageFull
 from evertide.runtime import Runtime
 from evertide.settings import Settings
 from evertide.shard.log import ShardLog
-from evertide.store.meta import Meta, Stale, Write
+from evertide.store.meta import Meta, Stale, Write, seal, unseal
 from evertide.store.paths import lease_key, lease_prefix
 from evertide.store.retry import commit_under_new_id, commit_until_known, retry_read, truncate_sometimes
-from evertide.store.sealed import seal, unseal
 from evertide.types import SequenceNumber, Time
 
 __all__ = ["Lease", "LeaseRecord", "Leases", "end_lease", "read_live_leases", "renew_lease"]

@@ -47,10 +47,9 @@ from evertide.runtime import Runtime
 from evertide.settings import Settings
 from evertide.shard.state import Diff, LogEntry, ShardState, apply
 from evertide.store.blob import Blob
-from evertide.store.meta import Guard, Meta, Record, Stale, Write
+from evertide.store.meta import Guard, Meta, Record, Stale, Write, seal, unseal
 from evertide.store.paths import Name, check_shard, rollup_blob_key, rollup_key, shard_key
 from evertide.store.retry import Backoff, commit_until_known, put_until_known, retry_read
-from evertide.store.sealed import seal, unseal
 from evertide.store.writers import Writer
 from evertide.threads.steps import note_step
 from evertide.types import SequenceNumber

@@ -22,10 +22,9 @@ from evertide.shard.read import Snapshot, read_inline_changes, take_changes, tak
 from evertide.shard.source import ShardSource
 from evertide.shard.state import Created, Finalized, LogEntry, ShardState
 from evertide.store.blob import Blob
-from evertide.store.meta import Meta, Write
+from evertide.store.meta import Meta, Write, seal
 from evertide.store.paths import check_shard, hold_key, shard_key
 from evertide.store.retry import commit_until_known, retry_read
-from evertide.store.sealed import seal
 from evertide.store.writers import Writer
 from evertide.threads.stopping import IsStopping, never_stopping
 

@@ -25,11 +25,10 @@ import msgspec
 from evertide.errors import Conflict, EvertideError, Fenced, GenerationMoved, OutcomeUnknown
 from evertide.runtime import Runtime
 from evertide.settings import Settings
-from evertide.store.meta import Guard, Meta, Stale, Write
+from evertide.store.meta import Guard, Meta, Stale, Write, seal, unseal
 from evertide.store.paths import GENERATION, beat_key, writer_key
 from evertide.store.process import Origin, this_process
 from evertide.store.retry import commit_under_new_id, commit_until_known, retry_read, truncate_sometimes
-from evertide.store.sealed import seal, unseal
 from evertide.types import Generation
 
 __all__ = [

@@ -22,9 +22,8 @@ from collections.abc import Callable, Set
 import msgspec
 
 from evertide.checkpoint.garbage import CheckpointGarbage
-from evertide.checkpoint.manifest import StateFile
 from evertide.checkpoint.publication import Draft
-from evertide.checkpoint.records import CatalogEntry
+from evertide.checkpoint.records import CatalogEntry, StateFile
 from evertide.errors import Conflict, Damaged, EvertideError, GenerationMoved, OutcomeUnknown, Unavailable
 from evertide.observer import CheckpointEvent, FailureEvent
 from evertide.pipeline.definition import Definition

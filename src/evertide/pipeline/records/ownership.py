@@ -19,10 +19,9 @@ from evertide.checkpoint.registration import REPAIRING
 from evertide.errors import Conflict
 from evertide.runtime import Runtime
 from evertide.settings import Settings
-from evertide.store.meta import Meta, Write
+from evertide.store.meta import Meta, Write, unseal
 from evertide.store.paths import LEADER, beat_key, writer_key
 from evertide.store.retry import commit_until_known, retry_read
-from evertide.store.sealed import unseal
 from evertide.store.writers import Beat, Registration, Writer, end_silent_writers, read_registrations
 from evertide.types import SequenceNumber
 

@@ -23,10 +23,9 @@ from evertide.pipeline.records.state_record import write_report
 from evertide.problem import ComponentState
 from evertide.runtime import Runtime
 from evertide.settings import Settings
-from evertide.store.meta import Meta, Write
+from evertide.store.meta import Meta, Write, unseal
 from evertide.store.paths import replica_key
 from evertide.store.retry import commit_until_known, retry_read
-from evertide.store.sealed import unseal
 from evertide.store.writers import read_registrations
 from evertide.threads.ticker import Ticker
 

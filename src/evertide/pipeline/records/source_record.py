@@ -23,9 +23,8 @@ from evertide.problem import Problem
 from evertide.runtime import Runtime
 from evertide.settings import Settings
 from evertide.sources.contract import Lag
-from evertide.store.meta import Meta
+from evertide.store.meta import Meta, unseal
 from evertide.store.paths import SOURCES
-from evertide.store.sealed import unseal
 from evertide.store.writers import Registration
 from evertide.threads.outage_log import OutageLog
 from evertide.threads.ticker import Ticker

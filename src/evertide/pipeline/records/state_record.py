@@ -15,10 +15,9 @@ from evertide.errors import EvertideError
 from evertide.problem import Problem
 from evertide.runtime import Runtime
 from evertide.settings import Settings
-from evertide.store.meta import Guard, Meta, Write
+from evertide.store.meta import Guard, Meta, Write, seal, unseal
 from evertide.store.paths import HEALTH, writer_key
 from evertide.store.retry import commit_until_known, retry_read, truncate_sometimes
-from evertide.store.sealed import seal, unseal
 
 __all__ = ["PipelineStateRecord", "PipelineStateReporter", "read_pipeline_state", "write_report"]
 

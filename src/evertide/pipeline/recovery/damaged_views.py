@@ -32,7 +32,7 @@ from evertide.runtime import Runtime
 from evertide.settings import Settings
 from evertide.shard.hold import read_holds
 from evertide.shard.shard import Shards
-from evertide.store.meta import Meta, Write
+from evertide.store.meta import Meta, Write, seal, unseal
 from evertide.store.paths import (
     GENERATION,
     PIPELINE,
@@ -44,7 +44,6 @@ from evertide.store.paths import (
     sink_key,
 )
 from evertide.store.retry import retry_read
-from evertide.store.sealed import seal, unseal
 from evertide.store.writers import GenerationRecord, Writer
 from evertide.types import Generation
 

@@ -66,9 +66,9 @@ from evertide.pipeline.transaction.portions import PendingChanges
 from evertide.pipeline.transaction.runner import Runner
 from evertide.problem import ComponentState
 from evertide.rows.changes import DIFF
+from evertide.store.meta import unseal
 from evertide.store.paths import PIPELINE
 from evertide.store.retry import retry_read
-from evertide.store.sealed import unseal
 from evertide.types import Generation, Time
 
 __all__ = ["open_follower", "open_in_role", "open_runner", "take_lead"]

@@ -29,10 +29,9 @@ from evertide.pipeline.records.ownership import (
 )
 from evertide.runtime import Runtime
 from evertide.settings import Settings
-from evertide.store.meta import Guard, Meta, Write
+from evertide.store.meta import Guard, Meta, Write, seal
 from evertide.store.paths import LEADER, writer_key
 from evertide.store.retry import commit_until_known, retry_read, truncate_sometimes
-from evertide.store.sealed import seal
 from evertide.store.writers import Registration, Writer, read_registrations
 from evertide.types import SequenceNumber
 

@@ -23,10 +23,9 @@ import msgspec
 from evertide.errors import Conflict
 from evertide.runtime import Runtime
 from evertide.settings import Settings
-from evertide.store.meta import Meta, Write
+from evertide.store.meta import Meta, Write, seal, unseal
 from evertide.store.paths import sink_key
 from evertide.store.retry import commit_until_known, retry_read, truncate_sometimes
-from evertide.store.sealed import seal, unseal
 from evertide.store.writers import Writer
 from evertide.types import SequenceNumber
 

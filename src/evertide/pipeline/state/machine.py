@@ -28,8 +28,8 @@ from evertide.pipeline.state.table_deltas import Tables
 from evertide.runtime import Runtime
 from evertide.settings import Settings
 from evertide.store.blob import Blob
+from evertide.store.meta import seal
 from evertide.store.retry import RetryingBlob
-from evertide.store.sealed import seal
 from evertide.threads.stopping import IsStopping, never_stopping
 from evertide.types import Time
 

@@ -39,11 +39,10 @@ from evertide.runtime import Runtime
 from evertide.settings import Settings
 from evertide.shard.shard import Shards
 from evertide.sources.contract import Lag
-from evertide.store.meta import Meta
+from evertide.store.meta import Meta, unseal
 from evertide.store.open import Storage
 from evertide.store.paths import shape_prefix
 from evertide.store.retry import retry_read
-from evertide.store.sealed import unseal
 from evertide.store.writers import Registration
 
 __all__ = [

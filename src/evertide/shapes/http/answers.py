@@ -21,8 +21,7 @@ from evertide.runtime import Runtime
 from evertide.shapes.log.live import LiveShape
 from evertide.shapes.options import ShapeOptions
 from evertide.shapes.protocol.offsets import BEFORE_ALL, Offset
-from evertide.shapes.protocol.refusals import Refusal
-from evertide.shapes.protocol.requests import ShapeRequest
+from evertide.shapes.protocol.requests import Refusal, ShapeRequest
 
 __all__ = [
     "AnswerBuilder",

@@ -21,13 +21,18 @@ from starlette.types import Receive, Scope, Send
 
 from evertide.errors import Conflict, Damaged, EvertideError, Forbidden, LeaseLost, OutcomeUnknown, Unavailable
 from evertide.pgexpr.restriction import read_restriction
-from evertide.shapes.http.admission import Admission
 from evertide.shapes.http.answers import answer_options, answer_refusal, make_cors_headers
-from evertide.shapes.http.exchange import Exchange
+from evertide.shapes.http.exchange import Admission, Exchange
 from evertide.shapes.log.definition import ShapeDefinition
 from evertide.shapes.log.registry import Shapes
-from evertide.shapes.protocol.refusals import Refusal, refuse_error, refuse_invalid
-from evertide.shapes.protocol.requests import ShapeRequest, parse_request, parse_subset_body
+from evertide.shapes.protocol.requests import (
+    Refusal,
+    ShapeRequest,
+    parse_request,
+    parse_subset_body,
+    refuse_error,
+    refuse_invalid,
+)
 
 __all__ = ["ShapeEndpoint"]
 

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 import anyio
@@ -24,18 +25,25 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from evertide.errors import Conflict, EvertideError, InvalidInput, Unavailable, Unexpected
-from evertide.shapes.http.admission import Admission
+from evertide.runtime import Runtime
 from evertide.shapes.http.answers import AnswerBuilder, answer_stream
 from evertide.shapes.http.subset import answer_subset
 from evertide.shapes.log.definition import ShapeDefinition
 from evertide.shapes.log.live import LiveShape, LogSpan
 from evertide.shapes.log.messages import write_up_to_date
 from evertide.shapes.log.registry import Shapes
+from evertide.shapes.options import ShapeOptions
 from evertide.shapes.protocol.offsets import BEFORE_ALL, INF, Offset, SnapshotChunk
-from evertide.shapes.protocol.refusals import Refusal, refuse_ended, refuse_invalid, refuse_not_ready
-from evertide.shapes.protocol.requests import ShapeRequest
+from evertide.shapes.protocol.requests import (
+    KNOWN_ERROR,
+    Refusal,
+    ShapeRequest,
+    refuse_ended,
+    refuse_invalid,
+    refuse_not_ready,
+)
 
-__all__ = ["Exchange"]
+__all__ = ["Admission", "Exchange"]
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +54,9 @@ _POLL_MAX_S = 1.0
 _BRACKETS = len(b"[]")
 _ATTEMPTS = 3
 """Attempts to get a shape or snapshot that is being dropped concurrently."""
+
+_RETRY_AFTER_S = 6
+_SPREAD_S = 5
 
 
 class _Retry(Exception):
@@ -272,3 +283,40 @@ async def _wait_at_most(waiter: Awaitable[None], timeout_s: float) -> None:
 
 def _encode_event(message: bytes) -> bytes:
     return b"data: " + message + b"\n\n"
+
+
+class Admission:
+    """Limits the number of concurrent shape requests: excess requests get 503 at once, with the time to retry.
+
+    The counts change only in the event loop, so they need no lock.
+    """
+
+    def __init__(self, options: ShapeOptions, runtime: Runtime) -> None:
+        self._options = options
+        self._runtime = runtime
+        self.clients = 0
+        self.newcomers = 0
+
+    async def count_stream(self, blocks: AsyncIterator[T]) -> AsyncIterator[T]:
+        """Count a stream while it lasts. It is never refused: its request was admitted and its headers are sent."""
+        self.clients += 1
+        try:
+            async for block in blocks:
+                yield block
+        finally:
+            self.clients -= 1
+
+    @contextmanager
+    def admit(self, *, is_newcomer: bool) -> Iterator[None]:
+        options = self._options
+        if self.clients >= options.clients_max or (is_newcomer and self.newcomers >= options.newcomers_max):
+            known = {"code": "concurrent_request_limit_exceeded", "message": "Too many requests at the same time"}
+            after_s = _RETRY_AFTER_S + int(self._runtime.random() * _SPREAD_S)
+            raise Refusal(503, known, {"retry-after": str(after_s), KNOWN_ERROR: "true"})
+        self.clients += 1
+        self.newcomers += is_newcomer
+        try:
+            yield
+        finally:
+            self.clients -= 1
+            self.newcomers -= is_newcomer

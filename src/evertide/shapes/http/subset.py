@@ -24,8 +24,7 @@ from evertide.shapes.log.definition import ShapeDefinition, parse_where_paramete
 from evertide.shapes.log.live import LiveShape
 from evertide.shapes.log.registry import Shapes
 from evertide.shapes.log.snapshot import write_snapshot
-from evertide.shapes.protocol.refusals import refuse_invalid
-from evertide.shapes.protocol.requests import ShapeRequest, SubsetRequest, parse_identifiers
+from evertide.shapes.protocol.requests import ShapeRequest, SubsetRequest, parse_identifiers, refuse_invalid
 
 __all__ = ["answer_subset"]
 

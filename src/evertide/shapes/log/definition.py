@@ -25,8 +25,7 @@ from evertide.pgexpr.types.texts import describe_column
 from evertide.pipeline.definition import is_redefined
 from evertide.pipeline.names import ERRORS
 from evertide.pipeline.state.members import Members
-from evertide.shapes.protocol.refusals import refuse_invalid, refuse_not_ready
-from evertide.shapes.protocol.requests import Identifier, ShapeRequest
+from evertide.shapes.protocol.requests import Identifier, ShapeRequest, refuse_invalid, refuse_not_ready
 
 __all__ = ["SCHEMA", "ShapeDefinition", "Subject", "define_shape", "parse_where_parameter", "resolve_subject"]
 

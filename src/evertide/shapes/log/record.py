@@ -26,10 +26,9 @@ from evertide.shapes.log.numbers import TransactionNumbers, VisibleNumbers
 from evertide.shard.hold import make_hold_write, read_holds
 from evertide.shard.shard import Shard, Shards
 from evertide.shard.state import ShardState
-from evertide.store.meta import Record, Write
+from evertide.store.meta import Record, Write, seal, unseal
 from evertide.store.paths import SHAPES, shape_key, shape_prefix
 from evertide.store.retry import commit_until_known, retry_read, truncate_sometimes
-from evertide.store.sealed import seal, unseal
 
 __all__ = ["HOLD", "EndRecord", "ShapeRecord", "ShapeRecords", "estimate_log_rows"]
 

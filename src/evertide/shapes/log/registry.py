@@ -38,8 +38,7 @@ from evertide.shapes.log.record import ShapeRecord, ShapeRecords, estimate_log_r
 from evertide.shapes.log.snapshot import Chunks, Snapshots, write_snapshot
 from evertide.shapes.options import ShapeOptions
 from evertide.shapes.protocol.offsets import Offset, SnapshotChunk
-from evertide.shapes.protocol.refusals import refuse_not_ready
-from evertide.shapes.protocol.requests import ShapeRequest
+from evertide.shapes.protocol.requests import ShapeRequest, refuse_not_ready
 from evertide.shard.shard import Shard
 from evertide.store.paths import COMMITTED
 

@@ -1,6 +1,5 @@
 """Electric's protocol in our own types.
 
-requests  parsing and validation of parameters
+requests  parsing and validation of parameters, and answers to refused requests
 offsets   positions in a snapshot or log
-refusals  answers to refused requests
 """

@@ -1,8 +1,10 @@
-"""Parse and validate the parameters of `/v1/shape`, before any lookup.
+"""Parse and validate the parameters of `/v1/shape`, before any lookup; and refuse requests.
 
 1. All errors are reported together, by parameter. Unknown parameters are ignored, as clients and caches add their own.
 2. `handle` matters only with an offset to continue from: with `-1` and `now` it serves caches only.
 3. A subset request has a `subset__...` parameter, or a JSON object as its body.
+4. A refusal is a status code of Electric's protocol, with a reason as JSON: errors in a request are listed by parameter
+   under `errors`; every other reason is a `message`.
 """
 
 from __future__ import annotations
@@ -14,12 +16,25 @@ from typing import Any
 
 import msgspec
 
+from evertide.errors import EvertideError, InvalidInput, Unavailable
 from evertide.pgexpr.restriction import UNRESTRICTED, Restriction
 from evertide.shapes.protocol.offsets import BEFORE_ALL, BEFORE_LOG, Offset, parse_offset
-from evertide.shapes.protocol.refusals import Refusal, refuse_invalid
 from evertide.sources.values.strict_json import RepeatedName, decode_json
 
-__all__ = ["Identifier", "ShapeRequest", "SubsetRequest", "parse_identifiers", "parse_request", "parse_subset_body"]
+__all__ = [
+    "KNOWN_ERROR",
+    "Identifier",
+    "Refusal",
+    "ShapeRequest",
+    "SubsetRequest",
+    "parse_identifiers",
+    "parse_request",
+    "parse_subset_body",
+    "refuse_ended",
+    "refuse_error",
+    "refuse_invalid",
+    "refuse_not_ready",
+]
 
 _BLANK = "can't be blank"
 _SUBSET = "subset__"
@@ -28,6 +43,40 @@ _PARAM = re.compile(r"params\[([^\]]*)\]")
 _WHOLE = re.compile(r"[0-9]{1,18}")
 
 Errors = dict[str, list[str]]
+
+KNOWN_ERROR = "electric-internal-known-error"
+_MUST_REFETCH = b'[{"headers":{"control":"must-refetch"}}]'
+_READY_AFTER_S = 5
+
+
+class Refusal(Exception):
+    def __init__(self, status: int, body: Any, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(status, body)
+        self.status = status
+        self.body = body
+        self.headers = dict(headers or {})
+
+
+def refuse_invalid(errors: Mapping[str, list[str]]) -> Refusal:
+    """400 with the errors by parameter."""
+    return Refusal(400, {"message": "Invalid request", "errors": dict(errors), "error_code": InvalidInput.error_code})
+
+
+def refuse_not_ready(why: str) -> Refusal:
+    known = {"message": why, "error_code": Unavailable.error_code}
+    return Refusal(503, known, {"retry-after": str(_READY_AFTER_S), KNOWN_ERROR: "true"})
+
+
+def refuse_ended(handle: str) -> Refusal:
+    """409: the requested shape has ended. `handle` is the new shape to begin with, if there is one."""
+    kept = "public, max-age=60, must-revalidate" if handle else "public, max-age=1, must-revalidate"
+    return Refusal(409, _MUST_REFETCH, {"cache-control": kept, **({"electric-handle": handle} if handle else {})})
+
+
+def refuse_error(error: EvertideError, status: int, restriction: Restriction) -> Refusal:
+    """The refusal for an error of the storage or the pipeline."""
+    headers = {"retry-after": str(_READY_AFTER_S), KNOWN_ERROR: "true"} if status == 503 else {}
+    return Refusal(status, restriction.error_json(error), headers)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,10 +17,9 @@ from evertide.sources.files.fragments import FileTable, parse_ops
 from evertide.sources.files.records import Block
 from evertide.sources.files.text import find_bad_records
 from evertide.sources.values.columns import ConvertedColumn, from_values
-from evertide.sources.values.defaults import read_default
 from evertide.sources.values.fit import FittedRows, Reason, fit
 from evertide.sources.values.strict_json import RepeatedName, decode_json
-from evertide.sources.values.values import json_decoder, show_value
+from evertide.sources.values.values import json_decoder, read_default, show_value
 
 __all__ = ["JsonRecords"]
 

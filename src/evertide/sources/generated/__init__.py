@@ -4,7 +4,6 @@ datagen         rows of any table
 nexmark         the streams of the Nexmark benchmark
 nexmark_events  the benchmark's events, by number
 values          columns of any type, by row number
-series          positions, fragments and offers of numbered rows
-rate            rows per second
+series          positions, fragments and offers of numbered rows, and rows per second
 seeded          pseudo-random numbers
 """

@@ -31,9 +31,8 @@ from evertide.sources.kafka.positions import PartitionRecords
 from evertide.sources.kafka.schema_registry import Unreadable
 from evertide.sources.kafka.unavailable import UNAVAILABLE, Placeholder
 from evertide.sources.values.columns import ConvertedColumn, from_texts, from_values
-from evertide.sources.values.defaults import read_default
 from evertide.sources.values.fit import KeptColumns, Reason, fit, make_upserts, split_faults
-from evertide.sources.values.values import show_value
+from evertide.sources.values.values import read_default, show_value
 
 __all__ = ["Decoder", "EnvelopeRows", "RawRows"]
 

@@ -20,8 +20,8 @@ import pyarrow as pa
 
 from evertide.sources.contract import DELETE, OP, SAME, UPSERT, Fault, Rows, TableDeclaration
 from evertide.sources.values.columns import ConvertedColumn, from_values, make_null_column
-from evertide.sources.values.defaults import read_default
 from evertide.sources.values.kinds import sql_name
+from evertide.sources.values.values import read_default
 
 __all__ = [
     "FittedRows",

@@ -10,7 +10,7 @@ import pyarrow.types as kinds
 
 from evertide.json_values import is_variant
 
-__all__ = ["INTEGERS", "describe_values", "is_variant", "sql_name"]
+__all__ = ["INTEGERS", "describe_values", "is_variant", "sql_name", "variant_json"]
 
 INTEGERS: dict[Any, tuple[int, int]] = {
     kind: (-(1 << (kind.bit_width - 1)), (1 << (kind.bit_width - 1)) - 1)
@@ -79,3 +79,11 @@ def describe_values(kind: Any) -> str:
     if kinds.is_struct(kind):
         return "a mapping with the fields " + ", ".join(repr(field.name) for field in kind)
     return next((text for is_kind, text in _EXPECTED if is_kind(kind)), f"a value of type {kind}")
+
+
+def variant_json(value: bytes, metadata: bytes) -> str:
+    """Times inside the value are written in UTC."""
+    from pyspark.sql.types import VariantVal  # noqa: PLC0415 - slow to import, and few tables have a VARIANT
+
+    text: str = VariantVal(value, metadata).toJson("UTC")
+    return text

@@ -22,9 +22,8 @@ import pyarrow as pa
 from evertide.errors import InvalidInput
 from evertide.sources.contract import DELETE, UPSERT, Rows, TableDeclaration
 from evertide.sources.values.columns import ConvertedColumn, from_arrow, from_values
-from evertide.sources.values.defaults import read_default
 from evertide.sources.values.fit import FittedRows, fit, make_rows_schema
-from evertide.sources.values.values import show_value
+from evertide.sources.values.values import read_default, show_value
 
 __all__ = ["convert_push"]
 

@@ -30,11 +30,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as kinds
 
+from evertide.errors import InvalidInput
 from evertide.rows.conform import list_fields
+from evertide.sources.contract import TableDeclaration
 from evertide.sources.values.kinds import INTEGERS, describe_values, is_variant, sql_name
 from evertide.sources.values.strict_json import RepeatedName, decode_json
 
-__all__ = ["Misfit", "Number", "convert_value", "json_decoder", "parse_value", "show_value"]
+__all__ = ["Misfit", "Number", "convert_value", "json_decoder", "parse_value", "read_default", "show_value"]
 
 _SHOWN_MAX = 80
 _VARIANT_LEVELS_MAX = 200
@@ -53,6 +55,9 @@ _TRUTH = {
     **dict.fromkeys(("true", "t", "yes", "y", "1"), True),
     **dict.fromkeys(("false", "f", "no", "n", "0"), False),
 }
+
+_QUOTED = re.compile(r"(?:(?:DATE|TIMESTAMP|TIMESTAMP_NTZ|TIME)\s*)?'((?:[^'\\]|'')*)'", re.IGNORECASE)
+_BARE = re.compile(r"[+-]?[0-9.]+(?:[eE][+-]?[0-9]+)?|true|false", re.IGNORECASE)
 
 
 class Misfit(Exception):
@@ -406,3 +411,20 @@ def _converter(kind: Any) -> Callable[[Any, Any], Any]:
         if not kinds.is_nested(kind):
             _BY_KIND[kind] = found
     return found
+
+
+def read_default(declaration: TableDeclaration, column: str) -> Any:
+    """Parse the column's DEFAULT, which must be a constant: an expression would need Spark for every row."""
+    sql = declaration.defaults.get(column, "").strip()
+    if not sql or sql.upper() == "NULL":
+        return None
+    quoted = _QUOTED.fullmatch(sql)
+    text = quoted[1].replace("''", "'") if quoted else sql if _BARE.fullmatch(sql) else None
+    where = f"{declaration.place}, column {column!r}"
+    if text is None:
+        why = f"DEFAULT {sql} is not a constant; use a constant, or give the value in each row"
+        raise InvalidInput(where=where, why=why)
+    try:
+        return parse_value(text, declaration.schema.field(column).type)
+    except Misfit as error:
+        raise InvalidInput(where=where, why=f"DEFAULT {sql}: {error}") from error

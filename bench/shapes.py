@@ -35,8 +35,8 @@ from bench.shards import Progress
 from evertide.pipeline.engine import DeclaredTable
 from evertide.pipeline.pipeline import Pipeline
 from evertide.runtime import SystemRuntime
-from evertide.server.http.app import make_app
-from evertide.server.http.server import Server, tune_garbage_collection
+from evertide.server.app import make_app
+from evertide.server.server import Server, tune_garbage_collection
 from evertide.settings import Settings
 from evertide.shapes.options import ShapeOptions
 from evertide.shapes.protocol.requests import parse_request

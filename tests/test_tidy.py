@@ -80,7 +80,7 @@ FOREIGN_OBJECTS = {
     "evertide/plan/program/project_files.py": "Spark's module of pipelines",
     "evertide/plan/program/view_function.py": "Spark's active session",
     "evertide/server/endpoints/health.py": "a response of Starlette",
-    "evertide/server/http/app.py": "the state of a Starlette application",
+    "evertide/server/app.py": "the state of a Starlette application",
     "evertide/sources/postgres/stream.py": "a connection of psycopg",
     "evertide/store/metas/postgres.py": "a connection that psycopg constructs",
     "evertide/store/retry.py": "a thread-local variable",

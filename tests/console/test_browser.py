@@ -11,8 +11,8 @@ import pytest
 
 from evertide.pipeline.engine import DeclaredTable
 from evertide.server.access import Access, ListenOptions
-from evertide.server.http.app import make_app
-from evertide.server.http.server import Server
+from evertide.server.app import make_app
+from evertide.server.server import Server
 from evertide.shapes.service import ShapeService
 from tests.kit.small_engine import SmallView
 from tests.pipeline.kit import NOTES, ORDERS, open_pipeline, storage

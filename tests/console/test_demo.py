@@ -12,8 +12,8 @@ import pytest
 from evertide.cli.commands.demo import read_demo_script
 from evertide.logs import Ring
 from evertide.pipeline.pipeline import Pipeline
-from evertide.server.http.app import make_app
-from evertide.server.http.server import Server
+from evertide.server.app import make_app
+from evertide.server.server import Server
 from evertide.settings import Settings
 from evertide.shapes.service import ShapeService
 from tests.servers.browser import Page, browser_folder, open_page

@@ -18,8 +18,8 @@ from evertide.metrics import Metrics, watch_pipeline
 from evertide.metrics.catalog import ALL, BY_NAME
 from evertide.metrics.http import render_metrics
 from evertide.pipeline.pipeline import Pipeline
-from evertide.server.http.app import make_app
-from evertide.server.http.server import Server
+from evertide.server.app import make_app
+from evertide.server.server import Server
 from evertide.settings import Settings
 from evertide.shapes.service import ShapeService
 from tests.metrics.kit import Samples, names_of, scrape, wait_for

@@ -15,9 +15,9 @@ from evertide.logs import Ring
 from evertide.metrics import Metrics, watch_pipeline, watch_reader
 from evertide.pipeline.pipeline import Pipeline
 from evertide.pipeline.reading.reader import StorageReader
-from evertide.server.http.app import make_app
-from evertide.server.http.server import Server
-from evertide.server.http.shapes_app import make_shapes_app
+from evertide.server.app import make_app
+from evertide.server.server import Server
+from evertide.server.shapes_app import make_shapes_app
 from evertide.shapes.service import ShapeService
 from tests.cli.kit import make_storage
 from tests.metrics.kit import order, scrape, value, wait_for

@@ -131,7 +131,7 @@ def test_an_unknown_exporter_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_opentelemetry_is_imported_only_for_traces() -> None:
-    modules = "evertide.cli.main, evertide.metrics, evertide.server.http.app"
+    modules = "evertide.cli.main, evertide.metrics, evertide.server.app"
     program = f"import sys, {modules}; print('opentelemetry' in sys.modules)"
     told = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=120)
     assert told.stdout.strip() == "False"

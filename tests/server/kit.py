@@ -13,8 +13,8 @@ from typing import Any
 
 from evertide.pipeline.pipeline import Pipeline
 from evertide.runtime import SystemRuntime
-from evertide.server.http.app import make_app
-from evertide.server.http.server import Server
+from evertide.server.app import make_app
+from evertide.server.server import Server
 from evertide.settings import Settings
 from evertide.store.open import Storage, open_storage
 from tests.pipeline.kit import SETTINGS, open_pipeline, storage

@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 
 from evertide.runtime import SystemRuntime
-from evertide.server.http.app import make_app
-from evertide.server.http.server import Server
+from evertide.server.app import make_app
+from evertide.server.server import Server
 from evertide.settings import Settings
 from evertide.store.open import open_storage
 from tests.pipeline.kit import engine, open_pipeline

@@ -16,10 +16,10 @@ import pytest
 
 from evertide.errors import SourceFailed
 from evertide.server.access import Access, ListenOptions, Role, Token
+from evertide.server.app import make_app
 from evertide.server.endpoints import events
 from evertide.server.http import server as serving
-from evertide.server.http.app import make_app
-from evertide.server.http.server import Server
+from evertide.server.server import Server
 from tests.kit.runtime import ManualRuntime
 from tests.pipeline.kit import ScriptedSource, open_pipeline, storage, with_sources
 from tests.server.kit import Client, order, served, shop, until

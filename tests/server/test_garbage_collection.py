@@ -9,7 +9,7 @@ import sys
 CODE = """
 import gc, json
 import duckdb
-from evertide.server.http.server import tune_garbage_collection
+from evertide.server.server import tune_garbage_collection
 before = gc.get_threshold()
 tune_garbage_collection()
 cycle = []

@@ -17,8 +17,8 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from evertide.server.access.roles import ROLES
-from evertide.server.http.app import make_app
-from evertide.server.http.server import Server
+from evertide.server.app import make_app
+from evertide.server.server import Server
 from evertide.shapes.service import ShapeService
 from tests.pipeline.kit import open_pipeline
 from tests.server.access.kit import bearer, guarded

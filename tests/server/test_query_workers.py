@@ -23,14 +23,14 @@ from evertide.media import FORMATS
 from evertide.pipeline.pipeline import Pipeline
 from evertide.pipeline.reading.query import EngineChoice, Question
 from evertide.runtime import SystemRuntime
+from evertide.server.app import make_app
 from evertide.server.endpoints import formats
 from evertide.server.endpoints.formats import ROW_FORMATS
-from evertide.server.http.app import make_app
-from evertide.server.http.server import Server
 from evertide.server.query.answering import _answer
 from evertide.server.query.process import EngineOptions, Worker, list_processes, measure_disk_bytes
 from evertide.server.query.wire import read_frame
 from evertide.server.query.workers import Workers
+from evertide.server.server import Server
 from evertide.settings import Settings
 from evertide.store.open import StorageAddress
 from tests.pipeline.kit import open_pipeline

@@ -14,7 +14,7 @@ import pytest
 
 from evertide.cli.commands import run as running
 from evertide.cli.running.open_pipeline import open_pipeline
-from evertide.server.http.server import Server
+from evertide.server.server import Server
 from tests.cli.kit import SHOP, evertide, lines, one_error, order
 from tests.server.kit import Answer, Client
 

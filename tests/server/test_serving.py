@@ -20,8 +20,8 @@ from starlette.types import Receive, Scope, Send
 from evertide.errors import EvertideError, InvalidInput
 from evertide.pipeline.replicas.liveness import watch_for_hang
 from evertide.server.access import Access, ListenOptions, Role, Token
-from evertide.server.http.app import make_app
-from evertide.server.http.server import LOOPBACK, Server
+from evertide.server.app import make_app
+from evertide.server.server import LOOPBACK, Server
 from evertide.sources.generated.seeded import RandomStream
 from tests.cli.kit import open_small
 from tests.kit.runtime import ManualRuntime

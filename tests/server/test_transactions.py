@@ -12,8 +12,8 @@ from evertide.errors import OutcomeUnknown, Unavailable
 from evertide.journal.journal import Journal
 from evertide.pipeline.reading.reader import StorageReader
 from evertide.runtime import SystemRuntime
-from evertide.server.http.app import make_app
-from evertide.server.http.server import Server
+from evertide.server.app import make_app
+from evertide.server.server import Server
 from evertide.settings import Settings
 from evertide.store.open import open_storage
 from tests.kit.runtime import ManualRuntime

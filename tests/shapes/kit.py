@@ -16,8 +16,8 @@ from evertide.pipeline.engine import DeclaredTable
 from evertide.pipeline.pipeline import Pipeline
 from evertide.pipeline.records.ownership import ProcessRole
 from evertide.server.access import Access, ListenOptions
-from evertide.server.http.app import make_app
-from evertide.server.http.server import Server
+from evertide.server.app import make_app
+from evertide.server.server import Server
 from evertide.settings import Settings
 from evertide.shapes.options import ShapeOptions
 from evertide.shapes.service import ShapeService

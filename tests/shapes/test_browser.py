@@ -19,8 +19,8 @@ import pyarrow as pa
 import pytest
 
 from evertide.pipeline.engine import DeclaredTable
-from evertide.server.http.app import make_app
-from evertide.server.http.server import Server
+from evertide.server.app import make_app
+from evertide.server.server import Server
 from evertide.shapes.service import ShapeService
 from tests.kit.small_engine import SmallEngine, SmallView
 from tests.pipeline.kit import open_pipeline, storage

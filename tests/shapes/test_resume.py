@@ -15,8 +15,8 @@ import pytest
 from evertide.errors import TimeCompacted
 from evertide.pipeline.reading.reader import StorageReader
 from evertide.runtime import SystemRuntime
-from evertide.server.http.server import Server
-from evertide.server.http.shapes_app import make_shapes_app
+from evertide.server.server import Server
+from evertide.server.shapes_app import make_shapes_app
 from evertide.settings import Settings
 from evertide.shapes.log.follower import enforce_limits
 from evertide.shapes.log.live import LiveShape, LogSpan

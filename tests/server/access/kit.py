@@ -14,8 +14,8 @@ from starlette.types import ASGIApp
 
 from evertide.pgexpr.restriction import Restriction
 from evertide.server.access import Access, ListenOptions, Role, Token
-from evertide.server.http.app import make_app
-from evertide.server.http.server import Server
+from evertide.server.app import make_app
+from evertide.server.server import Server
 from evertide.shapes.service import ShapeService
 from tests.pipeline.kit import open_pipeline, storage
 from tests.server.kit import Client

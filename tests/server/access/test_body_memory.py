@@ -17,8 +17,8 @@ from starlette.types import Message, Receive, Scope, Send
 
 from evertide.server.access import ListenOptions
 from evertide.server.access.body_memory import BodyMemory, find_reservation
-from evertide.server.http.app import make_app
-from evertide.server.http.server import Server
+from evertide.server.app import make_app
+from evertide.server.server import Server
 from evertide.settings import Settings
 from tests.pipeline.kit import open_pipeline, storage
 from tests.server.kit import Client, order, until

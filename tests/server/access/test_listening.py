@@ -22,8 +22,8 @@ from starlette.types import Receive, Scope, Send
 from evertide.errors import InvalidInput
 from evertide.pipeline.reading.reader import StorageReader
 from evertide.server.access import Access, ListenOptions, Tls
-from evertide.server.http.server import Server
-from evertide.server.http.shapes_app import make_shapes_app
+from evertide.server.server import Server
+from evertide.server.shapes_app import make_shapes_app
 from evertide.settings import Settings
 from evertide.shapes.service import ShapeService
 from tests.cli.kit import evertide, make_storage, one_error

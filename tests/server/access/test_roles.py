@@ -16,8 +16,8 @@ from evertide.metrics.metrics import Metrics
 from evertide.pgexpr.restriction import read_restriction
 from evertide.pipeline.reading.reader import StorageReader
 from evertide.server.access import ROLES, Access, Gate, Role, Rule, Token
-from evertide.server.http.app import make_app
-from evertide.server.http.shapes_app import make_shapes_app
+from evertide.server.app import make_app
+from evertide.server.shapes_app import make_shapes_app
 from evertide.shapes.service import ShapeService
 from tests.cli.kit import make_storage
 from tests.pipeline.kit import open_pipeline, storage

@@ -31,7 +31,7 @@ from evertide.cli.running.serve import make_listen_options, open_observers, open
 from evertide.pipeline.reading.reader import StorageReader
 
 if TYPE_CHECKING:
-    from evertide.server.http.server import Server
+    from evertide.server.server import Server
 
 __all__ = ["shapes"]
 
@@ -71,8 +71,8 @@ def shapes(
 
     Example: evertide shapes --storage shop.evertide --listen 127.0.0.1:3000
     """
-    from evertide.server.http.server import tune_garbage_collection  # noqa: PLC0415 - slow to import
-    from evertide.server.http.shapes_app import make_shapes_app  # noqa: PLC0415
+    from evertide.server.server import tune_garbage_collection  # noqa: PLC0415 - slow to import
+    from evertide.server.shapes_app import make_shapes_app  # noqa: PLC0415
     from evertide.shapes.options import ShapeOptions  # noqa: PLC0415
     from evertide.shapes.service import ShapeService  # noqa: PLC0415
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from evertide.pipeline.pipeline import Pipeline
     from evertide.pipeline.reading.reader import StorageReader
     from evertide.server.access import ListenOptions
-    from evertide.server.http.server import Server
+    from evertide.server.server import Server
     from evertide.shapes.service import ShapeService
 
 __all__ = ["make_listen_options", "open_observers", "open_server", "serve_pipeline"]
@@ -91,7 +91,7 @@ def make_listen_options(
 @contextmanager
 def open_server(listen: str, options: ListenOptions) -> Iterator[Server]:
     """Bind before Spark starts, so that errors show at once. Until the app starts, clients get 503 with Retry-After."""
-    from evertide.server.http.server import Server  # noqa: PLC0415 - slow to import
+    from evertide.server.server import Server  # noqa: PLC0415 - slow to import
 
     with Server(listen, options) as server:
         yield server.begin()
@@ -109,8 +109,8 @@ def serve_pipeline(
     deletion: bool = False,
 ) -> Iterator[None]:
     """At the end, answer active requests while the pipeline is still open. With `deletion`, clients may end shapes."""
-    from evertide.server.http.app import make_app  # noqa: PLC0415 - pyspark
-    from evertide.server.http.server import tune_garbage_collection  # noqa: PLC0415
+    from evertide.server.app import make_app  # noqa: PLC0415 - pyspark
+    from evertide.server.server import tune_garbage_collection  # noqa: PLC0415
     from evertide.shapes.options import ShapeOptions  # noqa: PLC0415
     from evertide.shapes.service import ShapeService  # noqa: PLC0415
 

@@ -5,7 +5,7 @@
     /metrics     for Prometheus
     /            200, for liveness checks
 
-The gate and the roles are those of `evertide.server.http.app`.
+The gate and the roles are those of `evertide.server.app`.
 """
 
 from __future__ import annotations

@@ -42,6 +42,7 @@ CAUSES = {
     "closed": "The pipeline was closed, by this process or because it failed.",
     "conflict": "Another process holds the object, or has changed it at the same time.",
     "upper_mismatch": "Two processes wrote the same times of a shard; one of them was first.",
+    "shard_ended": "Another process dropped the table or view, or replaced its content, while this one used it.",
     "time_compacted": "The time is older than the history kept: that of the two newest checkpoints, and of leases.",
     "fenced": "This process was silent for longer than its time to live, or someone promoted another one.",
     "generation_moved": "A replica added, dropped or changed views at the same moment.",

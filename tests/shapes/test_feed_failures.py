@@ -176,3 +176,24 @@ def test_x9_no_client_gets_up_to_date_during_an_outage_of_storage(monkeypatch: p
         s.push(rows=[order(2)])
         client.caught_up()
         assert (client.refetched, client.content("id")) == (0, [("1",), ("2",)])
+
+
+def test_a_client_retries_if_snapshots_are_dropped_while_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dropped snapshot is not an outage of storage, but 503 makes the client request the same chunk again."""
+    with shop(follow=False) as s:
+        s.push(rows=[order(1)])
+        shapes = s.service.shapes
+        get = shapes.get_chunks
+
+        def dropped(*of: Any) -> Any:
+            chunks = get(*of)
+            chunks.close()
+            return chunks
+
+        monkeypatch.setattr(shapes, "get_chunks", dropped)
+        answer = s.get(offset="-1")
+        assert (answer.status, answer.headers["retry-after"], answer.body["error_code"]) == (
+            503,
+            "5",
+            "not_allowed_now",
+        )

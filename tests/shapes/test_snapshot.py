@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from evertide.errors import EvertideError, Unavailable
+from evertide.errors import EvertideError, NotAllowedNow, Unavailable
 from evertide.shapes.log.snapshot import Chunks, Snapshots, SnapshotUsage
 from tests.shapes.kit import OPTIONS
 
@@ -42,9 +42,9 @@ def test_a_chunk_that_is_dropped_while_it_is_read_is_complete(count: int) -> Non
     reading = chunks.read_blocks(0)
     chunks.close()
     assert b"".join(reading) == expected
-    with pytest.raises(Unavailable):
+    with pytest.raises(NotAllowedNow):
         chunks.read_blocks(0)
-    with pytest.raises(Unavailable):
+    with pytest.raises(NotAllowedNow):
         chunks.has(1)
 
 

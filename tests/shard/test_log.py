@@ -287,7 +287,7 @@ def test_a_shard_that_a_peer_creates_at_the_same_moment_is_adopted(memory: Memor
 def test_holds_without_a_shard_are_not_mistaken_for_a_new_shard(memory: Memory) -> None:
     host = memory.host()
     memory.meta.commit([Write(hold_key("a"), 0, b"left behind")])
-    with pytest.raises(Conflict, match="holds exist, but shard 'a' does not"):
+    with pytest.raises(RecordDamaged, match="holds of shard 'a' exist, but its log is missing"):
         host.create()
 
 

@@ -7,7 +7,7 @@ import threading
 import pyarrow as pa
 import pytest
 
-from evertide.errors import Conflict, InvalidInput, NotAllowedNow, TimeCompacted, Unavailable
+from evertide.errors import InvalidInput, NotAllowedNow, RecordDamaged, ShardEnded, TimeCompacted, Unavailable
 from evertide.rows.changes import DIFF
 from evertide.shard.parts.part import Predicate
 from evertide.shard.read import Snapshot
@@ -98,16 +98,16 @@ def test_an_empty_shard_has_an_empty_content(shards: Shards, writer: Writer) -> 
 def test_a_finalized_shard_has_no_content_and_its_parts_are_collected(shard: Shard, writer: Writer) -> None:
     shard.finalize(writer)
     shard.finalize(writer)
-    with pytest.raises(Conflict, match="finalized"):
+    with pytest.raises(ShardEnded, match="finalized"):
         shard.snapshot(4)
-    with pytest.raises(Conflict, match="finalized"):
+    with pytest.raises(ShardEnded, match="finalized"):
         shard.compare_and_append(changes([], 5), 5, 6, writer)
     assert len(shard.collect_garbage(writer).parts) == 5
     assert shard.inspect().finalized
 
 
 def test_a_missing_shard_is_an_error_with_its_name(shards: Shards) -> None:
-    with pytest.raises(InvalidInput, match="shard 'nothing' does not exist"):
+    with pytest.raises(RecordDamaged, match="the log of shard 'nothing' is missing"):
         shards.open("nothing")
 
 

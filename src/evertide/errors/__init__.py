@@ -9,6 +9,7 @@ happened.
     ├── Closed                  the pipeline or connection was closed: open it again
     ├── Conflict                another process changed the same object first: read it again and decide
     │   ├── UpperMismatch       the shard's upper is not the expected one
+    │   ├── ShardEnded          the collection was dropped or its content replaced: open it again
     │   └── TimeCompacted       the requested time lies below the shard's since
     ├── Fenced                  this process lost its right to write: stop, discard, register again
     │   └── GenerationMoved     another replica changed the definition: a replica adopts it and continues
@@ -80,6 +81,7 @@ from evertide.errors.storage import (
     LeaseLost,
     OutcomeUnknown,
     RecordDamaged,
+    ShardEnded,
     StorageForbidden,
     StorageFull,
     TimeCompacted,
@@ -110,6 +112,7 @@ __all__ = [
     "Recomputing",
     "RecordDamaged",
     "ScratchUnavailable",
+    "ShardEnded",
     "SinkFailed",
     "SourceAway",
     "SourceChanged",

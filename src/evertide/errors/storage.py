@@ -18,6 +18,7 @@ __all__ = [
     "LeaseLost",
     "OutcomeUnknown",
     "RecordDamaged",
+    "ShardEnded",
     "StorageForbidden",
     "StorageFull",
     "TimeCompacted",
@@ -50,6 +51,15 @@ class UpperMismatch(Conflict):
 
     expected: int = 0
     upper: int = 0
+
+
+class ShardEnded(Conflict):
+    """The shard was finalized, because its collection was dropped or has a new shard."""
+
+    error_code = "shard_ended"
+    summary = "The collection was dropped, or its content was replaced"
+    message_format = "{where}: {why}"
+    remedy = "Open the collection by its name again; if it was dropped, it has no content any more."
 
 
 @dataclass(eq=False, repr=False)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from evertide.checkpoint.context import CollectionKind
-from evertide.errors import Damaged, InvalidInput
+from evertide.errors import Damaged
 from evertide.pipeline.column_changes import describe_column
 from evertide.pipeline.definition import (
     Definition,
@@ -154,7 +154,7 @@ def _read_change(storage: Storage, engine: Engine, runtime: Runtime, settings: S
         shard = known.tables[table].shard if known is not None else ""
         try:
             return sum(batch.rows for batch in shards.open(shard).log.read().state.batches) if shard else 0
-        except (Damaged, InvalidInput):  # the record is damaged or missing: opening the pipeline reports it
+        except Damaged:  # the record is damaged or missing: opening the pipeline reports it
             return 0
 
     if is_started:

@@ -20,7 +20,7 @@ from typing import TypeAlias
 import msgspec
 import pyarrow as pa
 
-from evertide.errors import Conflict, EvertideError, InvalidInput, OutcomeUnknown, Unexpected, UpperMismatch
+from evertide.errors import Conflict, EvertideError, InvalidInput, OutcomeUnknown, ShardEnded, Unexpected, UpperMismatch
 from evertide.rows.changes import check_changes
 from evertide.runtime import Runtime
 from evertide.settings import Settings
@@ -139,7 +139,7 @@ def _check_parts(append: Append) -> tuple[Part, ...]:
 def _check_upper(append: Append, state: ShardState) -> None:
     log = append.log
     if state.finalized:
-        raise Conflict(where=log.path, why=f"shard {log.shard!r} is finalized and accepts no changes")
+        raise ShardEnded(where=log.path, why=f"shard {log.shard!r} is finalized and accepts no changes")
     if state.upper != append.expected_upper:
         why = "a peer wrote these times" if state.upper > append.expected_upper else "earlier times are missing"
         raise UpperMismatch(where=log.path, why=why, expected=append.expected_upper, upper=state.upper)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from evertide.errors import Conflict, InvalidInput, TimeCompacted
+from evertide.errors import Conflict, RecordDamaged, TimeCompacted
 from evertide.shard.lease import read_live_leases
 from evertide.shard.log import Proposal, ShardLog, commit
 from evertide.shard.state import ShardState, SinceAdvanced
@@ -63,7 +63,7 @@ def read_holds(log: ShardLog) -> Holds:
     key = hold_key(log.shard)
     record = retry_read(lambda: log.meta.head(key), log.runtime, log.settings)
     if record is None:
-        raise InvalidInput(where=log.meta.path(key), why=f"shard {log.shard!r} does not exist; create it first")
+        raise RecordDamaged(path=log.meta.path(key), why=f"the holds of shard {log.shard!r} are missing")
     found = unseal(record.data, HoldRecord, log.meta.path(key))
     return Holds(record.seqno, found.since, found.holds)
 

@@ -36,7 +36,6 @@ from evertide.errors import (
     Conflict,
     Damaged,
     EvertideError,
-    InvalidInput,
     OutcomeUnknown,
     RecordDamaged,
     Unavailable,
@@ -102,7 +101,7 @@ class ShardLog:
     def read(self) -> Version:
         found = self.find()
         if found is None:
-            raise InvalidInput(where=self.path, why=f"shard {self.shard!r} does not exist; create it first")
+            raise RecordDamaged(path=self.path, why=f"the log of shard {self.shard!r} is missing")
         return found
 
     def find(self) -> Version | None:

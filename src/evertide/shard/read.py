@@ -20,7 +20,7 @@ from types import TracebackType
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from evertide.errors import BlobMissing, Conflict, EvertideError, NotAllowedNow, TimeCompacted
+from evertide.errors import BlobMissing, EvertideError, NotAllowedNow, ShardEnded, TimeCompacted
 from evertide.rows.changes import TIME, compute_content, make_changes_schema
 from evertide.shard.lease import Lease, Leases
 from evertide.shard.log import ShardLog, Version
@@ -80,7 +80,7 @@ def list_parts(log: ShardLog, version: Version, window: TimeWindow, where: Seque
 
 def _check_readable(log: ShardLog, state: ShardState, window: TimeWindow) -> None:
     if state.finalized:
-        raise Conflict(where=log.path, why=f"shard {log.shard!r} is finalized and has no content")
+        raise ShardEnded(where=log.path, why=f"shard {log.shard!r} is finalized and has no content")
     as_of = window.lower - 1 if window.as_of is None else window.as_of
     if as_of < state.since and state.since > 0:
         raise TimeCompacted(where=log.path, why="earlier times were merged", as_of=as_of, since=state.since)

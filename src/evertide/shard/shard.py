@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from evertide.errors import Conflict, InvalidInput
+from evertide.errors import InvalidInput, RecordDamaged
 from evertide.rows.changes import DIFF, TIME, consolidate, make_empty_changes
 from evertide.runtime import Runtime
 from evertide.settings import Settings
@@ -182,7 +182,8 @@ class Shards:
         if stale is not None:
             writer.check(stale)
             if self._shard(name).log.find() is None:
-                raise Conflict(where=self.meta.path(stale.key), why=f"holds exist, but shard {name!r} does not")
+                why = f"holds of shard {name!r} exist, but its log is missing"
+                raise RecordDamaged(path=self.meta.path(stale.key), why=why)
 
 
 def _check_schema(name: str, schema: pa.Schema) -> pa.Schema:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import msgspec
 
 from evertide.checkpoint.context import CollectionKind
-from evertide.errors import Damaged, EvertideError, InvalidInput
+from evertide.errors import Damaged, EvertideError
 from evertide.errors.running import name_views
 from evertide.pipeline.definition import (
     AwayReason,
@@ -175,7 +175,7 @@ def set_unreadable_views_aside(
         if view.shard:
             try:
                 read_holds(shards.open(view.shard).log)
-            except (Damaged, InvalidInput) as error:
+            except Damaged as error:
                 unreadable[view.shard] = error.message
     if not unreadable:
         return ()

@@ -19,7 +19,16 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from evertide.errors import Conflict, Damaged, EvertideError, Forbidden, LeaseLost, OutcomeUnknown, Unavailable
+from evertide.errors import (
+    Conflict,
+    Damaged,
+    EvertideError,
+    Forbidden,
+    LeaseLost,
+    NotAllowedNow,
+    OutcomeUnknown,
+    Unavailable,
+)
 from evertide.pgexpr.restriction import read_restriction
 from evertide.shapes.http.answers import answer_options, answer_refusal, make_cors_headers
 from evertide.shapes.http.exchange import Admission, Exchange
@@ -39,7 +48,7 @@ __all__ = ["ShapeEndpoint"]
 logger = logging.getLogger(__name__)
 
 _METHODS = ("GET", "HEAD", "POST", "DELETE")
-_TRANSIENT = (Conflict, Damaged, LeaseLost, OutcomeUnknown, Unavailable)
+_TRANSIENT = (Conflict, Damaged, LeaseLost, NotAllowedNow, OutcomeUnknown, Unavailable)
 """Errors that may pass, a missing part included: clients keep their offset and retry."""
 
 

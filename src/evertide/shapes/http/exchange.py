@@ -24,14 +24,14 @@ import anyio.to_thread
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from evertide.errors import Conflict, EvertideError, InvalidInput, Unavailable, Unexpected
+from evertide.errors import Conflict, EvertideError, InvalidInput, NotAllowedNow, Unavailable, Unexpected
 from evertide.runtime import Runtime
 from evertide.shapes.http.answers import AnswerBuilder, answer_stream
 from evertide.shapes.http.subset import answer_subset
 from evertide.shapes.log.definition import ShapeDefinition
 from evertide.shapes.log.live import LiveShape, LogSpan
 from evertide.shapes.log.messages import write_up_to_date
-from evertide.shapes.log.registry import Shapes
+from evertide.shapes.log.registry import NotFollowed, Shapes
 from evertide.shapes.options import ShapeOptions
 from evertide.shapes.protocol.offsets import BEFORE_ALL, INF, Offset, SnapshotChunk
 from evertide.shapes.protocol.requests import (
@@ -141,7 +141,7 @@ class Exchange:
         """Read from the shape's collection; if the collection was replaced, the shape has ended."""
         try:
             return await self.run_in_thread(call, limiter)
-        except (Conflict, InvalidInput):
+        except (NotFollowed, Conflict, InvalidInput):
             raise await self._make_end_error(shape.definition, shape.handle) from None
 
     async def _make_end_error(self, definition: ShapeDefinition, handle: str) -> Exception:
@@ -176,7 +176,7 @@ class Exchange:
                     return None
                 size = chunks.size(chunk.number)
                 blocks = chunks.read_blocks(chunk.number)
-            except Unavailable as error:  # closed concurrently, or out of disk space
+            except (NotAllowedNow, Unavailable) as error:  # closed concurrently, or out of disk space
                 why = error
                 continue
             headers = self._answers.headers(

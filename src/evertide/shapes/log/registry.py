@@ -42,7 +42,7 @@ from evertide.shapes.protocol.requests import ShapeRequest, refuse_not_ready
 from evertide.shard.shard import Shard
 from evertide.store.paths import COMMITTED
 
-__all__ = ["Shapes"]
+__all__ = ["NotFollowed", "Shapes"]
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +53,10 @@ _FRESH_CHANGES = 1_000
 _DEFINITIONS = 4096
 _DEFINITIONS_CHARS = 4_000_000
 """Characters of cached requests; a parsed clause takes several times the memory of its text."""
+
+
+class NotFollowed(Exception):
+    """A signal to `evertide.shapes.http.exchange`: this process stopped to follow the shape, so its tail is stale."""
 
 
 class Shapes:
@@ -366,7 +370,7 @@ class Shapes:
     def _read_feed(self, shape: LiveShape, read: Callable[[Feed], T]) -> T:
         feed = self._feeds.get(shape.record.shard)
         if feed is None or not self.is_live(shape):
-            raise Conflict(where=f"shape {shape.handle}", why="the shape is no longer followed")
+            raise NotFollowed
         try:
             return read(feed)
         except (Conflict, InvalidInput) as error:

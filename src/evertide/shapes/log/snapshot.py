@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from evertide.errors import EvertideError, Unavailable, Unexpected
+from evertide.errors import EvertideError, NotAllowedNow, Unexpected
 from evertide.rows.changes import DIFF
 from evertide.scratch import using_scratch
 from evertide.shapes.log.messages import MessageWriter, RowTexts
@@ -124,8 +124,8 @@ class Chunks:
     def close(self) -> None:
         with self._changed:
             file, self._file = self._file, None
-            why = "the shape has ended, or its snapshot was dropped to free space; request it again"
-            self._error = self._error or Unavailable(path="the snapshot of a shape", why=why)
+            why = "the snapshot was dropped to free space, or the shape has ended; request it again"
+            self._error = self._error or NotAllowedNow(where="the snapshot of a shape", why=why)
             self._is_done = True
             self._usage.add(-self.memory_bytes, -self.disk_bytes)
             self.memory_bytes = self.disk_bytes = 0

@@ -21,8 +21,8 @@ from typing import Any
 import uvicorn
 
 from evertide.runtime import SystemRuntime
+from evertide.server import server as serving
 from evertide.server.access.connections import make_protocol
-from evertide.server.http import server as serving
 from evertide.settings import Settings
 from evertide.store.open import open_storage
 from tests.shapes.kit import OPTIONS, order, shop

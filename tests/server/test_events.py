@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from evertide.errors import SourceFailed
+from evertide.server import server as serving
 from evertide.server.access import Access, ListenOptions, Role, Token
 from evertide.server.app import make_app
 from evertide.server.endpoints import events
-from evertide.server.http import server as serving
 from evertide.server.server import Server
 from tests.kit.runtime import ManualRuntime
 from tests.pipeline.kit import ScriptedSource, open_pipeline, storage, with_sources

@@ -14,10 +14,10 @@ import typer
 from rich.text import Text
 
 from evertide.cli.commands.query import make_rows_table
-from evertide.cli.commands.status import make_collections_table
 from evertide.cli.options import AllowHost, Insecure, Json, Master, TlsCert, TlsClientCa, TlsKey, Tokens
 from evertide.cli.output.live import LiveDisplay
 from evertide.cli.output.output import Bars, Output, format_bytes, make_table, report_errors
+from evertide.cli.output.status_tables import make_collections_table
 from evertide.cli.recompute import Comparison, recompute_views
 from evertide.cli.running.open_pipeline import open_pipeline, stop_by_signals
 from evertide.cli.running.serve import make_listen_options, open_observers, open_server, serve_pipeline

@@ -1,6 +1,7 @@
 """The output of commands.
 
-output  tables and sentences for people, JSON for programs, errors, progress bars
-live    the live display of a running pipeline
-logs    the log on standard error
+live           the live display of a running pipeline
+status_tables  the status of a pipeline as lines and tables
+output         tables and sentences for people, JSON for programs, errors, progress bars
+logs           the log on standard error
 """

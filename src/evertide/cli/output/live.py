@@ -12,8 +12,8 @@ from rich.console import Group
 from rich.live import Live
 from rich.text import Text
 
-from evertide.cli.commands.status import format_problems, format_state
 from evertide.cli.output.output import Output, format_lag
+from evertide.cli.output.status_tables import format_problems, format_state
 from evertide.errors import EvertideError, TimeCompacted
 from evertide.journal.journal import Journal
 from evertide.problem import ComponentState

@@ -33,11 +33,11 @@ def _ratio(over: str, under: str, by: str) -> Series:
 
 def _quantiles(name: str, by: str = "") -> list[Series]:
     """The median, and what one in a hundred is above."""
-    grouped, told = (f"le, {by}", f"{{{{{by}}}}} ") if by else ("le", "")
+    grouped, prefix = (f"le, {by}", f"{{{{{by}}}}} ") if by else ("le", "")
     return [
         (
             f"histogram_quantile({quantile}, sum by ({grouped}) (rate({name}_bucket{{}}[$__rate_interval])))",
-            f"{told}p{quantile * 100:g}",
+            f"{prefix}p{quantile * 100:g}",
         )
         for quantile in (0.5, 0.99)
     ]

@@ -108,7 +108,7 @@ class Settings:
     """Memory for the bodies of all HTTP requests together, encoded and decoded. One request may exceed it."""
 
     bodies_wait_s: float = 15.0
-    """How long a request waits for memory within `bodies_bytes_max` before the client is told to retry."""
+    """How long a request waits for memory within `bodies_bytes_max` before the server answers 503 with Retry-After."""
 
     request_head_bytes_max: int = 64 * 1024
     """Maximum size of the first line and the headers of an HTTP request."""
@@ -124,7 +124,7 @@ class Settings:
     a longer time here lets the proxy close first."""
 
     connections_max: int = 12_000
-    """Maximum number of HTTP connections; a client that opens one more is told to retry."""
+    """Maximum number of HTTP connections; the server answers one more with 503 and Retry-After."""
 
     query_limit_s: float = 30.0
     """How long a query over HTTP or from the command line may take."""

@@ -25,11 +25,11 @@ Beside it in the directory:
 
 Invariants, and what they prevent:
 
-1. The version is checked first, the checksum second: a newer manifest would be half-read, and garbage collection would
-   delete what a damaged one no longer names.
-2. It names every file that a restart needs (`files`), and every part of the member shards (`shards`): with both, the
-   storage can be restored even if Meta is lost.
-3. It never changes. The catalog has its length and digest: another manifest could replace it unnoticed.
+1. The version is checked first, the checksum second. Otherwise a newer manifest would be half-read, and garbage
+   collection would delete what a damaged one no longer names.
+2. It names every file that a restart needs (`files`), and every part of the member shards (`shards`). Otherwise the
+   storage could not be restored if Meta is lost.
+3. It never changes, and the catalog has its length and digest. Otherwise another manifest could replace it unnoticed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Errors about a request: the caller changes it, or the state that forbids it."""
+"""Errors that the caller resolves, by changing the request or the state that forbids it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finds the rows that make a step fail, or that no row does.
+"""Finds the rows that make a step fail, or shows that no row does.
 
 Spark's error classes do not say whether a row caused an error: a malformed JSON text, a broken XML document and a lost
 executor raise the same kind of error. So the step is repeated, without applying any delta:

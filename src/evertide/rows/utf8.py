@@ -1,4 +1,4 @@
-"""Texts that are not valid UTF-8.
+"""Replaces or detects invalid UTF-8 in text columns.
 
 A STRING of Spark may hold any bytes, and a collection keeps them exactly. Where a format needs UTF-8 (JSON, PostgreSQL,
 a Python str), each invalid byte sequence becomes U+FFFD, as with Spark's `make_valid_utf8`. Different texts may then be

@@ -8,12 +8,12 @@ Batches are in order of time and do not overlap; nothing changed at times betwee
 
 Invariants, and what they prevent:
 
-1. `upper` only advances, and an append starts exactly there (I2): two writers would write the same time.
-2. `since` only advances, and stays below `upper` once that is above 0: no time could be read.
-3. A batch's parts have times in [lower, upper), or `since` where that is later: a reader at `as_of >= since` would miss
-   or double a change.
-4. Compaction replaces exactly the batches that it read, by one with the same digest: an append or a change would be
-   lost.
+1. `upper` only advances, and an append starts exactly there (I2). Otherwise two writers would write the same time.
+2. `since` only advances, and stays below `upper` once that is above 0. Otherwise no time could be read.
+3. A batch's parts have times in [lower, upper), or `since` where that is later. Otherwise a reader at `as_of >= since`
+   would miss or double a change.
+4. Compaction replaces exactly the batches that it read, by one with the same digest. Otherwise an append or a change
+   would be lost.
 5. After `Finalized`, which ends the shard, the only further diff is `Forgotten`, which removes the commit tokens of
    writers that are no longer registered.
 

@@ -79,8 +79,8 @@ class Changes:
 
 
 def explain_invalid_key(changes: pa.Table, key: Sequence[str]) -> str:
-    """Why the target cannot have the keys: it needs UTF-8, and would not notice that two keys have become equal. Empty
-    if it can."""
+    """Why the target cannot have the keys: it needs UTF-8, and different keys could become equal when invalid bytes are
+    replaced. Empty if it can."""
     for name in key:
         if not is_valid_utf8(changes[name]):
             return (

@@ -5,7 +5,7 @@ application transaction, under the sink token:
 
 1. Before a write, the sink compares the number in the table's log, and skips a transaction that the table has (J7).
 2. Of two commits with the same token on the same version, the later one fails. So an earlier process of the sink that
-   wakes up late changes nothing (I9).
+   resumes later changes nothing (I9).
 3. The sink creates the table, with the number -1. It does not write to a table without its token.
 4. Rows are identified by the key, if there is one; a key with several rows is an error. Without a key the table is a
    multiset: all copies of a removed row are deleted, and the remaining ones are added again. Deleting rows rewrites

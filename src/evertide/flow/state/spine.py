@@ -1,4 +1,4 @@
-"""The spine of an arrangement: the list of its runs, and how they are kept few.
+"""The spine of an arrangement: the list of its runs, and the merges that limit their number.
 
 1. A delta is added as a run in memory. Small runs of similar size, up to `inline_rows_max` rows together, are joined at
    once. A delta with more rows (`defer`) is sorted at its first read.

@@ -1,6 +1,6 @@
-"""`LeaderTasks`: the work that one replica does for all of them: the leader.
+"""`LeaderTasks`: the work that only the leader does.
 
-The leader delivers to sinks, backfills new and failed views, maintains the shards, and makes checkpoints. A replica
+It delivers to sinks, backfills new and failed views, maintains the shards, and makes checkpoints. A replica
 starts this work when it takes the lead, from what is durable by then.
 """
 

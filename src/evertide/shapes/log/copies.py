@@ -1,7 +1,7 @@
 """`Copies`: how often each row occurs in a collection without a key, so that equal rows can be numbered.
 
 For a client, a row that occurs three times is three rows: the first has the row's key, the others also their number.
-The third copy to arrive is also the third to go, so the client holds the same multiset.
+When the count falls from 3 to 2, the copy with the number 3 is deleted, so the client holds the same multiset.
 
 `Copies` holds the counts after all transactions below `upper`: 24 bytes per distinct row, plus recent changes. The
 count before an earlier transaction is computed by undoing later changes, so a log can be derived again from any time.

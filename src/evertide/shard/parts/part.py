@@ -14,10 +14,10 @@ fixed-size lists as lists, extension types as their storage type. Reading return
 
 Invariants, and what they prevent:
 
-1. `bytes` and `checksum` (XXH3-128) are those of the encoded bytes: damage would be decoded into wrong rows.
-2. `rows`, `count` and `digest` are those of its changes: compaction could lose rows unnoticed.
-3. All times are in [time_min, time_max], all values in `ranges`: readers would skip rows. An inline part has no ranges:
-   they would cost more than its rows.
+1. `bytes` and `checksum` (XXH3-128) are those of the encoded bytes. Otherwise damage would be decoded into wrong rows.
+2. `rows`, `count` and `digest` are those of its changes. Otherwise compaction could lose rows unnoticed.
+3. All times are in [time_min, time_max], all values in `ranges`. Otherwise readers would skip rows. An inline part has
+   no ranges, because they would cost more than its rows.
 4. A part never changes. A part with `slice_count` n has all rows of its batch whose hash is in slice `slice_index` of
    n, a power of two.
 """

@@ -8,7 +8,7 @@ Quotes follow RFC 4180: a field that starts with a quote ends at the next quote 
 
 1. A quote inside a field that does not start with one is an ordinary character.
 2. Text between the closing quote and the next delimiter makes the record invalid; the record's end does not change.
-3. A quote that is not closed within `record_bytes_max` would swallow the rest of the file. Instead, its first line is
+3. A quote that is not closed within `record_bytes_max` would extend to the end of the file. Instead, its first line is
    an invalid record, and reading continues with the next line.
 4. A longer line is an invalid record as well, and is never held in memory as a whole.
 """

@@ -3,7 +3,7 @@
 1. A range gives the same records, count and checksum, which the journal binds (J4), and the same rows, on any machine.
 2. Spark replaces an executor that is lost: a task only reads, and starts again at its first offset.
 3. A problem with the topic does not fail the task. It is returned as `RangeFailure`, and raised in the driver. So
-   Spark does not repeat the task in vain, and the error is the same as if the driver had read the range.
+   Spark does not repeat a task that must fail again, and the error is the same as if the driver had read the range.
 """
 
 from __future__ import annotations

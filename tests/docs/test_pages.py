@@ -110,7 +110,7 @@ def test_code_on_other_pages_is_valid(spark: SparkSession, name: str) -> None:
 def _check_sql(spark: SparkSession, block: Block) -> None:
     """Plan a whole script; only parse one that reads tables of another block."""
     from evertide.plan.program.program import Program  # noqa: PLC0415 - pyspark
-    from evertide.plan.program.statements import parse_script  # noqa: PLC0415 - pyspark
+    from evertide.plan.script.statements import parse_script  # noqa: PLC0415 - pyspark
 
     try:
         statements = parse_script(spark, block.text, block.where)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from evertide.flow import Circuit
-from evertide.plan.program.statements import ViewStatement, parse_script
+from evertide.plan.script.statements import ViewStatement, parse_script
 from tests.kit.ledger import Transaction
 from tests.kit.oracle import Reference, drive
 from tests.kit.transactions import random_transactions

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from evertide.plan.program.statements import TableStatement, ViewStatement, parse_script
+from evertide.plan.script.statements import TableStatement, ViewStatement, parse_script
 from tests.kit.compare import compare
 from tests.kit.nexmark import SCHEMAS, WORKLOAD, Nexmark, transactions
 from tests.kit.oracle import Reference

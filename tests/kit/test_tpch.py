@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 import pytest
 
 from evertide.errors import InvalidInput
-from evertide.plan.program.statements import TableStatement, ViewStatement, parse_script
+from evertide.plan.script.statements import TableStatement, ViewStatement, parse_script
 from tests.kit.compare import compare
 from tests.kit.oracle import Reference
 from tests.kit.tpch import WORKLOAD, generated, refreshes

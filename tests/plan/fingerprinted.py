@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from evertide.plan.algebra.fingerprint import Fingerprints
+from evertide.plan.program.fingerprint import Fingerprints
 from evertide.plan.program.program import Program
 from evertide.plan.program.view_function import ViewFunction
 

@@ -10,8 +10,8 @@ import pytest
 from evertide.errors import InvalidInput
 from evertide.plan.algebra.refusals import refuse_unmaintainable
 from evertide.plan.catalyst.walk import get_kind, walk_nodes
-from evertide.plan.program.catalog import Query, SparkCatalog
-from evertide.plan.program.statements import FlowStatement, TableStatement, ViewStatement, parse_script
+from evertide.plan.script.catalog import Query, SparkCatalog
+from evertide.plan.script.statements import FlowStatement, TableStatement, ViewStatement, parse_script
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

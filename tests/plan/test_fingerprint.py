@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from evertide.errors import InvalidInput
-from evertide.plan.algebra.fingerprint import Fingerprints
 from evertide.plan.algebra.nodes import Function, walk
 from evertide.plan.catalyst.python_function import describe_function
 from evertide.plan.catalyst.result_settings import RESULT_PREFIX, RESULT_SETTINGS, read_result_settings
+from evertide.plan.program.fingerprint import Fingerprints
 from evertide.plan.program.program import Program
 from tests.plan.fingerprinted import QUERIES, TABLES, fingerprints
 
@@ -211,7 +211,7 @@ def test_operators_and_pipelines_have_fingerprints(spark: SparkSession) -> None:
 
 
 def test_all_of_a_function_is_hashed() -> None:
-    """A new field needs an entry in `evertide.plan.algebra.fingerprint` that says how it counts."""
+    """A new field needs an entry in `evertide.plan.program.fingerprint` that says how it counts."""
     fields = {field.name for field in dataclasses.fields(Function)}
     assert fields == {"name", "arguments", "condition", "mode", "buffer"}
 

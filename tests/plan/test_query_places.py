@@ -10,9 +10,9 @@ import pytest
 from pyspark.errors import ParseException
 
 from evertide.errors import InvalidInput
-from evertide.plan.program.catalog import SparkCatalog
-from evertide.plan.program.statements import DeclaredColumn, TableStatement, ViewStatement, remove_streams
 from evertide.plan.query.query import list_relations, make_frame, run_query
+from evertide.plan.script.catalog import SparkCatalog
+from evertide.plan.script.statements import DeclaredColumn, TableStatement, ViewStatement, remove_streams
 from tests.plan.query_places import HIDDEN, PLACES, REFUSED_RELATIONS, TRANSFORMED
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from evertide.errors import InvalidInput
-from evertide.plan.program.statements import DeclaredColumn, FlowStatement, TableStatement, ViewStatement, parse_script
+from evertide.plan.script.statements import DeclaredColumn, FlowStatement, TableStatement, ViewStatement, parse_script
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

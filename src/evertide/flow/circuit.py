@@ -41,8 +41,8 @@ from evertide.flow.stage import Stage, find_lookups
 from evertide.flow.state.arrangement import Arrangement, ArrangementManifest
 from evertide.flow.state.row_groups import RowGroupCache
 from evertide.flow.trace import cut_plan, find_shared
+from evertide.plan.algebra.columns import make_arrow_schema
 from evertide.plan.algebra.nodes import Aggregate, Attribute, PlanNode, Scan, TopK
-from evertide.plan.catalyst.columns import make_arrow_schema
 from evertide.plan.catalyst.failure import check_spark, classify_error, describe_error, silence_traces
 from evertide.plan.fragment.fragment import Fragment
 from evertide.plan.program.program import Program

@@ -15,16 +15,16 @@ from evertide.flow.explanation.explanation import Explanation
 from evertide.flow.state.arrangement import Arrangement
 from evertide.flow.state.state_part import PartEntry
 from evertide.pipeline.engine import Cohort, DeclaredTable, DeclaredView, StateStore, drain
-from evertide.plan.algebra.fingerprint import Fingerprints
+from evertide.plan.algebra.columns import make_arrow_schema
 from evertide.plan.algebra.nodes import Attribute
-from evertide.plan.catalyst.columns import make_arrow_schema
 from evertide.plan.catalyst.driver import BACKFILL_POOL, read_activity, use_pool
 from evertide.plan.catalyst.result_settings import read_result_settings
 from evertide.plan.catalyst.session import Session
+from evertide.plan.program.fingerprint import Fingerprints
 from evertide.plan.program.program import Program
 from evertide.plan.program.project import Project
-from evertide.plan.program.statements import ViewStatement
 from evertide.plan.program.view_function import ViewFunction
+from evertide.plan.script.statements import ViewStatement
 from evertide.threads.stopping import IsStopping, never_stopping
 
 __all__ = ["SparkCohort", "SparkEngine"]

@@ -1,8 +1,11 @@
 """From Spark SQL to Evertide's plan; the only package that calls the JVM through py4j.
 
-program     scripts and projects as statements, and their plans
-catalyst    access to Spark's JVM
-algebra     views as plans that can be maintained
-fragment    parts of plans that are prepared to run
-query       single queries that Spark answers
+Imports only go down this list (`.importlinter`):
+
+program   scripts and projects as plans
+fragment  parts of plans that are prepared to run
+algebra   views as plans that can be maintained
+script    the statements of a script, and the catalog for Spark's analyzer
+query     single queries that Spark answers
+catalyst  access to Spark's JVM
 """

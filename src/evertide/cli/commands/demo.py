@@ -167,7 +167,7 @@ def _show_comparison(output: Output, found: list[Comparison], display: LiveDispl
 def _list_queries(pipeline: Pipeline) -> dict[str, str]:
     """The queries of the materialized views, by name."""
     from evertide.pipeline.spark_engine import SparkEngine  # noqa: PLC0415 - pyspark
-    from evertide.plan.program.statements import ViewStatement  # noqa: PLC0415 - pyspark
+    from evertide.plan.script.statements import ViewStatement  # noqa: PLC0415 - pyspark
 
     engine = pipeline.engine
     statements = engine.program.statements if isinstance(engine, SparkEngine) else []

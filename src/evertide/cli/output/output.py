@@ -30,7 +30,7 @@ from rich.text import Text
 from evertide.cli.output.logs import LogOptions, configure_logging
 from evertide.errors import EvertideError, InvalidInput
 from evertide.json_values import error_to_json, join_lines, to_json_value
-from evertide.plan.program.error_list import ScriptErrors
+from evertide.plan.script.error_list import ScriptErrors
 
 if TYPE_CHECKING:  # pyarrow, not needed for `--help`
     from evertide.sources.contract import Lag

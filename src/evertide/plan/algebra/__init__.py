@@ -2,6 +2,7 @@
 
 algebra            the conversion, operator by operator
 nodes              the kinds of operators
+columns            columns of a plan as Arrow types
 aggregates         Aggregates, split by how their functions are maintained
 conditions         keys in the conditions of joins
 deduplicate        dropDuplicates as a window
@@ -11,7 +12,6 @@ order              independence of the order of rows
 sharing            equal parts of a plan as one node
 refusals           queries that cannot be maintained
 row_key            the key of a view, derived from its plan
-fingerprint        fingerprints of views and pipelines
 node_fingerprints  fingerprints of operators
 description        operators as texts
 """

@@ -53,7 +53,7 @@ from evertide.plan.algebra.sharing import SharedParts
 from evertide.plan.catalyst.canonical import CanonicalForms
 from evertide.plan.catalyst.catalyst import Catalyst
 from evertide.plan.catalyst.walk import get_kind, read_list, read_option, walk_parts
-from evertide.plan.program.catalog import Query, SparkCatalog
+from evertide.plan.script.catalog import Query, SparkCatalog
 
 __all__ = ["Algebra"]
 

@@ -1,4 +1,4 @@
-"""Fingerprints of single operators of a plan; `evertide.plan.algebra.fingerprint` defines what they cover."""
+"""Fingerprints of single operators of a plan; `evertide.plan.program.fingerprint` defines what they cover."""
 
 from __future__ import annotations
 

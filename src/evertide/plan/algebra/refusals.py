@@ -13,7 +13,7 @@ from typing import Any
 from evertide.errors import InvalidInput
 from evertide.plan.catalyst.network import has_external_dtds
 from evertide.plan.catalyst.walk import get_kind, read_list, walk_expressions, walk_nodes
-from evertide.plan.program.catalog import Query, SparkCatalog
+from evertide.plan.script.catalog import Query, SparkCatalog
 
 __all__ = ["refuse_unmaintainable"]
 

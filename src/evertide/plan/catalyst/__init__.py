@@ -5,7 +5,6 @@ network          network settings of a new session, and a check of a given one
 catalyst         builds and runs Catalyst's operators and expressions
 walk             walks Catalyst's trees, converts Scala's collections
 parsed           finds all operators of a parsed plan
-columns          columns of a plan as Arrow types
 canonical        expressions as plain values, for fingerprints
 python_function  Python functions as plain values, for fingerprints
 result_settings  settings of Spark that can change results

@@ -25,7 +25,7 @@ from typing import TypeAlias
 from pyspark.sql import DataFrame, SparkSession
 
 from evertide.errors import InvalidInput
-from evertide.plan.program.statements import (
+from evertide.plan.script.statements import (
     AppendStatement,
     DeclaredColumn,
     FlowStatement,

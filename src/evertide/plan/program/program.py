@@ -18,22 +18,22 @@ from pyspark.sql import SparkSession
 
 from evertide.errors import InvalidInput
 from evertide.plan.algebra.algebra import Algebra
+from evertide.plan.algebra.columns import check_type
 from evertide.plan.algebra.nodes import Attribute, PlanNode
 from evertide.plan.algebra.refusals import refuse_unmaintainable
 from evertide.plan.algebra.row_key import derive_key
 from evertide.plan.catalyst.catalyst import Catalyst
-from evertide.plan.catalyst.columns import check_type
 from evertide.plan.catalyst.failure import silence_traces
-from evertide.plan.program.catalog import SETTINGS as PLANNING
-from evertide.plan.program.catalog import Query, SparkCatalog
-from evertide.plan.program.error_list import ErrorList
 from evertide.plan.program.flows import AppendedView, AppendFlow, resolve_flows
 from evertide.plan.program.project import Project
 from evertide.plan.program.project_files import Declarations, ProjectView, apply_configuration, read_files
 from evertide.plan.program.project_inputs import ProjectSession
 from evertide.plan.program.properties import SinkProperties, check_properties, read_key, read_sinks
-from evertide.plan.program.statements import Statement, TableStatement, ViewStatement, parse_script
 from evertide.plan.program.view_function import ViewFunction
+from evertide.plan.script.catalog import SETTINGS as PLANNING
+from evertide.plan.script.catalog import Query, SparkCatalog
+from evertide.plan.script.error_list import ErrorList
+from evertide.plan.script.statements import Statement, TableStatement, ViewStatement, parse_script
 
 __all__ = ["Program"]
 

@@ -39,8 +39,8 @@ from evertide.plan.catalyst.failure import read_first_line
 from evertide.plan.program.flows import AppendFlow
 from evertide.plan.program.project import Project, ProjectFile
 from evertide.plan.program.project_inputs import ProjectSession, parse_columns
-from evertide.plan.program.statements import FlowStatement, Statement, TableStatement, check_names, parse_script
 from evertide.plan.program.view_function import ViewFunction, activate
+from evertide.plan.script.statements import FlowStatement, Statement, TableStatement, check_names, parse_script
 
 __all__ = ["Declarations", "ProjectView", "apply_configuration", "read_files"]
 

@@ -24,7 +24,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType, _parse_datatype_string
 
 from evertide.errors import InvalidInput
-from evertide.plan.program.statements import DeclaredColumn, TableStatement
+from evertide.plan.script.statements import DeclaredColumn, TableStatement
 
 __all__ = ["ProjectSession", "parse_columns"]
 

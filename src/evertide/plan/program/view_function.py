@@ -25,7 +25,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from evertide.errors import InvalidInput
-from evertide.plan.program.script_errors import explain_error
+from evertide.plan.script.script_errors import explain_error
 
 __all__ = ["ViewFunction", "activate", "materialized_view", "temporary_view"]
 

@@ -31,9 +31,9 @@ from evertide.errors import InvalidInput
 from evertide.plan.catalyst.failure import silence_traces
 from evertide.plan.catalyst.parsed import walk_parsed
 from evertide.plan.catalyst.walk import get_kind, read_list, read_map, read_option
-from evertide.plan.program.error_list import ErrorList
-from evertide.plan.program.script import StatementText, split_script
-from evertide.plan.program.script_errors import QueryText, make_statement_error
+from evertide.plan.script.error_list import ErrorList
+from evertide.plan.script.script import StatementText, split_script
+from evertide.plan.script.script_errors import QueryText, make_statement_error
 
 __all__ = [
     "AppendStatement",

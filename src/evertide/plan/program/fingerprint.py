@@ -23,7 +23,7 @@ from evertide.plan.algebra.node_fingerprints import NodeFingerprints, hash_json
 from evertide.plan.catalyst.canonical import CanonicalForms
 from evertide.plan.catalyst.result_settings import read_result_settings
 from evertide.plan.program.program import Program
-from evertide.plan.program.statements import FlowStatement, TableStatement
+from evertide.plan.script.statements import FlowStatement, TableStatement
 
 __all__ = ["Fingerprints"]
 

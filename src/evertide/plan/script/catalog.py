@@ -25,8 +25,8 @@ from evertide.plan.catalyst.failure import classify_error, describe_error
 from evertide.plan.catalyst.parsed import walk_parsed
 from evertide.plan.catalyst.session import TOP_SETTINGS
 from evertide.plan.catalyst.walk import get_kind, read_list, read_option, walk_nodes
-from evertide.plan.program.script_errors import QueryText, explain_error, find_offset
-from evertide.plan.program.statements import TableStatement, ViewStatement
+from evertide.plan.script.script_errors import QueryText, explain_error, find_offset
+from evertide.plan.script.statements import TableStatement, ViewStatement
 
 __all__ = ["SETTINGS", "FrameView", "Query", "SparkCatalog"]
 

@@ -136,7 +136,7 @@ class _Served:
         known = self.service.shapes
         for owner in range(self.shapes, count):
             asked = parse_request({"table": "orders", "where": f"owner = {owner}", "offset": "-1"})
-            known.obtain(known.find_definition(asked))
+            known.find_or_create(known.find_definition(asked))
         self.shapes = max(count, self.shapes)
 
     @contextmanager

@@ -42,5 +42,5 @@ def test_a_fan_in_of_one_is_refused() -> None:
 @pytest.mark.parametrize("name", ["lease_ttl_s", "writer_ttl_s"])
 def test_a_time_to_live_must_allow_a_late_heartbeat(name: str) -> None:
     Settings(**{name: 10.0})  # type: ignore[arg-type]
-    with pytest.raises(InvalidInput, match="beat_interval_s"):
+    with pytest.raises(InvalidInput, match="heartbeat_interval_s"):
         Settings(**{name: 9.9})  # type: ignore[arg-type]

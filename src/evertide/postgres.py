@@ -98,7 +98,7 @@ class PostgresAddress:
         try:
             known: dict[str, Any] = dict(conninfo_to_dict(parts.get("url", "")))
             known |= {part: value for part, value in parts.items() if part != "url" and value}
-            hidden = _make_hider(hide, [str(known[part]) for part in ("password", "sslpassword") if known.get(part)])
+            hide = _make_hider(hide, [str(known[part]) for part in ("password", "sslpassword") if known.get(part)])
             for part, value in _DEFAULTS.items():
                 known.setdefault(part, value)
             known.setdefault("application_name", f"evertide {name}")
@@ -110,7 +110,7 @@ class PostgresAddress:
         if not re.fullmatch(r"(\d*)(,\d*)*", str(known.get("port") or "")):
             raise InvalidInput(where=where, why="the port in the server's address is not a number")
         place = f"{known.get('host') or 'localhost'}:{known.get('port') or 5432}/{known.get('dbname') or ''}"
-        return cls(conninfo, hidden, name, f"PostgreSQL {hidden(place)}")
+        return cls(conninfo, hide, name, f"PostgreSQL {hide(place)}")
 
     def explain(self, error: psycopg.Error) -> str:
         """The first line of the error, without secrets."""
@@ -118,13 +118,13 @@ class PostgresAddress:
 
 
 def _make_hider(hide: Callable[[str], str], more: list[str]) -> Callable[[str], str]:
-    def hidden(text: str) -> str:
+    def hide_all(text: str) -> str:
         for secret in more:
             if secret:
                 text = text.replace(secret, "***")
         return hide(text)
 
-    return hidden
+    return hide_all
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ class PostgresServer:
     def connect(self) -> psycopg.Connection[Any]:
         return psycopg.connect(self.address.conninfo, autocommit=True)
 
-    def answers(self) -> bool:
+    def is_up(self) -> bool:
         """Whether the server is up. If so, a connection fails for a reason that is not temporary."""
         return pq.PGconn.ping(self.address.conninfo.encode()) in (pq.Ping.OK, pq.Ping.NO_ATTEMPT)
 

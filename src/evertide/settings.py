@@ -41,7 +41,7 @@ class Settings:
     """A writer may be fenced after this time without a heartbeat. It takes this long to detect that a replica on
     another machine is dead."""
 
-    beat_interval_s: float = 5.0
+    heartbeat_interval_s: float = 5.0
     """Interval of the heartbeats of leases and writers."""
 
     maintenance_interval_s: float = 1.0
@@ -207,8 +207,8 @@ class Settings:
         if self.checkpoints_kept < 2:
             why = "must be at least 2, in case one checkpoint is damaged"
             raise InvalidInput(where="settings.checkpoints_kept", why=why)
-        if self.beat_interval_s * 2 > min(self.lease_ttl_s, self.writer_ttl_s):
+        if self.heartbeat_interval_s * 2 > min(self.lease_ttl_s, self.writer_ttl_s):
             raise InvalidInput(
-                where="settings.beat_interval_s",
+                where="settings.heartbeat_interval_s",
                 why="must be at most half of lease_ttl_s and of writer_ttl_s, so that one late heartbeat ends neither",
             )

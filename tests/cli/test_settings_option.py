@@ -15,9 +15,11 @@ from tests.cli.kit import SHOP, evertide, one_error
 def test_settings_by_name() -> None:
     assert make_settings(None) == Settings()
     found = make_settings(
-        ["writer_ttl_s=5", " beat_interval_s = 0.5", "portion_rows_max=100"], checkpoint_interval_s=7.0
+        ["writer_ttl_s=5", " heartbeat_interval_s = 0.5", "portion_rows_max=100"], checkpoint_interval_s=7.0
     )
-    assert found == Settings(writer_ttl_s=5.0, beat_interval_s=0.5, portion_rows_max=100, checkpoint_interval_s=7.0)
+    assert found == Settings(
+        writer_ttl_s=5.0, heartbeat_interval_s=0.5, portion_rows_max=100, checkpoint_interval_s=7.0
+    )
 
 
 @pytest.mark.parametrize(
@@ -27,7 +29,7 @@ def test_settings_by_name() -> None:
         ("portion_rows_max=1.5", "a whole number, not '1.5'"),
         ("writer_ttl_s=soon", "a number, not 'soon'"),
         ("writer_ttl_s", "not ''"),
-        ("beat_interval_s=40", "at most half"),
+        ("heartbeat_interval_s=40", "at most half"),
         ("retry_wait_s=0", "positive"),
     ],
 )

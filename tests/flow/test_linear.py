@@ -114,7 +114,7 @@ def test_v3_the_linear_rule_is_not_used_where_it_does_not_hold(shape: str) -> No
 
 def test_v3_the_linear_rule_is_not_used_if_the_optimizer_changed_the_outer_join() -> None:
     cut = cut_of(join(A, B, JoinType.FULL_OUTER), A, B)
-    assert LinearRule(cut, lambda: [JoinType.FULL_OUTER]).forms_alone == (Form.LEFT_ALONE, Form.RIGHT_ALONE)
+    assert LinearRule(cut, lambda: [JoinType.FULL_OUTER]).forms_unmatched == (Form.UNMATCHED_LEFT, Form.UNMATCHED_RIGHT)
     assert not LinearRule(cut, lambda: [JoinType.LEFT_OUTER]).is_valid
     assert not LinearRule(cut, list).is_valid
 

@@ -40,9 +40,9 @@ from pathlib import Path
 
 from evertide.errors import StorageFull
 from evertide.store.blobs.files import DirectoryEntry
+from evertide.store.key_notifier import KeyNotifier
 from evertide.store.memory import MemoryMeta
 from evertide.store.meta import Guard, Record, Stale, Write
-from evertide.store.wake import Wake
 from tests.kit.disk_tree import Directory, Fate, File, Node, Survivors
 from tests.kit.runtime import ManualRuntime
 
@@ -89,7 +89,7 @@ class _Machine:
 
     def __init__(self, runtime: ManualRuntime) -> None:
         self.lock = threading.RLock()
-        self.wake = Wake(runtime)
+        self.notifier = KeyNotifier(runtime)
         self.boot = 0
         self.is_on = True
         self.log: list[Operation] = []
@@ -106,7 +106,7 @@ class _Machine:
     def switch_off(self) -> None:
         with self.lock:
             self.is_on = False
-        self.wake.ring_all()
+        self.notifier.notify_all_keys()
 
     @contextmanager
     def operation(self, boot: int, op: str, what: str, size: int = 0) -> Iterator[None]:
@@ -304,7 +304,7 @@ class SimulatedMeta(_Process):
             stale = self._records.kept.commit(writes, guards)
             if stale is None:
                 self._records.flush(lambda: True)
-                self._machine.wake.ring(keys)
+                self._machine.notifier.notify(keys)
             return stale
 
     def truncate(self, key: str, below: int) -> None:
@@ -314,7 +314,7 @@ class SimulatedMeta(_Process):
     def wait(self, key: str, after: int, timeout_s: float) -> bool:
         with self._operation("meta.wait", key):
             pass
-        found = self._machine.wake.wait(key, lambda: self._is_above(key, after), timeout_s, poll_s=timeout_s)
+        found = self._machine.notifier.wait(key, lambda: self._is_above(key, after), timeout_s, poll_s=timeout_s)
         self._machine.check_alive(self._boot)
         return found
 

@@ -258,7 +258,7 @@ class CombinedRun:
         deadline_s = self.runtime.monotonic_s() + LIMIT_S
         while away := [one for one in self.p.status().collections if one.kind == "view" and one.state != "running"]:
             assert self.runtime.monotonic_s() < deadline_s, f"views do not recover: {away}"
-            self.p.hydrated(5.0)
+            self.p.wait_until_hydrated(5.0)
             self.p.advance()  # the pipeline's loop also retries failed views here
             self.runtime.sleep_s(0.02)
         assert self.compare() == set(self.views), "not all views were compared"

@@ -24,7 +24,12 @@ from tests.kit.small_engine import SmallEngine
 from tests.pipeline.worker import SETTINGS, SMALL, small_engine
 
 QUICK = replace(
-    SETTINGS, writer_ttl_s=8.0, lease_ttl_s=8.0, beat_interval_s=0.5, lead_interval_s=0.2, transaction_interval_s=0.01
+    SETTINGS,
+    writer_ttl_s=8.0,
+    lease_ttl_s=8.0,
+    heartbeat_interval_s=0.5,
+    lead_interval_s=0.2,
+    transaction_interval_s=0.01,
 )
 
 

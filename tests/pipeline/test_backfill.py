@@ -427,7 +427,7 @@ def test_x4_a_view_is_added_beside_transactions_and_checkpoints() -> None:
             p.commit()
             p.checkpoint()
         go_on.set()
-        assert p.hydrated(60)
+        assert p.wait_until_hydrated(60)
         p.push("orders", [order(99, 1)])
         p.commit()
         assert rows_of(p, "n") == [(6,)]
@@ -451,12 +451,12 @@ def test_x4_a_backfill_whose_hold_comes_too_late_is_retried(monkeypatch: pytest.
     monkeypatch.setattr(Shard, "hold", late)
     with open_pipeline(kept, engine("revenue", "counts"), threads=True) as p:
         assert refused.wait(60)
-        p.hydrated(60)
+        p.wait_until_hydrated(60)
         assert not any(name.startswith("backfill-") for name in holds(p))
         p.push("orders", [order(2, 4)])
         p.commit()
         p.advance()
-        assert p.hydrated(60)
+        assert p.wait_until_hydrated(60)
         check(p, "revenue", "counts")
 
 

@@ -75,7 +75,7 @@ def commit_during_backfill(spark: SparkSession, folder: Path) -> None:
             assert p.view("seen").to_arrow().num_rows == ROWS + 1
         finally:
             (gate / "open").touch()
-        assert p.hydrated(60)
+        assert p.wait_until_hydrated(60)
         assert p.view("filled").to_arrow().num_rows == 3 * (ROWS + 1)
 
 

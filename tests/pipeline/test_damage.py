@@ -48,7 +48,7 @@ from evertide.store.paths import (
     state_prefix,
     writer_key,
 )
-from evertide.store.writers import Beat, Writer
+from evertide.store.writers import HeartbeatRecord, Writer
 from evertide.types import SequenceNumber, Time
 from tests.pipeline.kit import SETTINGS, crash, open_pipeline, rows_of, storage
 from tests.pipeline.test_damaged_checkpoint import order, replace_blob
@@ -252,7 +252,7 @@ def template() -> tuple[Storage, Pipeline]:
     for key in (writer_key, beat_key):  # of a killed process
         kept.meta._log[key("0123456789abcdef")] = kept.meta._log.pop(key(writer.id))
     kept.meta._log[beat_key("0123456789abcdef")] = [
-        Record(SequenceNumber(1), seal(Beat("0123456789abcdef", 1, 0.0, 1)))
+        Record(SequenceNumber(1), seal(HeartbeatRecord("0123456789abcdef", 1, 0.0, 1)))
     ]
     return kept, pipeline
 

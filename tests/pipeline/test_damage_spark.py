@@ -105,7 +105,7 @@ def damage_record(root: Path, key: str, way: str) -> None:
 def check_continues(spark: SparkSession, root: Path) -> None:
     """Check that the views hold what they held, and follow their tables."""
     with open_shop(spark, root) as p:
-        assert p.hydrated(60)
+        assert p.wait_until_hydrated(60)
         assert content(p) == expected(range(1, 7))
         push(p, 7)
         assert content(p) == expected(range(1, 8))
@@ -158,7 +158,7 @@ def test_a_damaged_record_is_refused_and_repaired(
         open_shop(spark, root)
     assert evertide("fsck", "--repair", "--storage", root).exit_code == 0
     with open_shop(spark, root) as p:
-        assert p.hydrated(60)
+        assert p.wait_until_hydrated(60)
         numbers = range(1, p.time + 1)
         assert numbers[-1] in {5, 6}, "the repair may lose the record of the newest transaction, and must report that"
         assert content(p) == expected(numbers)

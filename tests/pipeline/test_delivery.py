@@ -231,7 +231,7 @@ def test_a_sink_record_that_another_process_wrote_is_a_conflict() -> None:
     with into(lake=bucket), shop(storage()) as p:
         push_orders(p, [order(1)])
         p.deliver_once()
-        delivery = delivery_threads_of(p)._lanes["lake"].delivery
+        delivery = delivery_threads_of(p)._sink_threads["lake"].delivery
         delivery._number = SequenceNumber(delivery._number - 1)
         push_orders(p, [order(2)])
         with pytest.raises(Conflict, match="another process delivers to sink"):

@@ -43,7 +43,7 @@ def test_a_changed_view_is_delivered_as_new_content_minus_old() -> None:
         p.deliver_once()
         [status] = p.status().sinks
         assert bucket.numbers == [1]  # this change has no number yet
-        assert "is written with the next transaction" in delivery_threads_of(p)._lanes["lake"].delivery.waits_for
+        assert "is written with the next transaction" in delivery_threads_of(p)._sink_threads["lake"].delivery.waits_for
         assert not p._runner.members.shard(old).log.read().state.finalized
         push_orders(p)
         p.deliver_once()

@@ -35,8 +35,8 @@ def deliver_one(p: Pipeline, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
         "evertide.shard.state.ShardState.find_read_end", lambda state, lower, _rows: min(lower + 1, state.upper)
     )
-    for lane in delivery_threads_of(p)._lanes.values():
-        delivery_threads_of(p)._step(lane)
+    for sink_thread in delivery_threads_of(p)._sink_threads.values():
+        delivery_threads_of(p)._step(sink_thread)
 
 
 def test_a_sink_that_moves_but_falls_behind_is_lagging_by_age(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,7 +57,8 @@ def test_a_sink_that_moves_but_falls_behind_is_lagging_by_age(monkeypatch: pytes
         assert f"{status.behind} transactions behind" in status.problem.why
         since_s = status.problem.since_s
         assert (
-            since_s == p._context.journal.read(delivery_threads_of(p)._lanes["lake"].delivery.position + 1).bound_at_s
+            since_s
+            == p._context.journal.read(delivery_threads_of(p)._sink_threads["lake"].delivery.position + 1).bound_at_s
         )
         monkeypatch.undo()
     with into(lake=bucket), shop(kept, runtime=runtime) as p:  # the age is durable: it survives a restart

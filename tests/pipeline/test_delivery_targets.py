@@ -59,7 +59,7 @@ def test_a_target_ahead_of_the_pipeline_is_reported() -> None:
     with into(lake=bucket), shop(storage()) as p:
         push_orders(p, [order(1)])
         p.deliver_once()
-        delivery_threads_of(p)._lanes["lake"].delivery._close()
+        delivery_threads_of(p)._sink_threads["lake"].delivery._close()
         bucket.got.append((7, bucket.got[0][1]))
         push_orders(p, [order(2)])
         p.deliver_once()

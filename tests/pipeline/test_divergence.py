@@ -11,7 +11,7 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from evertide.errors import Diverged, Recomputing
+from evertide.errors import Diverged, RecomputationDelayed
 from evertide.pipeline.pipeline import Pipeline
 from evertide.pipeline.records.ownership import ProcessRole
 from evertide.pipeline.state.divergence import DivergenceEvidence, RecomputationBackoff, list_divergences
@@ -309,7 +309,7 @@ def test_x7_a_follower_that_diverges_while_it_opens_waits_and_continues() -> Non
     second = open_pipeline(kept, made, runtime=runtime, role=ProcessRole.REPLICA, settings=settings)
     tried = []
     for _ in range(3):
-        with pytest.raises(Recomputing, match="revenue"):
+        with pytest.raises(RecomputationDelayed, match="revenue"):
             second.advance()
         tried.append(calls[0])
     assert tried[0] == tried[1] == tried[2], "it computed the view again without a wait"
@@ -318,7 +318,7 @@ def test_x7_a_follower_that_diverges_while_it_opens_waits_and_continues() -> Non
     is_wrong[0] = False
     runtime.advance_s(11)
     while second.time < first.time:
-        with suppress(Recomputing):
+        with suppress(RecomputationDelayed):
             second.advance()
     for p in (first, second):
         check(p, "revenue", "counts")
@@ -347,14 +347,14 @@ def test_x7_a_follower_that_cannot_compute_a_view_of_its_peers_continues(is_open
             first.commit()
         first.advance()
         is_failing[0] = True
-    with pytest.raises(Recomputing, match="ZeroDivisionError"):
+    with pytest.raises(RecomputationDelayed, match="ZeroDivisionError"):
         advance_all(second)
     assert first.definition.list_away("failed") == []
     is_failing[0] = False
     first.push("orders", [order(3)])
     first.commit()
     while second.time < first.time:
-        with suppress(Recomputing):
+        with suppress(RecomputationDelayed):
             second.advance()
     for p in (first, second):
         check(p, "revenue", "share")

@@ -85,7 +85,7 @@ def test_x7_a_circuit_whose_checkpoints_lack_a_row_is_discarded_and_recomputed(
             p.commit()
             crash(p)
     with et.Pipeline.open(SCRIPT, kept, spark=spark) as p:
-        assert p.hydrated(60)
+        assert p.wait_until_hydrated(60)
         check(p)
         p.push("orders", [order(7), order(8, "bob")], deletes=[1])
         p.commit()

@@ -256,7 +256,7 @@ def test_a_view_is_computed_while_the_others_continue() -> None:
         with pytest.raises(NotAllowedNow, match="hydrating"):
             p.view("share").to_arrow()
         may_go_on.set()
-        assert p.hydrated(20)
+        assert p.wait_until_hydrated(20)
         assert rows_of(p, "share") == sorted([(number, 100 // number) for number in range(1, 12)], key=repr)
         p.push("orders", [order(1, 4)])
         p.commit()
@@ -312,7 +312,7 @@ def test_rows_of_the_old_query_are_not_read_under_the_new_one() -> None:
         assert p.view("revenue").as_of(4).to_pylist() == [{"customer": "ann", "amount": 10}]
         assert p.view("counts").to_pylist() == [{"orders": 4, "notes": 4}]
         may_go_on.set()
-        assert p.hydrated(20)
+        assert p.wait_until_hydrated(20)
         assert rows_of(p, "revenue") == [("all", 1)]
 
 
@@ -324,7 +324,7 @@ def test_a_view_that_is_recomputed_with_the_same_query_is_read_with_a_warning() 
         with pytest.warns(StaleViewWarning, match="'revenue' is hydrating, and its content is that of transaction 4"):
             assert rows_of(p, "revenue") == [("ann", 10)]
         may_go_on.set()
-        assert p.hydrated(20)
+        assert p.wait_until_hydrated(20)
         with warnings.catch_warnings(action="error"):
             assert rows_of(p, "revenue") == [("all", 1)]
 

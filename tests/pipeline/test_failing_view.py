@@ -125,7 +125,7 @@ def test_a_retry_of_a_view_does_not_delay_commits() -> None:
         assert rows_of(p, "revenue") == [("ann", 15)]
         assert rows_of(p, "share") == []
         go_on.set()
-        p.hydrated()
+        p.wait_until_hydrated()
         assert rows_of(p, "share") == [(1, 20), (2, 10)]
 
 

@@ -32,7 +32,7 @@ QUICK = replace(
     stall_after_s=0.1,
     writer_ttl_s=1.0,
     lease_ttl_s=1.0,
-    beat_interval_s=0.1,
+    heartbeat_interval_s=0.1,
     lead_interval_s=0.05,
 )
 

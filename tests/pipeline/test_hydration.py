@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from evertide.checkpoint.verification import read_manifest
-from evertide.errors import NotAllowedNow, Recomputing, Unavailable
+from evertide.errors import NotAllowedNow, RecomputationDelayed, Unavailable
 from evertide.pipeline.pipeline import Pipeline
 from evertide.pipeline.records.ownership import ProcessRole
 from evertide.pipeline.state import hydration
@@ -109,7 +109,7 @@ def test_state_without_a_checkpoint_is_computed_in_portions_and_compared(monkeyp
     other = replace(VIEWS["revenue"], function=lambda tables: [{"customer": "x", "amount": len(tables["orders"])}])
     replica = SmallEngine([ORDERS, NOTES], [other, VIEWS["counts"], VIEWS["share"]])
     follower = open_pipeline(kept, replica, settings=SMALL, role=ProcessRole.READ_ONLY)
-    with pytest.raises(Recomputing, match="revenue"):
+    with pytest.raises(RecomputationDelayed, match="revenue"):
         follower.advance()
     follower.close()
     seen = steps_with("share", monkeypatch)

@@ -26,7 +26,7 @@ def run_and_kill(
 def check(storage: Path, kind: str, at_least: int, views: str = DEFAULT) -> None:
     """Check that all views equal plain Python over the tables."""
     with open_worker(storage, kind, views) as p:
-        assert p.hydrated(120)
+        assert p.wait_until_hydrated(120)
         assert p.time >= at_least
         assert p.status().state == "running", p.status().why
         tables = {name: p.view(name).to_pylist() for name in ("north", "south")}

@@ -14,7 +14,7 @@ from tests.kit.faulty import Fault, Faults, FaultyMeta
 from tests.pipeline.kit import SETTINGS, open_pipeline, storage
 from tests.pipeline.test_threads import wait_until
 
-QUICK = replace(SETTINGS, retry_limit_s=0.05, beat_interval_s=0.02, transaction_interval_s=0.01)
+QUICK = replace(SETTINGS, retry_limit_s=0.05, heartbeat_interval_s=0.02, transaction_interval_s=0.01)
 
 
 def test_an_outage_of_storage_is_logged_once_by_each_part() -> None:

@@ -90,7 +90,7 @@ def test_a_repair_writes_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
 
     before_each_step(monkeypatch, wait_for_beat)
     where = place(kept)
-    repair(replace(where, settings=replace(where.settings, beat_interval_s=0.01)))
+    repair(replace(where, settings=replace(where.settings, heartbeat_interval_s=0.01)))
 
 
 def test_an_orphan_is_copied_before_it_is_deleted() -> None:

@@ -124,7 +124,7 @@ def test_x23_a_cohort_that_has_applied_a_step_does_not_apply_it_again() -> None:
             raise SparkAway(path="local", why="executors were lost")
 
     with stepping(before), open_pipeline(kept, engine("revenue", "counts")) as p:
-        p.hydrated()
+        p.wait_until_hydrated()
         assert [set(cohort.views) for cohort in p._runner.machine.cohorts] == [{"revenue"}, {"counts"}]
         is_away[0] = True
         p.push("orders", [order(2)])
@@ -386,10 +386,10 @@ def test_x7_damage_that_only_a_backfill_reads_does_not_end_the_pipeline(threads:
             raise BlobMissing(path="parts/orders", why="it is not there")
 
     with stepping(before), open_pipeline(kept, engine("revenue", "share"), threads=threads) as p:
-        p.hydrated()
+        p.wait_until_hydrated()
         p.push("orders", [order(2)])
         p.commit()
-        p.hydrated()
+        p.wait_until_hydrated()
         assert rows_of(p, "revenue") == [("ann", 20)]
         assert p.status().state == "running"
         [found] = [one for one in p.status().problems if one.error_code == "blob_missing"]
@@ -397,7 +397,7 @@ def test_x7_damage_that_only_a_backfill_reads_does_not_end_the_pipeline(threads:
         is_damaged[0] = False
         while p.definition.list_away("hydrating"):
             p.advance()
-            p.hydrated()
+            p.wait_until_hydrated()
         check(p, "revenue", "share")
         assert not p.status().problems
 

@@ -25,7 +25,7 @@ from evertide.runtime import SystemRuntime
 from evertide.store.meta import Meta, Write, seal
 from evertide.store.paths import LEADER, beat_key, writer_key
 from evertide.store.process import this_process
-from evertide.store.writers import Beat, Registration, Writer, end_silent_writers, read_registrations
+from evertide.store.writers import HeartbeatRecord, Registration, Writer, end_silent_writers, read_registrations
 from tests.kit.faulty import Fault, Faults, FaultyMeta
 from tests.pipeline.kit import crash, open_pipeline, rows_of, storage
 from tests.pipeline.replica_kit import QUICK, caught_up, leaders, order, pair, shared
@@ -33,7 +33,7 @@ from tests.pipeline.replica_kit import QUICK, caught_up, leaders, order, pair, s
 
 def test_a_fenced_process_notices_without_input() -> None:
     """Otherwise the fenced process would keep the connections of its sources for ever, and block other processes."""
-    settings = replace(QUICK, beat_interval_s=0.01)
+    settings = replace(QUICK, heartbeat_interval_s=0.01)
     with open_pipeline(shared(), settings=settings, threads=True, role=ProcessRole.REPLICA) as p:
         p.advance()
         p._writer.unregister()
@@ -138,7 +138,7 @@ def register(meta: Meta, **origin: object) -> Registration:
     other = msgspec.structs.replace(ours, **origin)
     writes = [
         Write(writer_key("aa"), 0, seal(other)),
-        Write(beat_key("aa"), 0, seal(Beat("aa", 1, now_s, 1))),
+        Write(beat_key("aa"), 0, seal(HeartbeatRecord("aa", 1, now_s, 1))),
         Write(LEADER, 0, seal(Leader("aa", now_s, "change"))),
     ]
     assert meta.commit(writes) is None
@@ -182,7 +182,7 @@ class Clock(SystemRuntime):
 def test_x6_an_outage_for_all_replicas_ends_no_registration() -> None:
     """After the outage all replicas are silent for longer than allowed: the first to check must not end the others."""
     clock, kept = Clock(), storage()
-    settings = replace(QUICK, writer_ttl_s=20.0, beat_interval_s=5.0, retry_limit_s=1e-9)
+    settings = replace(QUICK, writer_ttl_s=20.0, heartbeat_interval_s=5.0, retry_limit_s=1e-9)
     first = Writer.register(kept.meta, runtime=clock, settings=settings, label=RUNNING)
     seen = FaultyMeta(kept.meta, Faults(lambda *_: Fault.LOST if is_away else Fault.DONE, lambda *_: Fault.DONE))
     is_away = False

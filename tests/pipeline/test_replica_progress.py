@@ -92,7 +92,7 @@ def test_the_progress_of_a_backfill_is_reported(tmp_path: Path) -> None:
             seen.append(what)
 
     with open_with_threads(tmp_path / "s", "counts", "share", progress=note_backfill) as p:
-        assert p.hydrated(LIMIT_S)
+        assert p.wait_until_hydrated(LIMIT_S)
         assert seen == ["backfill"]
         until(lambda: (one := read_replica(tmp_path / "s", "leads")) is not None and one.work is None)
 
@@ -113,7 +113,7 @@ def test_a_backfill_whose_generation_changed_is_retried(tmp_path: Path, monkeypa
 
     monkeypatch.setattr(Runner, "change", raced)
     with open_with_threads(tmp_path / "s", "counts", "share") as p:
-        assert p.hydrated(LIMIT_S)
+        assert p.wait_until_hydrated(LIMIT_S)
         until(lambda: (one := read_replica(tmp_path / "s", "leads")) is not None and one.work is None)
         assert len(moved) == 1
         assert p.status().state == "running"

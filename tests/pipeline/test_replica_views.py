@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from evertide.errors import (
-    Recomputing,
+    RecomputationDelayed,
 )
 from evertide.pipeline.transaction.runner import Runner
 from tests.pipeline.kit import Row, crash, engine, rows_of
@@ -48,14 +48,14 @@ def test_j11_a_follower_with_other_digests_recomputes_the_view(
         first.push("orders", [order(1)])
         first.commit()
     for _ in range(2):  # recomputed, it is as wrong as before; then it waits
-        with pytest.raises(Recomputing, match="revenue"):
+        with pytest.raises(RecomputationDelayed, match="revenue"):
             advance_all(second)
     assert len([*kept.blob.list("evidence")]) == 1
     first.push("orders", [order(2)])
     assert first.commit() == 2
     is_wrong = False
     while second.time < first.time:
-        with suppress(Recomputing):
+        with suppress(RecomputationDelayed):
             second.advance()
     second.push("orders", [order(3)])
     second.commit()

@@ -67,7 +67,7 @@ def test_views_are_right_from_the_first_order_to_a_changed_script(spark: SparkSe
         p.push("orders", deletes=[3])
         p.push("changes", [{"name": "ann", "city": "Oslo", "at": 9, "gone": True}])
         p.commit()
-        assert p.hydrated(60)
+        assert p.wait_until_hydrated(60)
         assert rows(p.view("shares")) == [(1, 100 / 21), (2, 20.0)]
         assert rows(p.view("revenue")) == [("Rome", 5, 5), (None, 21, 21)]
 
@@ -78,7 +78,7 @@ def test_views_are_right_from_the_first_order_to_a_changed_script(spark: SparkSe
     script = tmp_path / "shop.sql"
     script.write_text(SHOP.replace("sum(o.amount) AS total", "sum(o.amount) AS total, count(*) AS n"))
     with et.Pipeline.open(script, storage, spark=spark, functions=[spenders]) as p:
-        assert p.hydrated(60)
+        assert p.wait_until_hydrated(60)
         assert rows(p.view("revenue")) == [("Rome", 5, 1, 5), (None, 21, 1, 21)]
         p.push("orders", [{"id": 2, "customer": "bob", "amount": 50}])
         p.commit()
@@ -178,7 +178,7 @@ def test_a_view_added_over_many_rows_equals_a_query(spark: SparkSession, tmp_pat
             p.commit()
     views = "".join(f"CREATE MATERIALIZED VIEW {name} AS\n{query};\n" for name, query in queries.items())
     with et.Pipeline.open(head + views, tmp_path / "s", spark=spark, settings=et.Settings(portion_rows_max=150)) as p:
-        p.hydrated()
+        p.wait_until_hydrated()
         for change in (0, 1):
             p.push("orders", [{"id": 5, "customer": "c8", "amount": change}])
             p.commit()

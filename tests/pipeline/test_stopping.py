@@ -21,7 +21,7 @@ from tests.pipeline.kit import VIEWS, Row, by_customer, engine, open_pipeline, r
 from tests.pipeline.sink_kit import Bucket, into, with_sink
 
 FOREVER = Settings(
-    retry_limit_s=1e9, retry_wait_max_s=1e9, retry_wait_s=0.01, beat_interval_s=1, maintenance_interval_s=0.01
+    retry_limit_s=1e9, retry_wait_max_s=1e9, retry_wait_s=0.01, heartbeat_interval_s=1, maintenance_interval_s=0.01
 )
 """A call that fails is retried until the pipeline stops."""
 LIMIT_S = 60.0

@@ -66,7 +66,7 @@ def test_x1_a_backfill_with_an_unexpected_error_is_reported_and_retried() -> Non
         while p.definition.list_away("hydrating"):
             p.advance()
         assert rows_of(p, "share") == [(1, 20), (2, 20)]
-        p.hydrated()
+        p.wait_until_hydrated()
         assert not whys(p)
 
 

@@ -61,7 +61,7 @@ def test_x13_only_the_views_that_a_bad_row_fails_leave_and_they_recover(spark: S
         assert p.status().state == "running"
         p.push("t", deletes=[4])
         p.commit()
-        p.hydrated()
+        p.wait_until_hydrated()
         assert not failed(p)
         assert p.view("padded").to_pylist() == [{"k": k, "z": 5} for k in (1, 2, 3, 5)]
         assert {one["z"] for one in p.view("highest").to_pylist()} == {"1"}
@@ -79,13 +79,13 @@ def test_x13_one_bad_row_of_many_and_of_a_backfill_fails_only_its_view(spark: Sp
         assert "'k': 777" in failed(p)["parsed"]
     added = view("padded", f"SELECT k, {BAD['padded']} AS z FROM t")
     with et.Pipeline.open(TABLE + GOOD + added, tmp_path / "s", spark=spark) as p:
-        p.hydrated()
+        p.wait_until_hydrated()
         assert failed(p).keys() == {"padded"}
         assert "'k': 777" in failed(p)["padded"]
         p.push("t", deletes=[777])
         p.commit()
         while failed(p):
-            p.hydrated()
+            p.wait_until_hydrated()
             p.push("t", [row(many)])
             p.commit()
         assert p.view("padded").to_arrow().num_rows == many

@@ -77,10 +77,10 @@ def test_an_admitted_stream_is_not_refused_after_its_headers() -> None:
 
     async def streamed() -> None:
         admission = Admission(replace(OPTIONS, clients_max=1), SystemRuntime())
-        with admission.admit(is_newcomer=False):
+        with admission.admit(is_new_client=False):
             got = [(block, admission.clients) async for block in admission.count_stream(blocks())]
             assert got == [(number, 2) for number in range(3)]
-            with pytest.raises(Refusal), admission.admit(is_newcomer=False):
+            with pytest.raises(Refusal), admission.admit(is_new_client=False):
                 pass
         assert admission.clients == 0
 

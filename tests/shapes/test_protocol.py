@@ -254,7 +254,7 @@ def test_requests_beyond_the_limit_get_retry_after() -> None:
         assert answer.headers["electric-internal-known-error"] == "true"
         endpoint._admission.clients = 0
         client.caught_up()
-        assert (endpoint._admission.clients, endpoint._admission.newcomers) == (0, 0)
+        assert (endpoint._admission.clients, endpoint._admission.new_clients) == (0, 0)
 
 
 def test_a_hydrating_view_is_503_until_it_is_ready() -> None:

@@ -207,7 +207,7 @@ def test_a_hold_moves_with_the_oldest_shape_and_never_past_a_new_one() -> None:
 
 
 def test_a_log_that_grows_too_long_ends_its_shape_and_wakes_waiting_clients() -> None:
-    settings = Settings(beat_interval_s=0.05, retry_limit_s=1)
+    settings = Settings(heartbeat_interval_s=0.05, retry_limit_s=1)
     with shop(options=replace(LONG, log_rows_max=20), settings=settings) as s, ThreadPoolExecutor(1) as aside:
         s.push(rows=[order(1)])
         client = Follower(s, {"table": "orders", "where": "id = 1"}).caught_up()
@@ -315,7 +315,9 @@ def test_a_shape_that_is_dropped_during_a_request_is_not_answered_from_stale_mem
             shapes.span_known = known  # type: ignore[method-assign]
             shapes.release_idle()
             s.push(rows=[order(2)])
-            shapes.obtain(shapes.find_definition(parse_request({"table": "orders", "offset": "-1", "where": "id > 0"})))
+            shapes.find_or_create(
+                shapes.find_definition(parse_request({"table": "orders", "offset": "-1", "where": "id > 0"}))
+            )
             return known(shape, after)
 
         shapes.span_known = late  # type: ignore[method-assign]

@@ -17,7 +17,7 @@ import pyarrow as pa
 from evertide.rows.changes import DIFF, TIME, make_changes_schema
 from evertide.runtime import Runtime, SystemRuntime
 from evertide.settings import Settings
-from evertide.shard.read import Listing, TimeWindow, fetch
+from evertide.shard.read import PartListing, TimeWindow, fetch
 from evertide.shard.shard import Shard, Shards
 from evertide.shard.source import Event, ShardSource
 from evertide.store import Blob, BlobEntry, Guard, MemoryBlob, MemoryMeta, Meta, Record, Stale, Write
@@ -78,7 +78,7 @@ def updates_of(shard: Shard) -> Counter[tuple[int, Row, int]]:
     counted twice.
     """
     version = shard.log.read()
-    listed = Listing(TimeWindow(0, version.state.upper), version.state.parts, shard.schema, version.seqno)
+    listed = PartListing(TimeWindow(0, version.state.upper), version.state.parts, shard.schema, version.seqno)
     tables = [fetch(shard.log, part, listed) for part in listed.parts]
     return Counter((row[TIME], (row["id"], row["name"]), row[DIFF]) for row in concat_changes(*tables).to_pylist())
 

@@ -21,7 +21,7 @@ from evertide.shard.frontier import Frontier
 from evertide.shard.heartbeat import Heartbeat
 from evertide.shard.lease import Lease
 from evertide.shard.parts.part import Part
-from evertide.shard.read import Lister, Listing, Snapshot
+from evertide.shard.read import Lister, PartListing, Snapshot
 from evertide.shard.shard import Shard, Shards
 from evertide.store import Guard, MemoryBlob, MemoryMeta, Stale, Write
 from evertide.store.writers import Writer
@@ -179,7 +179,7 @@ class Listener:
     start: int
     """The first time whose changes the reader receives. With a snapshot, earlier changes have this time."""
     is_snapshot: bool
-    tasks: list[tuple[Part, Listing]] = field(default_factory=list)
+    tasks: list[tuple[Part, PartListing]] = field(default_factory=list)
     heard: list[Change] = field(default_factory=list)
 
 

@@ -43,7 +43,7 @@ from evertide.shard.state import (
 )
 from evertide.store import SqliteMeta, Storage, Write, open_storage
 from evertide.store.meta import seal, unseal
-from evertide.store.writers import Beat, GenerationRecord, Registration, Writer, read_generation
+from evertide.store.writers import GenerationRecord, HeartbeatRecord, Registration, Writer, read_generation
 from evertide.types import Generation, SequenceNumber, Time
 from tests.kit.runtime import ManualRuntime
 from tests.shard.hosts import SETTINGS
@@ -94,7 +94,7 @@ RECORDS: dict[str, msgspec.Struct] = {
     "registration-origin": Registration(
         "0123456789abcdef", "loader", "host", 1, 1_700_000_000.5, 60.0, "boot-id", "pid:[1]", 77, "00000000000000cc"
     ),
-    "beat": Beat("0123456789abcdef", 12, 1_700_000_010.5, 34),
+    "beat": HeartbeatRecord("0123456789abcdef", 12, 1_700_000_010.5, 34),
     "generation": GenerationRecord(Generation(3), ("customers", "orders"), "0123456789abcdef"),
 }
 STATE = ShardState(
@@ -259,7 +259,7 @@ def test_every_record_and_roll_up_in_it_is_encoded_to_the_same_bytes(root: Path)
         "hold": HoldRecord,
         "lease": LeaseRecord,
         "writer": Registration,
-        "beat": Beat,
+        "beat": HeartbeatRecord,
         "generation": GenerationRecord,
     }
     seen = set()

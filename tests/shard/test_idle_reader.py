@@ -14,7 +14,7 @@ from evertide.settings import Settings
 from evertide.shard.shard import Shard
 from evertide.shard.source import Delivered, Progressed, ShardSource
 from evertide.store import Guard, MemoryBlob, MemoryMeta, Meta, Record, SqliteMeta, Stale, Write
-from evertide.store.wake import Wake
+from evertide.store.key_notifier import KeyNotifier
 from evertide.store.writers import Writer
 from tests.shard.conftest import Storage
 from tests.shard.kit import SCHEMA, PassingBlob, PassingMeta, changes, make_shards, make_writer
@@ -52,7 +52,8 @@ class CountingMeta(PassingMeta):
 
 
 def test_f7_a_caught_up_reader_makes_few_calls(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards the sleep in `Lister.poll` and in `Wake.wait`: the clock bounds the number of calls, and no call writes.
+    """Guards the sleep in `Lister.poll` and in `KeyNotifier.wait`: the clock bounds the number of calls, and no call
+    writes.
 
     Fails without the lister's `wait`, and without the sleep between two polls of SQLite.
     """
@@ -99,10 +100,10 @@ class SleepyMeta(PassingMeta):
 
 
 def test_f7_an_append_wakes_a_reader(storage: Storage) -> None:
-    """Guards the bell in `Wake`: the lister sleeps for a minute here and SQLite polls once an hour, so only the append
-    itself can wake the reader within the 20 s that `take_until` waits for an event.
+    """Guards the notification in `KeyNotifier`: the lister sleeps for a minute here and SQLite polls once an hour, so
+    only the append itself can wake the reader within the 20 s that `take_until` waits for an event.
 
-    Fails if `ring` does nothing: the reader sleeps on.
+    Fails if `notify` does nothing: the reader sleeps on.
     """
     settings = Settings(poll_interval_s=3600.0)
     shards = make_shards(storage.blob, SleepyMeta(storage.meta(settings)), settings=settings)
@@ -123,24 +124,25 @@ def test_f7_an_append_wakes_a_reader(storage: Storage) -> None:
 
 class SleeplessRuntime(SystemRuntime):
     def wait_s(self, condition: threading.Condition, seconds: float) -> None:
-        raise AssertionError("the wait sleeps although the bell rang after the poll began")
+        raise AssertionError("the wait sleeps although the notification came after the poll began")
 
 
 def test_f7_a_commit_between_poll_and_sleep_wakes_the_reader() -> None:
-    """The bell rings after the first poll missed the commit and before the sleep: `Wake.wait` polls again at once.
+    """The notification comes after the first poll missed the commit and before the sleep: `KeyNotifier.wait` polls
+    again at once.
 
-    Fails without the comparison of `bell.rings`: it sleeps.
+    Fails without the comparison of `waiters.notifications`: it sleeps.
     """
-    wake = Wake(SleeplessRuntime())
+    notifier = KeyNotifier(SleeplessRuntime())
     looks: list[int] = []
 
     def look() -> bool:
         looks.append(len(looks))
         if len(looks) == 1:
-            wake.ring(["key"])
+            notifier.notify(["key"])
         return len(looks) > 1
 
-    assert wake.wait("key", look, timeout_s=60.0, poll_s=60.0)
+    assert notifier.wait("key", look, timeout_s=60.0, poll_s=60.0)
     assert looks == [0, 1]
 
 

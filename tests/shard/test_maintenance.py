@@ -23,7 +23,7 @@ QUICK = replace(
     BLOBS,
     maintenance_interval_s=0.01,
     garbage_interval_s=0.02,
-    beat_interval_s=0.01,
+    heartbeat_interval_s=0.01,
     writer_ttl_s=30,
     lease_ttl_s=30,
 )

@@ -22,7 +22,7 @@ from evertide.store.open import open_storage
 from evertide.store.process import this_process
 
 HOST = "box"
-SETTINGS = Settings(writer_ttl_s=2.0, lease_ttl_s=2.0, beat_interval_s=0.2, lead_interval_s=0.1, retry_limit_s=5.0)
+SETTINGS = Settings(writer_ttl_s=2.0, lease_ttl_s=2.0, heartbeat_interval_s=0.2, lead_interval_s=0.1, retry_limit_s=5.0)
 
 
 def tell(*words: object) -> None:
@@ -54,7 +54,7 @@ def live(root: str, role: ProcessRole) -> None:
             led = leading.is_leader
             if leading.try_acquire() and not led:
                 tell("leads")
-            runtime.sleep_s(SETTINGS.beat_interval_s)
+            runtime.sleep_s(SETTINGS.heartbeat_interval_s)
     except Fenced:
         tell("fenced")
 

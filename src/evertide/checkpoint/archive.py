@@ -51,7 +51,7 @@ def export(checkpoints: Checkpoints, entry: CatalogEntry, path: Path | str) -> N
             beaten_at_s = place.runtime.monotonic_s()
             for named in dict.fromkeys([*manifest.files, *manifest.shard_files]):
                 _add(tar, named.key, read_file(place, named), manifest)
-                if place.runtime.monotonic_s() - beaten_at_s >= place.settings.beat_interval_s:
+                if place.runtime.monotonic_s() - beaten_at_s >= place.settings.heartbeat_interval_s:
                     writer.beat()  # otherwise the hold would end with its writer
                     beaten_at_s = place.runtime.monotonic_s()
     finally:

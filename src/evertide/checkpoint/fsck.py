@@ -63,7 +63,7 @@ from evertide.store.paths import (
     state_prefix,
     writer_key,
 )
-from evertide.store.writers import Beat, GenerationRecord, Registration, read_generation, read_registrations
+from evertide.store.writers import GenerationRecord, HeartbeatRecord, Registration, read_generation, read_registrations
 
 __all__ = ["LOST", "Finding", "Report", "check"]
 
@@ -75,7 +75,7 @@ _RECORDS: dict[str, type] = {
     hold_key(""): HoldRecord,
     "lease/": LeaseRecord,
     writer_key(""): Registration,
-    beat_key(""): Beat,
+    beat_key(""): HeartbeatRecord,
     GENERATION: GenerationRecord,
     JOURNAL: Bound,
     COMMITTED: Committed,

@@ -20,7 +20,7 @@ from evertide.checkpoint.context import StorageContext
 from evertide.errors import Conflict, EvertideError, NotAllowedNow
 from evertide.store.meta import Guard, Record, Write, unseal
 from evertide.store.paths import CHECKPOINTS, beat_key, writer_key
-from evertide.store.writers import Beat, Registration, Writer
+from evertide.store.writers import HeartbeatRecord, Registration, Writer
 from evertide.threads.ticker import Ticker
 
 __all__ = ["REPAIRING", "change", "check_exclusive", "register_for_repair"]
@@ -33,7 +33,7 @@ REPAIRING = "repair"
 T = TypeVar("T")
 
 
-class _Beats(Ticker):
+class _RepairHeartbeat(Ticker):
     def __init__(self, writer: Writer, interval_s: float) -> None:
         super().__init__("evertide-repair", interval_s)
         self._writer = writer
@@ -52,7 +52,7 @@ def register_for_repair(place: StorageContext) -> Iterator[Writer]:
     writer = Writer.register(place.meta, runtime=place.runtime, settings=settings, label=REPAIRING)
     try:
         check_exclusive(place, writer.id)
-        with _Beats(writer, settings.beat_interval_s):
+        with _RepairHeartbeat(writer, settings.heartbeat_interval_s):
             yield writer
     finally:
         writer.unregister()
@@ -66,7 +66,7 @@ def check_exclusive(place: StorageContext, own: str = "") -> None:
         if writer == own:
             continue
         last = place.retry_read(lambda writer=writer: meta.head(beat_key(writer)))  # type: ignore[misc]
-        known, beat = _read(record, Registration), _read(last, Beat)
+        known, beat = _read(record, Registration), _read(last, HeartbeatRecord)
         ttl_s = known.ttl_s if known is not None else place.settings.writer_ttl_s
         is_silent = beat is None or place.runtime.wall_s() - beat.beat_at_s > ttl_s
         if not is_silent and not (known is not None and known.has_ended()):

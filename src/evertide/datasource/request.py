@@ -60,8 +60,8 @@ class Request:
     @property
     def settings(self) -> Settings:
         """The lease lives for `lease_s`: it is not renewed between planning and reading."""
-        beat_s = min(Settings().beat_interval_s, self.lease_s / 2)
-        return Settings(lease_ttl_s=float(self.lease_s), beat_interval_s=beat_s)
+        beat_s = min(Settings().heartbeat_interval_s, self.lease_s / 2)
+        return Settings(lease_ttl_s=float(self.lease_s), heartbeat_interval_s=beat_s)
 
 
 def _make_absolute(location: str) -> str:

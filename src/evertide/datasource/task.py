@@ -23,7 +23,7 @@ from evertide.shard.log import ShardLog
 from evertide.shard.parts.groups import is_inside, read_group
 from evertide.shard.parts.part import Part
 from evertide.shard.parts.split import is_ordered
-from evertide.shard.read import Listing, fetch
+from evertide.shard.read import PartListing, fetch
 from evertide.store.open import open_storage
 from evertide.types import SequenceNumber
 
@@ -58,7 +58,7 @@ class _TaskReader:
         self._group = task.group
         self._lease_s = lease_s
         self._renewed_at_s = task.renewed_at_s
-        self._listed = Listing(task.window, task.group.parts, task.pin.arrow, SequenceNumber(0))
+        self._listed = PartListing(task.window, task.group.parts, task.pin.arrow, SequenceNumber(0))
         self._output = [*task.columns, TIME, DIFF]
         self._by = next((field.name for field in task.pin.arrow if is_ordered(field.type)), None)
         span = [task.group.span.column] if task.group.span else []

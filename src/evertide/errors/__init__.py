@@ -20,7 +20,7 @@ happened.
     │   ├── ScratchUnavailable  temporary files cannot be written or read: free some space
     │   ├── SystemRefused       the operating system refused a call of a transaction: Evertide retries
     │   ├── SparkAway           Spark lost executors, or failed a job for a reason that is not a row
-    │   ├── Recomputing         view state has diverged several times: Evertide waits, then recomputes it
+    │   ├── RecomputationDelayed         view state has diverged several times: Evertide waits, then recomputes it
     │   └── QueryEnded          the query process ended before it answered: send the query again
     ├── OutcomeUnknown          "may have happened": read back before anything else
     ├── SourceFailed            a source cannot continue: it stalls, the others do not
@@ -56,7 +56,7 @@ from evertide.errors.request import Closed, Forbidden, InvalidInput, LimitExceed
 from evertide.errors.running import (
     Diverged,
     QueryEnded,
-    Recomputing,
+    RecomputationDelayed,
     ScratchUnavailable,
     SinkFailed,
     SourceAway,
@@ -109,7 +109,7 @@ __all__ = [
     "NotAllowedNow",
     "OutcomeUnknown",
     "QueryEnded",
-    "Recomputing",
+    "RecomputationDelayed",
     "RecordDamaged",
     "ScratchUnavailable",
     "ShardEnded",

@@ -11,7 +11,7 @@ from evertide.errors.storage import Unavailable
 __all__ = [
     "Diverged",
     "QueryEnded",
-    "Recomputing",
+    "RecomputationDelayed",
     "ScratchUnavailable",
     "SinkFailed",
     "SourceAway",
@@ -59,7 +59,7 @@ class SparkAway(Unavailable):
     remedy = "Evertide retries; if it lasts, check the memory and the logs of the executors."
 
 
-class Recomputing(Unavailable):
+class RecomputationDelayed(Unavailable):
     """`path` names the views. A follower does not continue without their state."""
 
     error_code = "recomputing"

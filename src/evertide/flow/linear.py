@@ -37,10 +37,10 @@ from evertide.plan.fragment.fragment import Term
 __all__ = ["LinearRule"]
 
 _ROW_WISE = (Map, Filter, Expand, Generate, ConstantRows)
-_ALONE = {
-    JoinType.LEFT_OUTER: (Form.LEFT_ALONE,),
-    JoinType.RIGHT_OUTER: (Form.RIGHT_ALONE,),
-    JoinType.FULL_OUTER: (Form.LEFT_ALONE, Form.RIGHT_ALONE),
+_UNMATCHED = {
+    JoinType.LEFT_OUTER: (Form.UNMATCHED_LEFT,),
+    JoinType.RIGHT_OUTER: (Form.UNMATCHED_RIGHT,),
+    JoinType.FULL_OUTER: (Form.UNMATCHED_LEFT, Form.UNMATCHED_RIGHT),
 }
 
 
@@ -49,12 +49,14 @@ class LinearRule:
 
     def __init__(self, cut: StageCut, find_outer_joins: Callable[[], list[JoinType]]) -> None:
         """`find_outer_joins` returns the types of the outer joins that the optimizer left."""
-        outer = [node.join for node in list_own_nodes(cut, cut.root) if isinstance(node, Join) and node.join in _ALONE]
+        outer = [
+            node.join for node in list_own_nodes(cut, cut.root) if isinstance(node, Join) and node.join in _UNMATCHED
+        ]
         self.is_valid = _is_linear(cut) and len(outer) <= 1 and (not outer or find_outer_joins() == outer)
         """Whether the rule may be used for the stage."""
         self.form = Form.MATCHED if outer else Form.WHOLE
         """The form of the stage that runs by the linear rule."""
-        self.forms_alone = _ALONE[outer[0]] if self.is_valid and outer else ()
+        self.forms_unmatched = _UNMATCHED[outer[0]] if self.is_valid and outer else ()
         """The forms that run by the difference rule."""
         self._apart = (
             {at: frozenset(_find_apart(cut, cut.root, at)) for at in range(len(cut.leaves))} if self.is_valid else {}
@@ -99,10 +101,10 @@ def _has_linear_nodes(cut: StageCut, node: PlanNode) -> bool:
     if cut.is_leaf(node):
         return True
     if isinstance(node, Union):
-        has_outer = any(isinstance(below, Join) and below.join in _ALONE for below in list_own_nodes(cut, node))
+        has_outer = any(isinstance(below, Join) and below.join in _UNMATCHED for below in list_own_nodes(cut, node))
         is_linear = not has_outer and not any(has_constant(cut, child) for child in node.children)
     elif isinstance(node, Join):
-        is_linear = node.join is JoinType.INNER or node.join in _ALONE
+        is_linear = node.join is JoinType.INNER or node.join in _UNMATCHED
     else:
         is_linear = isinstance(node, _ROW_WISE)
     return is_linear and all(_has_linear_nodes(cut, child) for child in node.children)

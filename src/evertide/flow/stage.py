@@ -109,7 +109,7 @@ class Stage:
         changed = [each for each in split if each.changed_rows]
         if len(linear) > TERMS_FEW and sum(each.unchanged.num_rows - each.changed_rows for each in changed) <= 0:
             return None
-        return {self._linear.form: linear, **dict.fromkeys(self._linear.forms_alone, terms)}
+        return {self._linear.form: linear, **dict.fromkeys(self._linear.forms_unmatched, terms)}
 
     def _drop_empty(self, terms: list[Term]) -> list[Term]:
         return [(sign, rows) for sign, rows in terms if not self._is_empty(self.cut.root, rows)]

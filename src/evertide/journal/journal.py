@@ -145,7 +145,7 @@ class Journal:
         after them. Raise `Fenced` if the writer may not bind any more.
         """
         with self._turn:
-            self._staging.end_doubts(writer)
+            self._staging.end_unknown_binds(writer)
             head = self._bound.head()
             number, last = (head.number, head.value) if head else (0, None)
             check_inputs(inputs, generation, last, path=self.path, writer=writer.id)
@@ -158,7 +158,7 @@ class Journal:
                 record = self._make_record(time, add_before(inputs, known), generation, writer)
                 numbers = self.producers.make_writes(record, known)
                 writes = [Write(JOURNAL, number, seal(record)), *numbers]
-                with self._staging.doubt(number + 1, record):
+                with self._staging.unknown_bind(number + 1, record):
                     stale = commit_until_known(self._meta, writes, writer.guards(), self._runtime, self._settings)
                 if stale is None:
                     break

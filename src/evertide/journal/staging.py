@@ -9,9 +9,10 @@ lz4. Version 1, in the schema's metadata as `evertide.format`. The process that 
    collection does not delete it, until a record names it (`settle`) or it is given up (`drop`). Only an open fragment
    can be bound; otherwise a record could name a deleted blob.
 3. A bind with unknown outcome may still arrive. The blobs that it names are neither settled nor dropped until the log
-   has a record with that number (`doubt`).
+   has a record with that number (`unknown_bind`).
 
-The writer knows which sequence numbers are open; this object knows which binds are in doubt. So a process has one.
+The writer knows which sequence numbers are open; this object knows which binds have an unknown outcome. So a process
+has one.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def settle_named(records: Iterable[Bound], writer: Writer) -> None:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Doubt:
+class _UnknownBind:
     """A bind that may have happened: the number that its record would have, and the blobs that it names."""
 
     number: int
@@ -78,7 +79,7 @@ class StagingArea:
         self._bound = bound
         self._runtime = runtime
         self._settings = settings
-        self._doubts: list[_Doubt] = []
+        self._unknown_binds: list[_UnknownBind] = []
 
     def stage(self, source: str, table: str, rows: pa.Table, writer: Writer) -> Staged:
         check_source(source)
@@ -119,43 +120,44 @@ class StagingArea:
                 raise Unexpected(where="Journal.bind", why=f"{fragment.key} is already bound, or was dropped")
 
     @contextmanager
-    def doubt(self, number: int, bound: Bound) -> Iterator[None]:
-        """Surrounds the commit of a record. If the outcome stays unknown, the doubt remains (3)."""
-        doubt = _Doubt(number, frozenset(fragment.key for fragment in list_staged(bound)))
-        self._doubts.append(doubt)
+    def unknown_bind(self, number: int, bound: Bound) -> Iterator[None]:
+        """Surrounds the commit of a record. If the outcome stays unknown, the bind stays listed (3)."""
+        unknown = _UnknownBind(number, frozenset(fragment.key for fragment in list_staged(bound)))
+        self._unknown_binds.append(unknown)
         try:
             yield
         except Unavailable:
-            self._doubts.remove(doubt)
+            self._unknown_binds.remove(unknown)
             raise
-        self._doubts.remove(doubt)
+        self._unknown_binds.remove(unknown)
 
-    def end_doubts(self, writer: Writer) -> None:
-        """End the doubts whose record number the log has reached: that record is ours, or ours can no longer arrive."""
-        head = self._bound.head() if self._doubts else None
-        over = [doubt for doubt in self._doubts if head is not None and doubt.number <= head.number]
+    def end_unknown_binds(self, writer: Writer) -> None:
+        """End the unknown binds whose record number the log has reached: that record is ours, or ours can no longer
+        arrive."""
+        head = self._bound.head() if self._unknown_binds else None
+        over = [bind for bind in self._unknown_binds if head is not None and bind.number <= head.number]
         if over:
             settle_named((record.value for record in self._bound.read_all()), writer)
-            self._doubts = [doubt for doubt in self._doubts if doubt not in over]
+            self._unknown_binds = [bind for bind in self._unknown_binds if bind not in over]
 
     def may_be_bound(self, fragments: Iterable[Staged], writer: Writer) -> bool:
-        """See `Journal.may_be_bound`: a bind in doubt names a fragment, or a bind named it and is settled."""
-        doubtful = self._doubtful_keys()
+        """See `Journal.may_be_bound`: a bind of unknown outcome names a fragment, or a bind named it and is settled."""
+        unknown = self._keys_of_unknown_binds()
         names = [(fragment.key, Name.parse(fragment.key)) for fragment in fragments]
-        return any(key in doubtful or (name is not None and not writer.is_open(name.seq)) for key, name in names)
+        return any(key in unknown or (name is not None and not writer.is_open(name.seq)) for key, name in names)
 
-    def _doubtful_keys(self) -> frozenset[str]:
-        return frozenset(key for doubt in self._doubts for key in doubt.keys)
+    def _keys_of_unknown_binds(self) -> frozenset[str]:
+        return frozenset(key for bind in self._unknown_binds for key in bind.keys)
 
     def drop(self, fragments: Iterable[Staged], writer: Writer) -> list[str]:
-        self.end_doubts(writer)
-        doubtful = self._doubtful_keys()
+        self.end_unknown_binds(writer)
+        unknown = self._keys_of_unknown_binds()
         dropped = []
         for fragment in fragments:
             name = Name.parse(fragment.key)
             if name is None or name.writer != writer.id or not writer.is_open(name.seq):
                 continue
-            if fragment.key in doubtful:
+            if fragment.key in unknown:
                 logger.warning("keeping rows that a bind of unknown outcome names: %s", self._blob.path(fragment.key))
                 continue
             writer.settle(name.seq)  # first, so that it can no longer be bound

@@ -291,7 +291,7 @@ class _Parser:
             return self._array(token)
         if word in _RESERVED and not (word in ("like", "ilike") and self._is_next("(")):
             refuse(token.at, f"{shorten(token.shown)}: {_RESERVED[word]}")
-        typed = self._typed_literal(token)
+        typed = self._parse_typed_literal(token)
         if typed is not None:
             return typed
         return self._call(token) if self._is_next("(") else self._column(token)
@@ -327,7 +327,7 @@ class _Parser:
 
     # Types
 
-    def _typed_literal(self, token: SqlToken) -> SyntaxNode | None:
+    def _parse_typed_literal(self, token: SqlToken) -> SyntaxNode | None:
         """A literal such as `DATE '2026-01-31'`; None if the name is not followed by a string (it may be a column)."""
         start = self._next
         self._next -= 1

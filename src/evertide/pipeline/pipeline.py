@@ -268,7 +268,7 @@ class Pipeline:
         self._check_open()
         self._leader_tasks.retry(view)
 
-    def hydrated(self, timeout_s: float | None = None) -> bool:
+    def wait_until_hydrated(self, timeout_s: float | None = None) -> bool:
         """Wait until new views are hydrated; False if `timeout_s` passes first."""
         self._leader_tasks.backfills.wait(timeout_s)
         return not self.definition.list_away(ComponentState.HYDRATING)
@@ -315,7 +315,7 @@ class Pipeline:
 
     def status(self, unread: EvertideError | None = None) -> Status:
         """If `unread` is given, no storage call is made for this reason: the status has the last known facts."""
-        facts = self._stored.read() if unread is None else self._stored.recall(unread)
+        facts = self._stored.read() if unread is None else self._stored.read_last_known(unread)
         thread_problems = [problem for list_problems in [*self._watched] for problem in list_problems()]
         return self._process_state.status(self._runner, self._input_reader, self._leader_tasks, facts, thread_problems)
 

@@ -118,11 +118,11 @@ def describe_change(known: Definition | None, engine: Engine, count_rows: CountR
         rows = sum(counts.get(table, 0) for table in under[name])
         before = known.views.get(name) if known is not None else None
         if before is None:
-            what = f"new: computed from {_about(rows)}" if rows else "new"
+            what = f"new: computed from {_format_rows(rows)}" if rows else "new"
         elif is_same_query(before, engine.views[name]):
-            what = f"recomputed with the same query from {_about(rows)}; reads return its present rows until then"
+            what = f"recomputed with the same query from {_format_rows(rows)}; reads return its present rows until then"
         else:
-            what = f"changed: recomputed from {_about(rows)}; until then, only earlier times can be read"
+            what = f"changed: recomputed from {_format_rows(rows)}; until then, only earlier times can be read"
         effect = Effect.CHANGED if before else Effect.ADDED
         changes.append(CollectionChange(CollectionKind.VIEW, name, effect, what, rows))
     for name in evolution.views_keyed:
@@ -187,7 +187,7 @@ def _describe_new(table: DeclaredTable) -> str:
     return f"new, fed by {table.connector or 'pushes'}"
 
 
-def _about(rows: int) -> str:
+def _format_rows(rows: int) -> str:
     return f"about {rows:,} rows" if rows else "empty tables"
 
 

@@ -57,7 +57,7 @@ class ShapeOptions:
     clients_max: int = 10_000
     """The most concurrent requests, waiting ones included."""
 
-    newcomers_max: int = 300
+    new_clients_max: int = 300
     """The most concurrent requests that begin a shape: their snapshots may have to be created."""
 
     threads: int = 16

@@ -23,14 +23,14 @@ logger = logging.getLogger(__name__)
 
 class Heartbeat(Ticker):
     def __init__(self, settings: Settings, leases: Leases, writer: Writer | None = None) -> None:
-        super().__init__("evertide-heartbeat", settings.beat_interval_s)
+        super().__init__("evertide-heartbeat", settings.heartbeat_interval_s)
         self.error: EvertideError | None = None
         self._leases = leases
         self._writer = writer
         self._failure = OutageLog(logger, "could not write a heartbeat", leases.runtime)
 
     def beat(self) -> None:
-        """Beat once for the writer, then for the leases. `error` keeps a failure until all beats succeed."""
+        """HeartbeatRecord once for the writer, then for the leases. `error` keeps a failure until all beats succeed."""
         beats = [self._leases.beat] if self._writer is None else [self._writer.beat, self._leases.beat]
         errors = []
         for beat in beats:

@@ -190,7 +190,8 @@ class Leases:
 
 
 def renew_lease(log: ShardLog, lease: str) -> bool:
-    """Beat for a lease of another process. Return False if it is gone; losing a race to another beat is fine."""
+    """HeartbeatRecord for a lease of another process. Return False if it is gone; losing a race to another beat is
+    fine."""
     key = lease_key(log.shard, lease)
     found = retry_read(lambda: log.meta.head(key), log.runtime, log.settings)
     if found is None:

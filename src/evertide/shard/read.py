@@ -31,7 +31,7 @@ from evertide.types import SequenceNumber, Time
 
 __all__ = [
     "Lister",
-    "Listing",
+    "PartListing",
     "Snapshot",
     "TimeWindow",
     "fetch",
@@ -57,7 +57,7 @@ class TimeWindow:
 
 
 @dataclass(frozen=True, slots=True)
-class Listing:
+class PartListing:
     """The parts of one window, from the state at diff `seqno`."""
 
     window: TimeWindow
@@ -66,7 +66,7 @@ class Listing:
     seqno: SequenceNumber
 
 
-def list_parts(log: ShardLog, version: Version, window: TimeWindow, where: Sequence[Predicate] = ()) -> Listing:
+def list_parts(log: ShardLog, version: Version, window: TimeWindow, where: Sequence[Predicate] = ()) -> PartListing:
     state = version.state
     _check_readable(log, state, window)
     schema = log.schema()
@@ -75,7 +75,7 @@ def list_parts(log: ShardLog, version: Version, window: TimeWindow, where: Seque
         for part in state.parts
         if part.time_max >= window.lower and part.time_min < window.upper and may_match(part, schema, where)
     )
-    return Listing(window, parts, schema, version.seqno)
+    return PartListing(window, parts, schema, version.seqno)
 
 
 def _check_readable(log: ShardLog, state: ShardState, window: TimeWindow) -> None:
@@ -86,7 +86,7 @@ def _check_readable(log: ShardLog, state: ShardState, window: TimeWindow) -> Non
         raise TimeCompacted(where=log.path, why="earlier times were merged", as_of=as_of, since=state.since)
 
 
-def fetch(log: ShardLog, part: Part, listing: Listing, columns: Sequence[str] | None = None) -> pa.Table:
+def fetch(log: ShardLog, part: Part, listing: PartListing, columns: Sequence[str] | None = None) -> pa.Table:
     """Read and verify one part's changes in the window, of `columns`, with times and diffs."""
     blob = log.blob
     if part.key:
@@ -133,7 +133,7 @@ def _wait_until_complete(log: ShardLog, time: int, timeout_s: float | None) -> N
 class Snapshot:
     """The content of a shard at one time, under a lease: use it as a context manager."""
 
-    def __init__(self, log: ShardLog, lease: Lease, listing: Listing, columns: Sequence[str] | None) -> None:
+    def __init__(self, log: ShardLog, lease: Lease, listing: PartListing, columns: Sequence[str] | None) -> None:
         self._log = log
         self._lease = lease
         self._listing = listing
@@ -242,7 +242,7 @@ class Lister:
         self.seqno = 0
         """The diff of the last state read: a lease without outstanding parts may move there."""
 
-    def poll(self, timeout_s: float) -> Listing | None:
+    def poll(self, timeout_s: float) -> PartListing | None:
         """Return the next window with its parts; None if the upper did not move within the timeout."""
         version = self._log.read()
         if not self._has_reached(version.state):

@@ -33,7 +33,7 @@ from evertide.shard.frontier import Frontier
 from evertide.shard.lease import Lease, Leases
 from evertide.shard.log import ShardLog
 from evertide.shard.parts.part import Part, Predicate
-from evertide.shard.read import Lister, Listing, TimeWindow, fetch
+from evertide.shard.read import Lister, PartListing, TimeWindow, fetch
 from evertide.threads.watched import WatchedThread
 from evertide.types import SequenceNumber, Time
 
@@ -83,7 +83,7 @@ Event: TypeAlias = Delivered | Progressed | Restarted | Frozen
 class _FetchTask:
     epoch: int
     part: Part
-    listing: Listing
+    listing: PartListing
     lease: Lease
     """The lease under which the part was listed. A later lease does not protect it."""
 
@@ -190,7 +190,7 @@ class ShardSource:
                 continue  # a fetcher has restarted the source: list again
             self._clear_transient_error()
             if listing is not None:
-                self._hand_out(listing, epoch)
+                self._schedule_fetches(listing, epoch)
             else:
                 self._advance_idle_lease(SequenceNumber(lister.seqno), epoch)
 
@@ -209,7 +209,7 @@ class ShardSource:
             self._lease = lease
         return Lister(self.log, start, self._where)
 
-    def _hand_out(self, listing: Listing, epoch: int) -> None:
+    def _schedule_fetches(self, listing: PartListing, epoch: int) -> None:
         lease = self._lease
         if lease is None:
             return

@@ -44,7 +44,7 @@ __all__ = [
     "Offer",
     "Rows",
     "Source",
-    "Staging",
+    "StagingStore",
     "TableDeclaration",
     "decode_place",
     "merge_options",
@@ -143,7 +143,7 @@ class Rows:
     faults: Sequence[Fault] = ()
 
 
-class Staging(Protocol):
+class StagingStore(Protocol):
     """Stores the rows of a source that cannot repeat them, before they are offered. Callable from any thread."""
 
     def stage(self, table: str, rows: pa.Table) -> Staged: ...

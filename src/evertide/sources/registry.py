@@ -15,7 +15,7 @@ from types import MappingProxyType
 
 from evertide.errors import InvalidInput, Unexpected
 from evertide.runtime import Runtime
-from evertide.sources.contract import OP, Source, Staging, TableDeclaration
+from evertide.sources.contract import OP, Source, StagingStore, TableDeclaration
 from evertide.sources.files.source import FORMATS, open_files
 from evertide.sources.generated.datagen import open_datagen
 from evertide.sources.generated.nexmark import name_nexmark_source, open_nexmark
@@ -34,7 +34,7 @@ class Connector:
     """Takes the source's name, its tables, and the directory that paths are relative to."""
     name: Callable[[TableDeclaration], str] = lambda declaration: declaration.name
     """The name of a table's source. Tables with the same source name share the source."""
-    open_staging: Callable[[str, Sequence[TableDeclaration], Runtime, Path, Staging], Source] | None = None
+    open_staging: Callable[[str, Sequence[TableDeclaration], Runtime, Path, StagingStore], Source] | None = None
     """Used instead of `open` for a source that cannot repeat its rows."""
 
 
@@ -76,7 +76,7 @@ def open_sources(
     *,
     runtime: Runtime,
     base: Path,
-    staging: Callable[[str], Staging] | None = None,
+    staging: Callable[[str], StagingStore] | None = None,
 ) -> list[Source]:
     """Open the sources in the order of their first tables. `base` is the script's directory; `staging` takes the name
     of a source."""
@@ -96,7 +96,7 @@ def _open(
     tables: Sequence[TableDeclaration],
     runtime: Runtime,
     base: Path,
-    staging: Callable[[str], Staging] | None,
+    staging: Callable[[str], StagingStore] | None,
 ) -> Source:
     connector = CONNECTORS[tables[0].connector.lower()]
     if connector.open is not None:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from evertide.errors import BlobMissing, Conflict
 from evertide.runtime import Runtime, SystemRuntime
 from evertide.store.blob import BlobEntry
+from evertide.store.key_notifier import KeyNotifier
 from evertide.store.keys import (
     check_blob_key,
     check_blob_prefix,
@@ -20,7 +21,6 @@ from evertide.store.keys import (
     check_range,
 )
 from evertide.store.meta import Guard, Record, Stale, Write
-from evertide.store.wake import Wake
 from evertide.types import SequenceNumber
 
 __all__ = ["MemoryBlob", "MemoryMeta"]
@@ -76,7 +76,7 @@ class MemoryMeta:
     def __init__(self, runtime: Runtime | None = None) -> None:
         self._lock = threading.Lock()
         self._log: dict[str, list[Record]] = {}
-        self._wake = Wake(runtime or SystemRuntime())
+        self._notifier = KeyNotifier(runtime or SystemRuntime())
 
     def head(self, key: str) -> Record | None:
         check_meta_key(key)
@@ -105,7 +105,7 @@ class MemoryMeta:
                     return Stale(check.key, check.expected, SequenceNumber(found))
             for write in writes:
                 self._apply(write)
-        self._wake.ring(write.key for write in writes)
+        self._notifier.notify(write.key for write in writes)
         return None
 
     def truncate(self, key: str, below: int) -> None:
@@ -118,10 +118,10 @@ class MemoryMeta:
 
     def wait(self, key: str, after: int, timeout_s: float) -> bool:
         check_meta_key(key)
-        return self._wake.wait(key, lambda: self._number(key) > after, timeout_s, poll_s=timeout_s)
+        return self._notifier.wait(key, lambda: self._number(key) > after, timeout_s, poll_s=timeout_s)
 
     def close(self) -> None:
-        self._wake.ring_all()
+        self._notifier.notify_all_keys()
 
     def path(self, key: str) -> str:
         return f"memory:{key}"

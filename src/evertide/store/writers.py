@@ -32,8 +32,8 @@ from evertide.store.retry import commit_under_new_id, commit_until_known, retry_
 from evertide.types import Generation
 
 __all__ = [
-    "Beat",
     "GenerationRecord",
+    "HeartbeatRecord",
     "Registration",
     "Writer",
     "end_silent_writers",
@@ -70,7 +70,7 @@ class Registration(msgspec.Struct, frozen=True, omit_defaults=True):
         return self.writer in _stopped or self.origin.has_ended()
 
 
-class Beat(msgspec.Struct, frozen=True):
+class HeartbeatRecord(msgspec.Struct, frozen=True):
     writer: str
     number: int
     beat_at_s: float
@@ -121,7 +121,7 @@ class Writer:
             registration = Registration(
                 fresh, label, at.host, at.pid, now_s, ttl_s, at.boot, at.namespace, at.start_ticks, instance
             )
-            beat = Beat(fresh, 1, now_s, 1)
+            beat = HeartbeatRecord(fresh, 1, now_s, 1)
             return [Write(writer_key(fresh), 0, seal(registration)), Write(beat_key(fresh), 0, seal(beat))]
 
         writer = cls(meta, runtime, settings, commit_under_new_id(meta, writes, runtime, settings), label)
@@ -207,7 +207,7 @@ class Writer:
         return took_s > self._settings.writer_ttl_s / 4
 
     @property
-    def is_heard(self) -> bool:
+    def has_working_heartbeat(self) -> bool:
         """Whether this writer's own heartbeats succeed, and have for half the time to live.
 
         If not, storage is or was unreachable, perhaps for all processes: then the silence of other writers proves
@@ -229,7 +229,7 @@ class Writer:
     def _encode_beat(self, number: int) -> bytes:
         with self._lock:
             settled = min(self._open, default=self._next_seq)
-        return seal(Beat(self.id, number, self._runtime.wall_s(), settled))
+        return seal(HeartbeatRecord(self.id, number, self._runtime.wall_s(), settled))
 
     @contextmanager
     def claim(self) -> Iterator[int]:
@@ -334,7 +334,7 @@ def read_settled_numbers(meta: Meta) -> dict[str, int]:
     return {
         beat.writer: beat.settled
         for key, record in meta.heads(beat_key("")).items()
-        for beat in [unseal(record.data, Beat, meta.path(key))]
+        for beat in [unseal(record.data, HeartbeatRecord, meta.path(key))]
     }
 
 
@@ -346,14 +346,14 @@ def end_silent_writers(
     No writer is ended while the heartbeats of `own_writer`, the caller's own writer, fail, too.
     """
     ended: list[str] = []
-    if own_writer is not None and not own_writer.is_heard:
+    if own_writer is not None and not own_writer.has_working_heartbeat:
         return ended
     now_s = runtime.wall_s()
     for writer, registration in read_registrations(meta).items():
         record = meta.head(beat_key(writer))
         if record is None:
             continue
-        beat = unseal(record.data, Beat, meta.path(beat_key(writer)))
+        beat = unseal(record.data, HeartbeatRecord, meta.path(beat_key(writer)))
         if now_s - beat.beat_at_s <= registration.ttl_s:
             continue
         writes = [Write(writer_key(writer), 1, None), Write(beat_key(writer), record.seqno, None)]

@@ -86,7 +86,7 @@ def demo(
             output.write_line({"event": "opened", "time": before, "views": list(pipeline.definition.views)})
         else:
             start = f"continuing after transaction {before}" if before > 0 else "a new auction house"
-            output.say(Text(f"{start}; storage {pipeline.storage.root}"))
+            output.print_message(Text(f"{start}; storage {pipeline.storage.root}"))
         display = _DemoDisplay(pipeline, output)
         serving = serve_pipeline(server, pipeline, output, listen_options, observers, is_quiet=False)
         with stop_by_signals(pipeline, output), serving, display.draw():
@@ -96,7 +96,7 @@ def demo(
         elif is_json:
             output.write_line({"event": "stopped", "time": pipeline.time, "transactions": display.transactions})
         else:
-            output.say(Text(f"stopped at time {pipeline.time}; a new start continues from there"))
+            output.print_message(Text(f"stopped at time {pipeline.time}; a new start continues from there"))
 
 
 def read_demo_script(rate: float) -> str:
@@ -155,13 +155,15 @@ def _check(pipeline: Pipeline, output: Output, display: LiveDisplay) -> None:
 
 
 def _show_comparison(output: Output, found: list[Comparison], display: LiveDisplay) -> None:
-    output.say(display.summary())
+    output.print_message(display.summary())
     rows = [
         (one.view, f"{one.rows:,}", Text("the same", "green") if one.is_same else Text("not the same", "red"))
         for one in found
     ]
-    output.say()
-    output.say(make_table("Compared with Spark from scratch", ("view", "rows", "content"), rows, right=("rows",)))
+    output.print_message()
+    output.print_message(
+        make_table("Compared with Spark from scratch", ("view", "rows", "content"), rows, right=("rows",))
+    )
 
 
 def _list_queries(pipeline: Pipeline) -> dict[str, str]:

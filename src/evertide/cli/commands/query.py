@@ -154,9 +154,9 @@ def _print_changes(output: Output, frontier: int, changes: pa.Table) -> None:
             output.write_line({"time": time, "diff": diff, "row": row})
             continue
         if time != before:
-            output.say(Text(f"time {time}", "bold"))
+            output.print_message(Text(f"time {time}", "bold"))
             before = time
         cells = "  ".join(f"{name}={format_value(value)}" for name, value in row.items())
-        output.say(Text(f"  {diff:+d}  {cells}", "green" if diff > 0 else "red"))
+        output.print_message(Text(f"  {diff:+d}  {cells}", "green" if diff > 0 else "red"))
     if output.is_json:
         output.write_line({"complete": frontier - 1})

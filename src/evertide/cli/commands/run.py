@@ -175,7 +175,7 @@ def _report_start(output: Output, pipeline: Pipeline, *, is_quiet: bool) -> None
     else:
         count = f"{len(definition.tables)} tables, {len(definition.views)} views"
         follows = "" if pipeline.leads else "; this process follows another one, which leads"
-        output.say(Text(f"open at time {pipeline.time}: {count}, storage {pipeline.storage.root}{follows}"))
+        output.print_message(Text(f"open at time {pipeline.time}: {count}, storage {pipeline.storage.root}{follows}"))
 
 
 def _report_end(output: Output, display: LiveDisplay, entry: CatalogEntry | None, *, is_quiet: bool) -> None:
@@ -186,15 +186,15 @@ def _report_end(output: Output, display: LiveDisplay, entry: CatalogEntry | None
         checkpoint = {"number": entry.number, "time": entry.time} if entry is not None else None
         output.write_line({"event": "stopped", "time": display.pipeline.time, **counts, "checkpoint": checkpoint})
     else:
-        output.say(display.summary())
+        output.print_message(display.summary())
         for problem in display.list_problems():
-            output.say(problem)
+            output.print_message(problem)
         ending = (
             f"with checkpoint {entry.number} at time {entry.time}"
             if entry is not None
             else "without a checkpoint: another process leads"
         )
-        output.say(Text(f"stopped {ending}"))
+        output.print_message(Text(f"stopped {ending}"))
 
 
 @report_errors
@@ -329,7 +329,7 @@ def plan(*, script: Script, storage: Storage, meta: Meta = None, master: Master 
     if is_json:
         output.write_document({"is_new": change.is_new, "changes": change.changes, "reasons_to_ask": reasons})
     else:
-        output.say(render_change(change, str(script)))
+        output.print_message(render_change(change, str(script)))
 
 
 @report_errors

@@ -103,4 +103,4 @@ def _report_start(output: Output, server: Server, reader: StorageReader) -> None
     if output.is_json:
         output.write_line({"event": "listening", "time": reader.collections.find_time(), "address": server.address})
     else:
-        output.say(Text(f"shapes of {reader.storage.root} at {server.address}/v1/shape"))
+        output.print_message(Text(f"shapes of {reader.storage.root} at {server.address}/v1/shape"))

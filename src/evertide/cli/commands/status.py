@@ -77,7 +77,9 @@ def journal(
         for line in lines
     ]
     numbers = ("time", "generation", "rows")
-    output.say(make_table("", ("time", "generation", "", "rows", "staged", "input", "bound"), rows, right=numbers))
+    output.print_message(
+        make_table("", ("time", "generation", "", "rows", "staged", "input", "bound"), rows, right=numbers)
+    )
 
 
 @report_errors
@@ -95,9 +97,9 @@ def checkpoints(
         output.write_document(found)
         return
     rows = [(one.number, one.time, one.files, format_bytes(one.bytes), format_time(one.made_at_s)) for one in found]
-    output.say(
+    output.print_message(
         make_table("", ("number", "time", "files", "size", "made"), rows, right=("number", "time", "files", "size"))
     )
     for one in found:
         if one.problem:
-            output.say(Text(f"checkpoint {one.number} cannot be used: {one.problem}", "red"))
+            output.print_message(Text(f"checkpoint {one.number} cannot be used: {one.problem}", "red"))

@@ -75,22 +75,22 @@ def fsck(
 
 def _show(output: Output, report: Report, repairs: tuple[str, ...], moved: tuple[str, ...]) -> None:
     for sentence in repairs:
-        output.say(Text(f"repair: {sentence}", "yellow"))
+        output.print_message(Text(f"repair: {sentence}", "yellow"))
     if moved:
-        output.say(Text(f"moved {len(moved)} files that no record names to lost+found/", "yellow"))
+        output.print_message(Text(f"moved {len(moved)} files that no record names to lost+found/", "yellow"))
     if report.problems:
         rows = [(Text(one.kind, "red"), one.path, one.why, one.remedy) for one in report.problems]
-        output.say(make_table("", ("kind", "path", "problem", "remedy"), rows))
+        output.print_message(make_table("", ("kind", "path", "problem", "remedy"), rows))
     if report.orphans:
         count = f"{len(report.orphans)} {'file is' if len(report.orphans) == 1 else 'files are'}"
-        output.say(Text(f"{count} left over, which is no damage; `evertide gc` deletes such files", "dim"))
+        output.print_message(Text(f"{count} left over, which is no damage; `evertide gc` deletes such files", "dim"))
     if report.unknown_orphans:
-        output.say(Text("files that no record names cannot be listed, because some records cannot be read"))
+        output.print_message(Text("files that no record names cannot be listed, because some records cannot be read"))
     seen = f"{report.shards} shards, {report.checkpoints} checkpoints, {report.transactions} transactions, "
     seen += f"{report.files} files, {format_bytes(report.bytes)}"
     problems = f"{len(report.problems)} {'problem' if len(report.problems) == 1 else 'problems'}"
     problems += " could not be repaired" if repairs else ""
-    output.say(Text.assemble(("sound", "green") if report.is_sound else (problems, "red"), f": {seen}"))
+    output.print_message(Text.assemble(("sound", "green") if report.is_sound else (problems, "red"), f": {seen}"))
 
 
 @report_errors
@@ -110,8 +110,8 @@ def gc(*, storage: Storage, meta: Meta = None, is_json: Json = False) -> None:
     else:
         for kind, keys in kinds.items():
             for key in keys:
-                output.say(Text(f"{kind:<12} {key}", "dim"))
-        output.say(Text(f"{garbage.count} files deleted"))
+                output.print_message(Text(f"{kind:<12} {key}", "dim"))
+        output.print_message(Text(f"{garbage.count} files deleted"))
         for one in garbage.refused:
             output.err.print(Text(f"evertide: not deleted: {one}", "red"))
     if garbage.refused:

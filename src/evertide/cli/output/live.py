@@ -71,7 +71,7 @@ class LiveDisplay:
             self._output.write_line({"event": "transaction", "time": time, "rows": rows, "took_s": round(took_s, 6)})
         elif not self._output.is_live and not self._is_quiet and one.at_s - self._printed_s >= _LINE_EVERY_S:
             self._printed_s = one.at_s
-            self._output.say(self.summary())
+            self._output.print_message(self.summary())
 
     @property
     def rows_per_s(self) -> float:

@@ -99,7 +99,7 @@ class Output:
         if self.is_json:
             self.write_document(value)
         else:
-            self.say(Text(text))
+            self.print_message(Text(text))
 
     def write_line(self, value: Any) -> None:
         """Print one of several JSON lines."""
@@ -109,7 +109,7 @@ class Output:
         """Print the text without interpreting markup."""
         self._write(text.rstrip("\n"))
 
-    def say(self, *what: Any) -> None:
+    def print_message(self, *what: Any) -> None:
         """Print for people; nothing with `--json`."""
         if not self.is_json:
             self.out.print(*what)

@@ -26,32 +26,32 @@ __all__ = ["format_problems", "format_state", "make_collections_table", "show_st
 
 
 def show_status(output: Output, found: Status) -> None:
-    output.say(Text.assemble(format_state(found.state), f" since {format_time(found.since_s)}"))
+    output.print_message(Text.assemble(format_state(found.state), f" since {format_time(found.since_s)}"))
     for line in (found.why, found.remedy, _describe_age(found)):
         if line:
-            output.say(Text(f"  {line}"))
+            output.print_message(Text(f"  {line}"))
     if found.holder:
         where = f"process {found.pid} on {found.host}, " if found.host else ""
-        output.say(Text(f"  by {where}writer {found.holder}"))
+        output.print_message(Text(f"  by {where}writer {found.holder}"))
     waiting = f", {found.bound - found.time} bound and waiting" if found.bound > found.time else ""
-    output.say(Text(f"  time {found.time}{waiting}, generation {found.generation}"))
+    output.print_message(Text(f"  time {found.time}{waiting}, generation {found.generation}"))
     if found.collections:
-        output.say()
-        output.say(make_collections_table(found.collections))
+        output.print_message()
+        output.print_message(make_collections_table(found.collections))
     for one in found.collections:
         if one.why:
-            output.say(Text(f"  {one.name}: {one.why}", STATE_COLOURS.get(one.state, "red")))
+            output.print_message(Text(f"  {one.name}: {one.why}", STATE_COLOURS.get(one.state, "red")))
     if found.sources:
-        output.say()
+        output.print_message()
         _show_sources(output, found.sources)
     if found.sinks:
-        output.say()
+        output.print_message()
         _show_sinks(output, found.sinks)
     _show_replicas(output, found.replicas)
     if found.checkpoints:
         numbered = ", ".join(f"{number} at time {time}" for number, time in found.checkpoints)
-        output.say()
-        output.say(Text.assemble(("Checkpoints", "bold"), f" {numbered}"))
+        output.print_message()
+        output.print_message(Text.assemble(("Checkpoints", "bold"), f" {numbered}"))
 
 
 def _describe_age(found: Status) -> str:
@@ -69,8 +69,8 @@ def _show_replicas(output: Output, replicas: tuple[ReplicaStatus, ...]) -> None:
         for one in replicas
     ]
     columns = ("role", "state", "time", "behind", "work", "process", "writer")
-    output.say()
-    output.say(make_table("Replicas", columns, rows, right=("time", "behind")))
+    output.print_message()
+    output.print_message(make_table("Replicas", columns, rows, right=("time", "behind")))
 
 
 def _show_sources(output: Output, sources: tuple[SourceStatus, ...]) -> None:
@@ -86,10 +86,10 @@ def _show_sources(output: Output, sources: tuple[SourceStatus, ...]) -> None:
         )
         for source in sources
     ]
-    output.say(make_table(title, ("source", "state", "tables", "lag", "position"), rows))
+    output.print_message(make_table(title, ("source", "state", "tables", "lag", "position"), rows))
     for source in sources:
         for line in format_problems(source.name, source.problems):
-            output.say(line)
+            output.print_message(line)
 
 
 def _show_sinks(output: Output, sinks: tuple[SinkStatus, ...]) -> None:
@@ -98,10 +98,10 @@ def _show_sinks(output: Output, sinks: tuple[SinkStatus, ...]) -> None:
         for one in sinks
     ]
     columns = ("sink", "state", "collection", "connector", "last", "behind")
-    output.say(make_table("Sinks", columns, rows, right=("last", "behind")))
+    output.print_message(make_table("Sinks", columns, rows, right=("last", "behind")))
     for one in sinks:
         for line in format_problems(one.name, () if one.problem is None else (one.problem,)):
-            output.say(line)
+            output.print_message(line)
 
 
 def format_problems(name: str, problems: Iterable[Problem]) -> Iterator[Text]:

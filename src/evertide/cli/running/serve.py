@@ -132,7 +132,7 @@ def serve_pipeline(
             if output.is_json and not is_quiet:
                 output.write_line({"event": "listening", "time": pipeline.time, "address": server.address})
             elif not is_quiet:
-                output.say(Text(f"listening at {server.address}; the console is {server.address}/"))
+                output.print_message(Text(f"listening at {server.address}; the console is {server.address}/"))
             yield
         finally:
             shapes.drain()

@@ -86,7 +86,7 @@ def _quotient(left: int, right: int) -> int:
 
 
 def _make_vectorized_sum(name: str, kind: SqlType) -> Callable[[Any, Any], Any]:
-    def vectorized(left: Any, right: Any) -> Any:
+    def compute_arrays(left: Any, right: Any) -> Any:
         """None if a row is out of range: then the scalar function computes each row."""
         try:
             result = _CHECKED[name](left, right)
@@ -96,7 +96,7 @@ def _make_vectorized_sum(name: str, kind: SqlType) -> Callable[[Any, Any], Any]:
         is_fit = bounds["min"] is None or least <= bounds["min"] <= bounds["max"] <= most
         return result if is_fit else None
 
-    return vectorized
+    return compute_arrays
 
 
 # numeric

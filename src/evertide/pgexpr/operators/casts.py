@@ -139,10 +139,10 @@ def _find_vectorized(source: SqlType, target: SqlType) -> Callable[[Any], Any] |
         return lambda array: array
     if target == sql.FLOAT8 and (source in sql.INTEGER_BOUNDS or source == sql.FLOAT4):
         return lambda array: array.cast(pa.float64(), safe=False)
-    return _vectorized_days if source == sql.DATE and target in (sql.TIMESTAMP, sql.TIMESTAMPTZ) else None
+    return _convert_days if source == sql.DATE and target in (sql.TIMESTAMP, sql.TIMESTAMPTZ) else None
 
 
-def _vectorized_days(array: Any) -> Any:
+def _convert_days(array: Any) -> Any:
     bounds = pc.min_max(array).as_py()
     is_near = bounds["min"] is None or (bounds["min"] > -1_000_000 and bounds["max"] < _NEAR_DAYS)
     return pc.multiply(array, DAY_US) if is_near else None

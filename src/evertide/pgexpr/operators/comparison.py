@@ -132,14 +132,14 @@ def _floats(name: str) -> Callable[[Any, Any], Any]:
 
 
 def _decimals(name: str) -> Callable[[Any, Any], Any]:
-    def vectorized(left: Any, right: Any) -> Any:
+    def compute_arrays(left: Any, right: Any) -> Any:
         """None where Arrow cannot compare: computed values, NaN, more digits than its decimals have."""
         try:
             return None if left is None or right is None else _VECTORIZED[name](left, right)
         except pa.ArrowInvalid:
             return None
 
-    return vectorized
+    return compute_arrays
 
 
 def distinct_operation(kind: SqlType) -> Operation:
@@ -164,7 +164,7 @@ def _member_operation(values: Sequence[Any], kind: SqlType) -> Operation:
     def scalar(value: Any) -> bool | None:
         return True if (value if key is None else key(value)) in known else missing
 
-    def vectorized(array: Any) -> Any:
+    def compute_arrays(array: Any) -> Any:
         is_member = pc.is_in(array, value_set=value_set)
         is_member = pc.if_else(is_member, is_member, pa.scalar(missing, pa.bool_()))
         return pc.if_else(pc.is_null(array), pa.scalar(None, pa.bool_()), is_member)
@@ -172,7 +172,7 @@ def _member_operation(values: Sequence[Any], kind: SqlType) -> Operation:
     is_vectorized = kind in ARROW_TYPES and key is None
     value_set = pa.array(shown, ARROW_TYPES[kind]) if is_vectorized else None
     template = "({0} = ANY ('" + literal.replace("{", "{{").replace("}", "}}") + f"'::{kind}[]))"
-    return Operation("member", BOOL, template, scalar, vectorized if is_vectorized else None, facts=tuple(values))
+    return Operation("member", BOOL, template, scalar, compute_arrays if is_vectorized else None, facts=tuple(values))
 
 
 def normalize_numeric(value: Any) -> Any:
@@ -198,18 +198,20 @@ def one_of(value: Expression, values: Iterable[Any]) -> Expression:
 def quantified_operation(compare: Scalar, symbol: str, *, is_all: bool) -> Operation:
     """`x op ANY (array)` and `x op ALL (array)`, where `compare` is `op`."""
 
-    def judge(value: Any, array: list[Any]) -> bool | None:
-        unsure = False
+    def compare_quantified(value: Any, array: list[Any]) -> bool | None:
+        has_null = False
         for each in elements(array):
-            verdict = None if each is None or value is None else _try_compare(compare, value, each)
-            if verdict is not None and verdict is not is_all:
+            result = None if each is None or value is None else _try_compare(compare, value, each)
+            if result is not None and result is not is_all:
                 return not is_all
-            unsure = unsure or verdict is None
-        return None if unsure else is_all
+            has_null = has_null or result is None
+        return None if has_null else is_all
 
     def apply(args: Sequence[Vector], _: int) -> Vector:
         pairs = zip(args[0].as_values(), args[1].as_values(), strict=True)
-        return Vector.values([None if array is None else judge(value, array) for value, array in pairs], BOOL)
+        return Vector.values(
+            [None if array is None else compare_quantified(value, array) for value, array in pairs], BOOL
+        )
 
     template = f"({{0}} {symbol} {'ALL' if is_all else 'ANY'} ({{1}}))"
     return Operation("quantified", BOOL, template, apply=apply)

@@ -45,7 +45,7 @@ CONCAT = Operation("||", TEXT, "({0} || {1})", lambda left, right: left + right,
 def like_operation(*, folded: bool) -> Operation:
     """LIKE; with `folded`, ILIKE."""
     name = "ILIKE" if folded else "LIKE"
-    vectorized = None if folded else _vectorized_like
+    vectorized = None if folded else _match_texts
     return Operation(name.lower(), BOOL, f"({{0}} {name} {{1}})", make_matcher(folded=folded), vectorized)
 
 
@@ -59,7 +59,7 @@ def make_matcher(*, folded: bool, negated: bool = False) -> Callable[[str, str],
     return scalar
 
 
-def _vectorized_like(text: Any, pattern: Any) -> Any:
+def _match_texts(text: Any, pattern: Any) -> Any:
     """For the common constant patterns: a text with `%` before or after it. None for all others."""
     fixed = pattern.as_py() if not hasattr(pattern, "__len__") else None
     if fixed is None or hasattr(text, "as_py"):

@@ -22,7 +22,7 @@ from evertide.settings import Settings
 from evertide.store.meta import Meta, Write, unseal
 from evertide.store.paths import LEADER, beat_key, writer_key
 from evertide.store.retry import commit_until_known, retry_read
-from evertide.store.writers import Beat, Registration, Writer, end_silent_writers, read_registrations
+from evertide.store.writers import HeartbeatRecord, Registration, Writer, end_silent_writers, read_registrations
 from evertide.types import SequenceNumber
 
 __all__ = [
@@ -148,7 +148,7 @@ def is_gone(meta: Meta, other: Registration, runtime: Runtime, settings: Setting
     record = retry_read(lambda: meta.head(beat_key(other.writer)), runtime, settings)
     if record is None:
         return True
-    beat = unseal(record.data, Beat, meta.path(beat_key(other.writer)))
+    beat = unseal(record.data, HeartbeatRecord, meta.path(beat_key(other.writer)))
     return runtime.wall_s() - beat.beat_at_s > other.ttl_s
 
 

@@ -47,7 +47,7 @@ from evertide.store.retry import retry_read
 from evertide.store.writers import GenerationRecord, Writer
 from evertide.types import Generation
 
-__all__ = ["PipelineCollections", "set_unreadable_views_aside"]
+__all__ = ["PipelineCollections", "mark_unreadable_views_hydrating"]
 
 logger = logging.getLogger(__name__)
 
@@ -166,7 +166,7 @@ def _find_dependents(views: Mapping[str, ViewRecord], damaged: Collection[str]) 
     return sorted(found)
 
 
-def set_unreadable_views_aside(
+def mark_unreadable_views_hydrating(
     shards: Shards, definition: Definition, writer: Writer, runtime: Runtime, settings: Settings
 ) -> tuple[str, ...]:
     """Remove views with an unreadable shard before a pipeline opens: one of them would prevent the opening."""

@@ -46,7 +46,7 @@ from evertide.pipeline.engine import Cohort, DeclaredTable, Engine
 from evertide.pipeline.input.source_positions import assign_sources, is_fed_as_recorded, map_tables_to_sources
 from evertide.pipeline.process_context import OnProgress, ProcessContext
 from evertide.pipeline.records.ownership import ProcessRole
-from evertide.pipeline.recovery.damaged_views import set_unreadable_views_aside
+from evertide.pipeline.recovery.damaged_views import mark_unreadable_views_hydrating
 from evertide.pipeline.replicas.leadership import Leadership
 from evertide.pipeline.replicas.peer_follower import PeerFollower
 from evertide.pipeline.sinks.sink_record import find_shards_of_sinks
@@ -97,7 +97,7 @@ def open_in_role(
 def open_runner(context: ProcessContext) -> Runner:
     _, known = retry_read(lambda: read_definition(context.meta), context.runtime, context.settings)
     evolution = compare_definition(known, context.engine)  # refuses before anything is changed
-    if known is not None and set_unreadable_views_aside(
+    if known is not None and mark_unreadable_views_hydrating(
         context.shards, known, context.writer, context.runtime, context.settings
     ):
         _, known = retry_read(lambda: read_definition(context.meta), context.runtime, context.settings)
@@ -135,7 +135,7 @@ def take_lead(runner: Runner, progress: OnProgress) -> None:
     if runner.time == 0:
         Backfill(runner, runner.definition.list_away(ComponentState.HYDRATING), nullcontext()).run()
     _complete(runner, progress)
-    _end_strays(runner)
+    _finalize_stray_shards(runner)
     if runner.time == 0:
         runner.complete(
             runner.bind({name: Input(source.start, source.start) for name, source in runner.sources.items()})
@@ -324,7 +324,7 @@ def _make_hydrating_record(engine: Engine, name: str, known: ViewRecord | None, 
     return msgspec.structs.replace(record, away=msgspec.structs.replace(away, is_redefined=True))
 
 
-def _end_strays(runner: Runner) -> None:
+def _finalize_stray_shards(runner: Runner) -> None:
     """Finalize the shards and release the holds that an interrupted backfill left.
 
     Only the leader makes backfills, and earlier leaders are fenced.

@@ -8,8 +8,8 @@ sinks, makes checkpoints, compacts, and completes bound transactions.
 2. A replica that finds the leader gone ends its registration by compare-and-set and takes the lead. That commit expects
    the leader record that the replica read, and the old writer to be unregistered. So there are never two leaders, and
    an old leader that comes back is fenced (I16).
-3. A leader's missing heartbeats count only while this process's own heartbeats succeed (`Writer.is_heard`). After a
-   storage outage the leader resumes its heartbeat, and keeps the lead.
+3. A leader's missing heartbeats count only while this process's own heartbeats succeed
+   (`Writer.has_working_heartbeat`). After a storage outage the leader resumes its heartbeat, and keeps the lead.
 4. A read-only replica never takes the lead. `promote` makes it the leader, and fences all replicas that can write.
 """
 
@@ -77,7 +77,7 @@ class Leadership:
         if known is None:
             return True
         if not known.has_ended() and not (
-            self._writer.is_heard and is_gone(self._meta, known, self._runtime, self._settings)
+            self._writer.has_working_heartbeat and is_gone(self._meta, known, self._runtime, self._settings)
         ):
             return False
         logger.warning("the leader, process %d on %s, has ended or sends no heartbeat", known.pid, known.host)

@@ -20,7 +20,7 @@ from evertide.errors import (
     Fenced,
     GenerationMoved,
     OutcomeUnknown,
-    Recomputing,
+    RecomputationDelayed,
     StateDiverged,
     Unavailable,
     ViewFailed,
@@ -261,7 +261,7 @@ class PeerFollower:
         if wait_s:
             why = f"their state has diverged {self._backoff.tries + 1} times within an hour"
             why = f"{why}; Evertide recomputes it in {wait_s:.0f} s: {runner.lost[0].why}"
-            raise Recomputing(path=name_views(views), why=why)
+            raise RecomputationDelayed(path=name_views(views), why=why)
         self._backoff.note_try(now_s)
         logger.warning("recomputing %s as of transaction %d", name_views(views), runner.time - 1)
         live = runner.definition.live_views()  # a view with a new shard joins when that shard begins
@@ -279,6 +279,6 @@ class PeerFollower:
             runner.machine.add(cohort)
         runner.set_lost(())
 
-    def _note_lost_again(self, views: Sequence[str], why: str) -> Recomputing:
+    def _note_lost_again(self, views: Sequence[str], why: str) -> RecomputationDelayed:
         self._runner.set_lost([StateDiverged(views=tuple(views), time=self._runner.time - 1, why=why)])
-        return Recomputing(path=name_views(views), why=why)
+        return RecomputationDelayed(path=name_views(views), why=why)

@@ -233,7 +233,7 @@ class Delivery:
         self._position = upper - 1
         if self._record is not None and self._record.position < 0:
             self._write(position=self._position)
-        self.record_position(shard.log.settings.beat_interval_s)
+        self.record_position(shard.log.settings.heartbeat_interval_s)
         return self._position + 1 < shard.upper
 
     def _choose_first_time(self, time: int) -> int:

@@ -97,68 +97,71 @@ class DeliveryThreads:
         self._settings = sinks.records.settings
         self._stopping = threading.Event()
         self._began_s = self._runtime.wall_s()
-        self._lanes: dict[str, _SinkThread] = {}
+        self._sink_threads: dict[str, _SinkThread] = {}
         for name, declaration in sinks.declarations.items():
             prepared, recorded = sinks.prepared[name], sinks.recorded.get(name)
             delivery = Delivery(declaration, prepared, recorded, sinks.records, members, turn, observer)
-            self._lanes[name] = _SinkThread(delivery)
+            self._sink_threads[name] = _SinkThread(delivery)
         self._end_undeclared(sinks.recorded)
 
     def start(self) -> DeliveryThreads:
-        for name, lane in self._lanes.items():
-            lane.thread = WatchedThread(f"evertide-sink-{name}", self._run, lane)
-            lane.thread.start()
+        for name, sink_thread in self._sink_threads.items():
+            sink_thread.thread = WatchedThread(f"evertide-sink-{name}", self._run, sink_thread)
+            sink_thread.thread.start()
         return self
 
     def stop(self) -> None:
         self._stopping.set()
-        for lane in self._lanes.values():
-            if lane.thread is not None:
-                lane.thread.join()
-            lane.delivery.close()
+        for sink_thread in self._sink_threads.values():
+            if sink_thread.thread is not None:
+                sink_thread.thread.join()
+            sink_thread.delivery.close()
 
     def list_ended(self) -> list[str]:
         """The names of threads that have ended unexpectedly. Threads of failed sinks are expected to end."""
         return [
-            lane.thread.name
-            for lane in self._lanes.values()
-            if lane.thread is not None and not lane.thread.is_alive() and not self._stopping.is_set()
-            if lane.problem is None or lane.problem.state != ComponentState.FAILED
+            sink_thread.thread.name
+            for sink_thread in self._sink_threads.values()
+            if sink_thread.thread is not None and not sink_thread.thread.is_alive() and not self._stopping.is_set()
+            if sink_thread.problem is None or sink_thread.problem.state != ComponentState.FAILED
         ]
 
     def list_thread_problems(self) -> list[Problem]:
         return [
             one
-            for lane in self._lanes.values()
-            if lane.thread is not None
-            for one in lane.thread.list_thread_problems()
+            for sink_thread in self._sink_threads.values()
+            if sink_thread.thread is not None
+            for one in sink_thread.thread.list_thread_problems()
         ]
 
     def deliver_all(self) -> None:
         """Deliver all outstanding transactions, for a pipeline without threads."""
-        for lane in self._lanes.values():
-            while self._step(lane):
+        for sink_thread in self._sink_threads.values():
+            while self._step(sink_thread):
                 pass
-            if lane.problem is None:
-                lane.delivery.record_position()
+            if sink_thread.problem is None:
+                sink_thread.delivery.record_position()
 
     def has_delivered(self, time: int) -> bool:
         """Whether all sinks have received everything up to `time`, except those that wait, fail or have no thread."""
         return all(
-            lane.thread is None or lane.problem or lane.delivery.waits_for or lane.delivery.position >= time
-            for lane in self._lanes.values()
+            sink_thread.thread is None
+            or sink_thread.problem
+            or sink_thread.delivery.waits_for
+            or sink_thread.delivery.position >= time
+            for sink_thread in self._sink_threads.values()
         )
 
     def list_statuses(self, time: int) -> tuple[SinkStatus, ...]:
         """`time` is the pipeline's last transaction."""
-        return tuple(self._make_status(lane, time) for lane in self._lanes.values())
+        return tuple(self._make_status(sink_thread, time) for sink_thread in self._sink_threads.values())
 
     def list_states(self, time: int) -> dict[str, SinkStateRecord]:
         """The states of sinks for other processes, which read the positions from the sinks' own records."""
         return {one.name: SinkStateRecord(one.state, one.problem) for one in self.list_statuses(time)}
 
-    def _make_status(self, lane: _SinkThread, time: int) -> SinkStatus:
-        delivery, problem = lane.delivery, lane.problem
+    def _make_status(self, sink_thread: _SinkThread, time: int) -> SinkStatus:
+        delivery, problem = sink_thread.delivery, sink_thread.problem
         declaration, behind = delivery.declaration, time - delivery.position
         waits_for = delivery.waits_for or self._explain_away(declaration.collection)
         state: str = ComponentState.RUNNING
@@ -193,62 +196,64 @@ class DeliveryThreads:
             return f"the view {collection!r} is {view.away.state}: {view.away.why}"
         return ""
 
-    def _run(self, lane: _SinkThread) -> None:
+    def _run(self, sink_thread: _SinkThread) -> None:
         wait_s = self._settings.retry_wait_s
         while not self._stopping.is_set():
-            if self._step(lane):
+            if self._step(sink_thread):
                 wait_s = self._settings.retry_wait_s
-            elif lane.problem is None:
-                self._wait_for_changes(lane)
-            elif lane.problem.state == ComponentState.FAILED:
+            elif sink_thread.problem is None:
+                self._wait_for_changes(sink_thread)
+            elif sink_thread.problem.state == ComponentState.FAILED:
                 return
             else:
                 self._stopping.wait(wait_s * (0.5 + self._runtime.random()))
                 wait_s = min(wait_s * 2, self._settings.retry_wait_max_s)
 
-    def _wait_for_changes(self, lane: _SinkThread) -> None:
-        with self._report_failure(lane):
-            lane.delivery.wait(_WAIT_S)
-            lane.delivery.record_position(self._settings.beat_interval_s)
-        if lane.delivery.waits_for:
+    def _wait_for_changes(self, sink_thread: _SinkThread) -> None:
+        with self._report_failure(sink_thread):
+            sink_thread.delivery.wait(_WAIT_S)
+            sink_thread.delivery.record_position(self._settings.heartbeat_interval_s)
+        if sink_thread.delivery.waits_for:
             self._stopping.wait(_WAIT_S)
 
-    def _step(self, lane: _SinkThread) -> bool:
+    def _step(self, sink_thread: _SinkThread) -> bool:
         """True if there may be more to deliver now."""
         has_more = False
-        with self._report_failure(lane):
-            has_more = lane.delivery.step()
-            if lane.problem is not None:
-                lasted_s = self._runtime.wall_s() - lane.problem.since_s
-                logger.warning("sink %r is running again; it was stalled for %.1f s", lane.delivery.name, lasted_s)
-                lane.problem = lane.error = None
+        with self._report_failure(sink_thread):
+            has_more = sink_thread.delivery.step()
+            if sink_thread.problem is not None:
+                lasted_s = self._runtime.wall_s() - sink_thread.problem.since_s
+                logger.warning(
+                    "sink %r is running again; it was stalled for %.1f s", sink_thread.delivery.name, lasted_s
+                )
+                sink_thread.problem = sink_thread.error = None
         return has_more and not self._stopping.is_set()
 
     @contextmanager
-    def _report_failure(self, lane: _SinkThread) -> Iterator[None]:
+    def _report_failure(self, sink_thread: _SinkThread) -> Iterator[None]:
         try:
             yield
         except EvertideError as error:
-            self._note_stall(lane, error)
+            self._note_stall(sink_thread, error)
         except Exception as error:  # noqa: BLE001 - a connector's bug must be reported, and stop nothing else
-            self._note_stall(lane, _make_failure(lane.delivery.name, error))
+            self._note_stall(sink_thread, _make_failure(sink_thread.delivery.name, error))
 
-    def _note_stall(self, lane: _SinkThread, error: EvertideError) -> None:
+    def _note_stall(self, sink_thread: _SinkThread, error: EvertideError) -> None:
         """Note the problem. A fenced process does not retry: the new leader delivers."""
-        self._observer.on_failure(FailureEvent("sink", lane.delivery.name, error.error_code))
-        if lane.problem is None or lane.problem.why != error.message:
-            if lane.error is None or not is_same_reason(lane.error, error):
-                logger.error("sink %r is stalled: %s", lane.delivery.name, error)
-            lane.error = error
+        self._observer.on_failure(FailureEvent("sink", sink_thread.delivery.name, error.error_code))
+        if sink_thread.problem is None or sink_thread.problem.why != error.message:
+            if sink_thread.error is None or not is_same_reason(sink_thread.error, error):
+                logger.error("sink %r is stalled: %s", sink_thread.delivery.name, error)
+            sink_thread.error = error
             state = ComponentState.FAILED if isinstance(error, Fenced) else ComponentState.STALLED
-            known = lane.problem
+            known = sink_thread.problem
             since_s = known.since_s if known is not None and known.state == state else self._runtime.wall_s()
-            lane.problem = Problem.from_error(state, error, since_s)
+            sink_thread.problem = Problem.from_error(state, error, since_s)
 
     def _end_undeclared(self, recorded: Mapping[str, StoredSinkRecord]) -> None:
         """End the sinks that are no longer declared, and release their holds."""
         for name, found in recorded.items():
-            if name in self._lanes or not found.record.is_declared:
+            if name in self._sink_threads or not found.record.is_declared:
                 continue
             logger.warning(
                 "sink %r is no longer declared: its target stays as it is, at transaction %d",

@@ -42,12 +42,12 @@ class StoredFacts:
             with limit_retries(WAIT_S):
                 found = self._read()
         except EvertideError as error:
-            return self.recall(error)
+            return self.read_last_known(error)
         with self._lock:
             self._last, self._since_s, self._answered_at_s = found, None, self._context.runtime.wall_s()
         return found
 
-    def recall(self, error: EvertideError) -> Facts:
+    def read_last_known(self, error: EvertideError) -> Facts:
         """The facts without a storage call. `error` is why no call is made."""
         with self._lock:
             if self._since_s is None:

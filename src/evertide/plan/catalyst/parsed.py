@@ -38,16 +38,16 @@ _compiled: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDicti
 """The classes by name, by the client of a JVM."""
 
 
-def load_class(near: Any, package: str, name: str) -> Any:
+def load_class(jvm_object: Any, package: str, name: str) -> Any:
     """A class in Spark's JVM.
 
-    It is compiled once, since py4j finds methods by the name of a class. `near` is any object of that JVM whose class
-    is one of Spark's; `package` has the source.
+    It is compiled once, since py4j finds methods by the name of a class. `jvm_object` is any object of that JVM whose
+    class is one of Spark's; `package` has the source.
     """
     with _compiling:
-        known = _compiled.setdefault(near._gateway_client, {})
+        known = _compiled.setdefault(jvm_object._gateway_client, {})
         if name not in known:
-            loader = near.getClass().getClassLoader()
+            loader = jvm_object.getClass().getClassLoader()
             compiler = loader.loadClass("org.codehaus.janino.SimpleCompiler").newInstance()
             compiler.setParentClassLoader(loader)
             compiler.cook(files(package).joinpath(f"{name}.java").read_text("utf-8"))

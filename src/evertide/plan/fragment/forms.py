@@ -2,11 +2,11 @@
 
     WHOLE         the fragment as it is
     MATCHED       the outer join as an inner join
-    LEFT_ALONE    only the rows of the left side without a partner, NULL in the columns of the right side
-    RIGHT_ALONE   the same for the right side
+    UNMATCHED_LEFT    only the rows of the left side without a partner, NULL in the columns of the right side
+    UNMATCHED_RIGHT   the same for the right side
 
-A LEFT JOIN is MATCHED and LEFT_ALONE, a RIGHT JOIN is MATCHED and RIGHT_ALONE, and a FULL JOIN is all three. All
-operators above it must be linear, so that their results add up as well: `evertide.flow.linear` checks that.
+A LEFT JOIN is MATCHED and UNMATCHED_LEFT, a RIGHT JOIN is MATCHED and UNMATCHED_RIGHT, and a FULL JOIN is all three.
+All operators above it must be linear, so that their results add up as well: `evertide.flow.linear` checks that.
 
 A form is made of the optimized plan, and is not optimized itself. The optimizer would raise errors that the query does
 not have: it evaluates `10 / coalesce(s.c, 0)` where s.c is always NULL, even if there is no such row, and it evaluates
@@ -30,8 +30,8 @@ _OUTER = frozenset((JoinType.LEFT_OUTER, JoinType.RIGHT_OUTER, JoinType.FULL_OUT
 class Form(Enum):
     WHOLE = "whole"
     MATCHED = "matched"
-    LEFT_ALONE = "left alone"
-    RIGHT_ALONE = "right alone"
+    UNMATCHED_LEFT = "unmatched left"
+    UNMATCHED_RIGHT = "unmatched right"
 
 
 def find_outer_joins(jvm: Any) -> list[JoinType]:
@@ -57,11 +57,11 @@ def _replace_join(catalyst: Catalyst, join: Any, form: Form) -> Any:
     left, right, condition = join.left(), join.right(), read_option(join.condition())
     if form is Form.MATCHED:
         return catalyst.join(left, right, JoinType.INNER, condition)
-    if form is Form.LEFT_ALONE:
-        alone = catalyst.join(left, right, JoinType.LEFT_ANTI, condition)
-        return catalyst.project([*read_list(left.output()), *_make_nulls(catalyst, right)], alone)
-    alone = catalyst.join(right, left, JoinType.LEFT_ANTI, condition)
-    return catalyst.project([*_make_nulls(catalyst, left), *read_list(right.output())], alone)
+    if form is Form.UNMATCHED_LEFT:
+        unmatched = catalyst.join(left, right, JoinType.LEFT_ANTI, condition)
+        return catalyst.project([*read_list(left.output()), *_make_nulls(catalyst, right)], unmatched)
+    unmatched = catalyst.join(right, left, JoinType.LEFT_ANTI, condition)
+    return catalyst.project([*_make_nulls(catalyst, left), *read_list(right.output())], unmatched)
 
 
 def _make_nulls(catalyst: Catalyst, side: Any) -> list[Any]:

@@ -69,7 +69,7 @@ any coalesce equal_null every if ifnull isnotnull isnull nullif nullifzero nvl n
 """
 _ERRORS = "assert_true raise_error"
 """They fail the query with a given text."""
-_CHANCE = "rand randn random randstr uniform uuid"
+_RANDOM_FUNCTIONS = "rand randn random randstr uniform uuid"
 _ROWS = "monotonically_increasing_id spark_partition_id"
 """They show how Spark partitioned the rows, but not where they are."""
 _AGGREGATES = """
@@ -101,7 +101,7 @@ ALLOWED = frozenset(
     name
     for names in (
         *(_OPERATORS, _CASTS, _NUMBERS, _TEXTS, _HASHES, _TIMES, _NESTED, _DOCUMENTS, _PLACES, _CONDITIONS, _ERRORS),
-        *(_CHANCE, _ROWS, _AGGREGATES, _SKETCHES),
+        *(_RANDOM_FUNCTIONS, _ROWS, _AGGREGATES, _SKETCHES),
     )
     for name in names.split()
 )

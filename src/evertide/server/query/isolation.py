@@ -127,7 +127,7 @@ def _call_system(number: int, *arguments: object) -> int:
     return _check(_libc.syscall(ctypes.c_long(number), *arguments))
 
 
-def _forgo_privileges() -> None:
+def _forbid_new_privileges() -> None:
     """Keep children from gaining privileges, which seccomp and Landlock require first."""
     _check(_libc.prctl(_NO_NEW_PRIVS, 1, 0, 0, 0))
 
@@ -165,7 +165,7 @@ def _forbid_sockets() -> None:
     )
     code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in program))
     head = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(program), ctypes.addressof(code)))
-    _forgo_privileges()
+    _forbid_new_privileges()
     _check(_libc.prctl(_SECCOMP, _SECCOMP_FILTER, ctypes.byref(head), 0, 0))
 
 
@@ -196,7 +196,7 @@ def _restrict_files(needed: NeededAccess) -> None:
             _allow(rules, path, (_READ | _WRITE | _IOCTL) & rights)
         for path in (needed.storage, needed.scratch):
             _allow(rules, path, rights & ~_EXECUTE)
-        _forgo_privileges()
+        _forbid_new_privileges()
         _call_system(_RESTRICT_SELF, ctypes.c_int(rules), ctypes.c_uint32(0))
     finally:
         os.close(rules)

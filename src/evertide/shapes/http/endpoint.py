@@ -93,7 +93,7 @@ class ShapeEndpoint:
         shape_request = replace(parse_request(query), restriction=read_restriction(request.scope))
         if request.method == "POST" and shape_request.subset is None:
             shape_request = await self._add_body(request, shape_request)
-        with self._admission.admit(is_newcomer=shape_request.begins):
+        with self._admission.admit(is_new_client=shape_request.begins):
             return await self._exchange.answer(request, shape_request)
 
     async def _add_body(self, request: Request, shape_request: ShapeRequest) -> ShapeRequest:

@@ -71,7 +71,7 @@ class Exchange:
         self._admission = admission
         self._answers = AnswerBuilder(shapes.options, shapes.runtime)
         self._threads = anyio.CapacityLimiter(self._options.threads)
-        self._waiting = anyio.CapacityLimiter(self._options.newcomers_max)
+        self._waiting = anyio.CapacityLimiter(self._options.new_clients_max)
         """A separate limit for requests that wait for a snapshot, so that they take no thread from others."""
 
     async def answer(self, request: Request, shape_request: ShapeRequest) -> Response:
@@ -85,7 +85,7 @@ class Exchange:
     async def _try_answer(self, request: Request, shape_request: ShapeRequest) -> Response:
         definition = await self.find_definition(shape_request)
         if shape_request.begins:
-            shape = await self._wait_until_ready(lambda: self._shapes.obtain(definition))
+            shape = await self._wait_until_ready(lambda: self._shapes.find_or_create(definition))
         else:
             shape = await self._find_by_handle(definition, shape_request.handle)
         if shape_request.subset is not None:
@@ -146,7 +146,7 @@ class Exchange:
 
     async def _make_end_error(self, definition: ShapeDefinition, handle: str) -> Exception:
         """The error for a shape that cannot continue. A handle reported as ended must never be issued again."""
-        shape = await self._wait_until_ready(lambda: self._shapes.obtain(definition))
+        shape = await self._wait_until_ready(lambda: self._shapes.find_or_create(definition))
         return refuse_ended(shape.handle) if shape.handle != handle else _Retry()
 
     async def _find_by_handle(self, definition: ShapeDefinition, handle: str) -> LiveShape:
@@ -295,7 +295,7 @@ class Admission:
         self._options = options
         self._runtime = runtime
         self.clients = 0
-        self.newcomers = 0
+        self.new_clients = 0
 
     async def count_stream(self, blocks: AsyncIterator[T]) -> AsyncIterator[T]:
         """Count a stream while it lasts. It is never refused: its request was admitted and its headers are sent."""
@@ -307,16 +307,16 @@ class Admission:
             self.clients -= 1
 
     @contextmanager
-    def admit(self, *, is_newcomer: bool) -> Iterator[None]:
+    def admit(self, *, is_new_client: bool) -> Iterator[None]:
         options = self._options
-        if self.clients >= options.clients_max or (is_newcomer and self.newcomers >= options.newcomers_max):
+        if self.clients >= options.clients_max or (is_new_client and self.new_clients >= options.new_clients_max):
             known = {"code": "concurrent_request_limit_exceeded", "message": "Too many requests at the same time"}
             after_s = _RETRY_AFTER_S + int(self._runtime.random() * _SPREAD_S)
             raise Refusal(503, known, {"retry-after": str(after_s), KNOWN_ERROR: "true"})
         self.clients += 1
-        self.newcomers += is_newcomer
+        self.new_clients += is_new_client
         try:
             yield
         finally:
             self.clients -= 1
-            self.newcomers -= is_newcomer
+            self.new_clients -= is_new_client

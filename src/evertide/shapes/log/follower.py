@@ -83,7 +83,7 @@ class LimitEnforcer(Ticker):
     """Enforces limits in a process that serves no shapes: shapes of other processes hold history in the storage."""
 
     def __init__(self, shapes: Shapes) -> None:
-        super().__init__("evertide-shape-limits", shapes.settings.beat_interval_s)
+        super().__init__("evertide-shape-limits", shapes.settings.heartbeat_interval_s)
         self._shapes = shapes
         self._failure = OutageLog(logger, "could not enforce the limits of shapes, will retry", shapes.runtime)
 
@@ -124,7 +124,7 @@ class FeedFollower:
         shapes.refresh_collections()
         shapes.forget_ended()
         now_s = shapes.runtime.monotonic_s()
-        if now_s - self._enforced_s >= shapes.settings.beat_interval_s:
+        if now_s - self._enforced_s >= shapes.settings.heartbeat_interval_s:
             self._enforced_s = now_s
             shapes.release_idle()
             enforce_limits(shapes)

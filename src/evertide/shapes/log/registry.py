@@ -158,7 +158,7 @@ class Shapes:
             handles = [shape.handle for shape in self.live() if shape.handle not in existing]
         self.forget(handles)
 
-    def obtain(self, definition: ShapeDefinition) -> LiveShape:
+    def find_or_create(self, definition: ShapeDefinition) -> LiveShape:
         """The shape of a definition, created if there is none."""
         self.refresh_collections()
         self.forget_ended()  # a new client must not get a handle that was reported as ended

@@ -39,11 +39,11 @@ class CsvRecords:
 
     def header(self, first: Block, path: Path) -> tuple[str, ...]:
         """Without a header, the fields are the operation column, if any, and then the table's columns in order."""
-        names = self._read_header(first, path) if self.has_header else self._declared_names()
+        names = self._read_header(first, path) if self.has_header else self._list_declared_names()
         self.table.match_columns(names, path)
         return names
 
-    def _declared_names(self) -> tuple[str, ...]:
+    def _list_declared_names(self) -> tuple[str, ...]:
         op = (self.table.op_column,) if self.table.op_column else ()
         return (*op, *self.table.declaration.schema.names)
 

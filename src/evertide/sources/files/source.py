@@ -138,14 +138,14 @@ class FilesSource:
         try:
             found, size = self._reader.read_checksum(path, cut), path.stat().st_size
         except FileNotFoundError as error:
-            raise self._changed_failure(path, f"the file, of {file_fragment.bytes} bytes, is gone") from error
+            raise self._make_changed_error(path, f"the file, of {file_fragment.bytes} bytes, is gone") from error
         if found != cut.checksum:
             expected = (
                 f"expected {file_fragment.bytes} bytes with the checksum {cut.checksum} in [{cut.first}, {cut.last})"
             )
-            raise self._changed_failure(path, f"{expected}, found {size} bytes with {found}")
+            raise self._make_changed_error(path, f"{expected}, found {size} bytes with {found}")
 
-    def _changed_failure(self, path: Path, why: str) -> SourceChanged:
+    def _make_changed_error(self, path: Path, why: str) -> SourceChanged:
         return SourceChanged(source=self.name, where=str(path), why=why)
 
     def _failure(self, path: Path, error: OSError) -> SourceFailed:

@@ -207,7 +207,7 @@ class KafkaSource:
         found = describe(self._admin, self._options.topic)
         if expected and found.id != expected:
             why = f"the topic was deleted and created again: its id is {found.id}, not {expected}"
-            raise self._changed_failure(self._options.topic, why)
+            raise self._make_changed_error(self._options.topic, why)
         return found
 
     def _all_partitions(self, topic: Topic, known: Mapping[int, int]) -> dict[int, int]:
@@ -217,7 +217,7 @@ class KafkaSource:
                 f"the topic has {topic.partitions} partitions, but Evertide has read {len(known)}: "
                 "partitions were removed, or the topic was created again"
             )
-            raise self._changed_failure(self._options.topic, why)
+            raise self._make_changed_error(self._options.topic, why)
         new = [number for number in range(topic.partitions) if number not in known]
         start = self._options.start if not known else Start(StartKind.EARLIEST)
         found = self._find_start(start, new) if new else {}
@@ -250,7 +250,7 @@ class KafkaSource:
             why = f"offset {one.offset} is missing; the partition has the offsets from {earliest} to {latest}"
             if earliest > one.offset:
                 why += "; set the option on_expired to 'skip' to continue without the missing records"
-            raise self._changed_failure(where, why)
+            raise self._make_changed_error(where, why)
         return tuple(found)
 
     # Reading
@@ -311,7 +311,7 @@ class KafkaSource:
                 had = f"{expected.records} records with checksum {expected.checksum}"
                 why = f"offsets {expected.first} to {expected.last - 1} had {had}, and now have {found.records} with"
                 why += f" {found.checksum}: records expired, were compacted, or were replaced"
-                raise self._changed_failure(where, why)
+                raise self._make_changed_error(where, why)
 
     def _report_lost(self, topic_fragment: TopicFragment) -> Rows:
         """A dead letter for each gap, so that skipped records are reported."""
@@ -343,7 +343,7 @@ class KafkaSource:
         self._pool.shutdown()
         self._reader.close()
 
-    def _changed_failure(self, where: str, why: str) -> SourceChanged:
+    def _make_changed_error(self, where: str, why: str) -> SourceChanged:
         return SourceChanged(source=self.name, where=f"topic {where}", why=why)
 
     def _note_failure(self, error: KafkaException) -> SourceFailed:
@@ -353,7 +353,7 @@ class KafkaSource:
         kind = SourceAway if self._brokers.is_away(error) else SourceFailed
         why: SourceFailed = kind(source=self.name, where=where, why=self._brokers.explain(error))
         if find_cause(error).code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
-            why = self._changed_failure(self._options.topic, "the topic does not exist any more")
+            why = self._make_changed_error(self._options.topic, "the topic does not exist any more")
         since_s = before.since_s if before is not None and type(before.why) is type(why) else self._runtime.wall_s()
         self._outage = _Outage(why, wait_s, now_s + wait_s, since_s)
         return why

@@ -32,7 +32,7 @@ from evertide.errors import InvalidInput
 from evertide.options import Options
 from evertide.runtime import Runtime
 from evertide.secrets import Secrets
-from evertide.sources.contract import Source, Staging, TableDeclaration, merge_options
+from evertide.sources.contract import Source, StagingStore, TableDeclaration, merge_options
 
 __all__ = ["name_postgres_source", "open_postgres"]
 
@@ -52,7 +52,7 @@ def name_postgres_source(declaration: TableDeclaration) -> str:
 
 
 def open_postgres(
-    name: str, tables: Sequence[TableDeclaration], runtime: Runtime, base: Path, staging: Staging
+    name: str, tables: Sequence[TableDeclaration], runtime: Runtime, base: Path, staging: StagingStore
 ) -> Source:
     where = tables[0].place
     if find_spec("psycopg") is None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from evertide.journal.records import Staged
 from evertide.runtime import Runtime
-from evertide.sources.contract import Limit, Staging
+from evertide.sources.contract import Limit, StagingStore
 from evertide.sources.postgres.positions import PostgresPosition
 
 __all__ = ["XIDS_MAX", "Entry", "ReadyQueue"]
@@ -35,7 +35,7 @@ class Entry:
 
 
 class ReadyQueue:
-    def __init__(self, staging: Staging, runtime: Runtime, *, rows_max: int, bytes_max: int) -> None:
+    def __init__(self, staging: StagingStore, runtime: Runtime, *, rows_max: int, bytes_max: int) -> None:
         self._staging = staging
         self._runtime = runtime
         self._rows_max = rows_max

@@ -17,7 +17,7 @@ from evertide.errors import EvertideError, InvalidInput, SourceAway, SourceFaile
 from evertide.postgres import TableName
 from evertide.problem import ComponentState, Problem
 from evertide.runtime import Runtime
-from evertide.sources.contract import Staging, TableDeclaration, to_problem
+from evertide.sources.contract import StagingStore, TableDeclaration, to_problem
 from evertide.sources.postgres.catalog import UpstreamTable, check_server, check_tables, has_older_rows
 from evertide.sources.postgres.messages import format_lsn
 from evertide.sources.postgres.partitions import compare_partitions, find_newly_attached, pack, unpack
@@ -57,7 +57,7 @@ class Receiver:
         tables: Sequence[tuple[TableDeclaration, TableName]],
         options: ReceiverOptions,
         queue: ReadyQueue,
-        staging: Staging,
+        staging: StagingStore,
         runtime: Runtime,
     ) -> None:
         self._problem: SourceFailed | None = None

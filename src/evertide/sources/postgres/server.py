@@ -38,7 +38,7 @@ class SourceAddress(postgres.PostgresAddress):
     def away_failure(self, why: str) -> SourceAway:
         return SourceAway(source=self.source, where=self.where, why=self.hide(why))
 
-    def changed_failure(self, why: str) -> SourceChanged:
+    def make_changed_error(self, why: str) -> SourceChanged:
         return SourceChanged(source=self.source, where=self.where, why=self.hide(why))
 
 
@@ -51,7 +51,7 @@ class SourceServer(postgres.PostgresServer):
 
     def refuses(self, error: psycopg.Error) -> bool:
         """Whether the connection failed for a lasting reason: the server refused it, or TLS failed."""
-        return bool(_UNTRUSTED.search(str(error))) or self.answers()
+        return bool(_UNTRUSTED.search(str(error))) or self.is_up()
 
     def convert_error(self, error: psycopg.Error, *, was_connected: bool) -> SourceFailed:
         """`SourceAway` if a retry may succeed, else `SourceFailed`: a person must act."""
@@ -92,11 +92,11 @@ def check_slot(address: SourceAddress, slot: Slot | None, name: str, bound: int)
     """Raise `SourceChanged` if the slot no longer has everything after `bound`: the missing rows would never arrive."""
     lost = f"so changes after {format_lsn(bound)} are missing; {READ_AGAIN}"
     if slot is None:
-        raise address.changed_failure(f"replication slot {name!r} does not exist any more, {lost}")
+        raise address.make_changed_error(f"replication slot {name!r} does not exist any more, {lost}")
     if slot.lost:
         why = f"replication slot {name!r} is invalid ({slot.lost}), {lost}"
-        raise address.changed_failure(f"{why}; a larger max_slot_wal_keep_size prevents this")
+        raise address.make_changed_error(f"{why}; a larger max_slot_wal_keep_size prevents this")
     if slot.confirmed > bound:
         why = f"another program moved replication slot {name!r} to {format_lsn(slot.confirmed)}, or created it again"
-        raise address.changed_failure(f"{why}, {lost}")
+        raise address.make_changed_error(f"{why}, {lost}")
     return slot

@@ -13,7 +13,7 @@ from evertide.postgres import TableName, read_address
 from evertide.problem import Problem
 from evertide.runtime import Runtime
 from evertide.secrets import Secrets
-from evertide.sources.contract import Lag, Limit, Offer, Rows, Staging, TableDeclaration
+from evertide.sources.contract import Lag, Limit, Offer, Rows, StagingStore, TableDeclaration
 from evertide.sources.postgres.positions import START, PostgresPosition
 from evertide.sources.postgres.ready_queue import ReadyQueue
 from evertide.sources.postgres.receiver import Receiver
@@ -36,7 +36,7 @@ class PostgresSource:
         tables: tuple[str, ...],
         receiver: Receiver,
         queue: ReadyQueue,
-        staging: Staging,
+        staging: StagingStore,
         runtime: Runtime,
     ) -> None:
         self.name = name
@@ -113,7 +113,7 @@ def open_source(  # noqa: PLR0917
     options: Options,
     secrets: Secrets,
     runtime: Runtime,
-    staging: Staging,
+    staging: StagingStore,
 ) -> PostgresSource:
     """Raises `InvalidInput` for invalid options or tables. An unreachable server is no error: the source retries."""
     parts = read_address(options)

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from evertide.errors import SourceFailed
 from evertide.journal.records import Staged
-from evertide.sources.contract import Staging
+from evertide.sources.contract import StagingStore
 from evertide.sources.postgres.batches import HEAD, WORTHWHILE, NewRows, extract_new_rows
 from evertide.sources.postgres.catalog import UpstreamTable
 from evertide.sources.postgres.messages import (
@@ -87,7 +87,7 @@ class _StagedRows:
 class _PendingRows:
     """Rows of several tables, in memory or already staged."""
 
-    def __init__(self, staging: Staging, limits: BufferLimits) -> None:
+    def __init__(self, staging: StagingStore, limits: BufferLimits) -> None:
         self._staging = staging
         self._limits = limits
         self._buffers: dict[str, Buffer] = {}
@@ -183,7 +183,7 @@ class TransactionAssembler:
         self,
         address: SourceAddress,
         upstreams: Collection[UpstreamTable],
-        staging: Staging,
+        staging: StagingStore,
         publish: Callable[[CompleteTransactions], None],
         *,
         after: int,

@@ -38,10 +38,10 @@ from evertide.errors import (
 )
 from evertide.runtime import Runtime
 from evertide.settings import Settings
+from evertide.store.key_notifier import KeyNotifier
 from evertide.store.keys import check_commit, check_limit, check_meta_key, key_end
 from evertide.store.meta import Guard, Record, Stale, Write
 from evertide.store.metas.pool import Pool
-from evertide.store.wake import Wake
 from evertide.types import SequenceNumber
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ class PostgresMeta:
             "idle_ms": max(1, int(settings.postgres_silence_s * 1000)),  # 0 would mean no limit
         }
         self._sql = {name: sql.format(**names, **limit_ms).encode() for name, sql in _SQL.items()}
-        self._wake = Wake(runtime)
+        self._notifier = KeyNotifier(runtime)
         self._pool: Pool[Connection] = Pool(self._place, self._connect, self._is_reusable)
         try:
             self._prepare()
@@ -161,7 +161,7 @@ class PostgresMeta:
         checks = check_commit(writes, guards)
         stale = self._write(lambda connection: self._commit(connection, checks, writes))
         if stale is None:
-            self._wake.ring(write.key for write in writes)
+            self._notifier.notify(write.key for write in writes)
         return stale
 
     def truncate(self, key: str, below: int) -> None:
@@ -174,12 +174,12 @@ class PostgresMeta:
             return found is not None and found > after
 
         check_meta_key(key)
-        return self._wake.wait(key, has_newer, timeout_s, self._settings.poll_interval_s)
+        return self._notifier.wait(key, has_newer, timeout_s, self._settings.poll_interval_s)
 
     def close(self) -> None:
         """Waiting calls end with `Closed`. A forked child closes nothing: the connections are the parent's."""
         if self._pool.close():
-            self._wake.ring_all()
+            self._notifier.notify_all_keys()
 
     def _commit(self, connection: Connection, checks: Sequence[Write | Guard], writes: Sequence[Write]) -> Stale | None:
         locks = self._locks(checks)

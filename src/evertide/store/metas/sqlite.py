@@ -48,10 +48,10 @@ from evertide.runtime import Runtime
 from evertide.settings import Settings
 from evertide.store.blobs.files import SystemFiles
 from evertide.store.blobs.local import convert_os_error
+from evertide.store.key_notifier import KeyNotifier
 from evertide.store.keys import check_commit, check_limit, check_meta_key, key_end
 from evertide.store.meta import Guard, Record, Stale, Write
 from evertide.store.metas.pool import Pool
-from evertide.store.wake import Wake
 from evertide.types import SequenceNumber
 
 __all__ = ["SqliteMeta"]
@@ -95,7 +95,7 @@ class SqliteMeta:
         self._path = Path(path).absolute()
         self._runtime = runtime
         self._settings = settings
-        self._wake = Wake(runtime)
+        self._notifier = KeyNotifier(runtime)
         self._writing = threading.Lock()
         self._pool = Pool(str(self._path), self._connect, _is_reusable)
         self._is_malformed = False
@@ -135,7 +135,7 @@ class SqliteMeta:
         checks = check_commit(writes, guards)
         stale = self._write(lambda connection: _commit(connection, checks, writes))
         if stale is None:
-            self._wake.ring(write.key for write in writes)
+            self._notifier.notify(write.key for write in writes)
         return stale
 
     def truncate(self, key: str, below: int) -> None:
@@ -148,12 +148,12 @@ class SqliteMeta:
             return bool(rows) and rows[0][0] > after
 
         check_meta_key(key)
-        return self._wake.wait(key, has_newer, timeout_s, self._settings.poll_interval_s)
+        return self._notifier.wait(key, has_newer, timeout_s, self._settings.poll_interval_s)
 
     def close(self) -> None:
         """Waiting calls end with `Closed`. A forked child closes nothing: the connections are the parent's."""
         if self._pool.close():
-            self._wake.ring_all()
+            self._notifier.notify_all_keys()
             _open.pop(self._name, None)
 
     def _prepare(self) -> None:

@@ -1,42 +1,42 @@
-"""`Wake`: no wake-up is lost, no waiter spins, and only waiters on the changed key wake."""
+"""`KeyNotifier`: no wake-up is lost, no waiter spins, and only waiters on the changed key wake."""
 
 from __future__ import annotations
 
 import threading
 
 from evertide.runtime import SystemRuntime
-from evertide.store.wake import Wake
+from evertide.store.key_notifier import KeyNotifier
 from tests.store.race import together
 
 LIMIT_S = 2.0
 
 
 def test_a_ring_between_check_and_sleep_ends_the_wait(runtime: SystemRuntime) -> None:
-    wake = Wake(runtime)
+    notifier = KeyNotifier(runtime)
     seen: list[bool] = []
 
     def look() -> bool:
         if not seen:
             seen.append(True)
-            wake.ring(["k"])
+            notifier.notify(["k"])
             return False
         return True
 
     started_s = runtime.monotonic_s()
-    assert wake.wait("k", look, 60.0, 60.0) is True
+    assert notifier.wait("k", look, 60.0, 60.0) is True
     assert runtime.monotonic_s() - started_s < LIMIT_S
 
 
 def test_no_wake_up_is_lost(runtime: SystemRuntime) -> None:
     """Two threads wake each other in turn: one lost wake-up, and this takes a minute."""
-    wake = Wake(runtime)
+    notifier = KeyNotifier(runtime)
     count = [0]
 
     def work(thread: int) -> None:
         for turn in range(300):
-            assert wake.wait("k", lambda mine=2 * turn + thread: count[0] >= mine, 60.0, 60.0)  # type: ignore[misc]
+            assert notifier.wait("k", lambda mine=2 * turn + thread: count[0] >= mine, 60.0, 60.0)  # type: ignore[misc]
             count[0] += 1
-            wake.ring(["k"])
+            notifier.notify(["k"])
 
     started_s = runtime.monotonic_s()
     assert together(2, work) == [None] * 2
@@ -45,7 +45,7 @@ def test_no_wake_up_is_lost(runtime: SystemRuntime) -> None:
 
 
 def test_only_waiters_on_the_key_wake(runtime: SystemRuntime) -> None:
-    wake = Wake(runtime)
+    notifier = KeyNotifier(runtime)
     looks = 0
     waiting = threading.Event()
 
@@ -57,15 +57,15 @@ def test_only_waiters_on_the_key_wake(runtime: SystemRuntime) -> None:
 
     def work(thread: int) -> None:
         if thread:
-            assert wake.wait("k", look, 0.2, 60.0) is False
+            assert notifier.wait("k", look, 0.2, 60.0) is False
         else:
             waiting.wait()
             for _ in range(100):
-                wake.ring(["other"])
+                notifier.notify(["other"])
 
     assert together(2, work) == [None] * 2
     assert looks == 2
-    assert wake._bells == {}
+    assert notifier._waiters == {}
 
 
 def test_wait_polls_no_more_often_than_configured(runtime: SystemRuntime) -> None:
@@ -75,7 +75,7 @@ def test_wait_polls_no_more_often_than_configured(runtime: SystemRuntime) -> Non
         looks.append(runtime.monotonic_s())
         return False
 
-    assert Wake(runtime).wait("k", look, 0.25, 0.1) is False
+    assert KeyNotifier(runtime).wait("k", look, 0.25, 0.1) is False
     assert 2 <= len(looks) <= 4
 
 
@@ -86,5 +86,5 @@ def test_a_timeout_of_zero_checks_once(runtime: SystemRuntime) -> None:
         looks.append(True)
         return False
 
-    assert Wake(runtime).wait("k", look, 0.0, 1.0) is False
+    assert KeyNotifier(runtime).wait("k", look, 0.0, 1.0) is False
     assert len(looks) == 1

@@ -19,6 +19,8 @@ _NAP_S = 0.25
 
 
 class Runtime(Protocol):
+    """Clock, ids, random numbers and sleep of a process; tests replace it."""
+
     def wall_s(self) -> float:
         """Seconds since the epoch, for records that other processes read."""
         ...

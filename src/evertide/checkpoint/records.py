@@ -82,6 +82,8 @@ class StateFile(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The files of one checkpoint, and the facts that a restart needs before it reads them."""
+
     number: int
     time: Time
     """The checkpoint contains all transactions below this time."""

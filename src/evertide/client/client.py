@@ -46,6 +46,8 @@ Json = dict[str, Any]
 
 
 class Client:
+    """A connection to a served pipeline; threads may share it."""
+
     def __init__(
         self,
         url: str,

@@ -71,6 +71,8 @@ class CircuitState(msgspec.Struct, frozen=True):
 
 
 class Circuit:
+    """The operators of a cohort's views, with the state that they keep."""
+
     def __init__(
         self,
         spark: SparkSession,

@@ -53,6 +53,8 @@ class RunKind(StrEnum):
 
 
 class Stage:
+    """A part of a view's plan, with the leaves that it reads and the collection that it outputs."""
+
     def __init__(self, cut: StageCut, fragment: Fragment, leaves: Sequence[Leaf], output: CircuitCollection) -> None:
         self.cut = cut
         self.fragment = fragment

@@ -68,6 +68,8 @@ class TransactionSummary:
 
 
 class Journal:
+    """Binds input to transactions, and records which of them are committed."""
+
     def __init__(self, blob: Blob, meta: Meta, *, runtime: Runtime, settings: Settings) -> None:
         self.path = meta.path(JOURNAL)
         self._blob = blob

@@ -63,6 +63,8 @@ class LastPosition(msgspec.Struct, frozen=True):
 
 
 class TableRecord(msgspec.Struct, frozen=True):
+    """A table as stored."""
+
     schema: bytes
     key: tuple[str, ...]
     connector: str
@@ -100,6 +102,8 @@ class AwayReason(msgspec.Struct, frozen=True):
 
 
 class ViewRecord(msgspec.Struct, frozen=True):
+    """A view as stored."""
+
     schema: bytes
     fingerprint: str
     reads: tuple[str, ...]
@@ -116,6 +120,8 @@ class ViewRecord(msgspec.Struct, frozen=True):
 
 
 class Definition(msgspec.Struct, frozen=True):
+    """The record of a pipeline's tables and views; only a new generation replaces it."""
+
     generation: Generation
     tables: dict[str, TableRecord]
     views: dict[str, ViewRecord]

@@ -27,6 +27,8 @@ __all__ = ["Cohort", "DeclaredTable", "DeclaredView", "Engine", "StateStore", "d
 
 @dataclass(frozen=True, slots=True)
 class DeclaredTable:
+    """A table as the script declares it."""
+
     name: str
     schema: pa.Schema
     key: tuple[str, ...] = ()
@@ -88,6 +90,8 @@ def drain(keys: list[str]) -> list[str]:
 
 
 class Cohort(Protocol):
+    """Views that are computed together, in one step per transaction, and share state."""
+
     @property
     def views(self) -> Mapping[str, pa.Schema]: ...
 
@@ -123,6 +127,8 @@ class Cohort(Protocol):
 
 
 class Engine(Protocol):
+    """Computes the views of a pipeline from the deltas of its tables."""
+
     @property
     def tables(self) -> Mapping[str, DeclaredTable]: ...
 

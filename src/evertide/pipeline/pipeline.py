@@ -84,6 +84,8 @@ _T = TypeVar("_T")
 
 
 class Pipeline:
+    """A running pipeline: push rows, commit transactions, read tables and views."""
+
     def __init__(
         self,
         engine: Engine,

@@ -24,6 +24,8 @@ OnProgress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class ProcessContext:
+    """The components that one process has for its storage and its pipeline."""
+
     meta: Meta
     shards: Shards
     journal: Journal

@@ -84,6 +84,8 @@ _THRESHOLDS = (50_000, 20, 20)
 
 
 class Server:
+    """An HTTP server on one address; it runs in a thread from `begin` or `start` to `stop`."""
+
     def __init__(self, listen: str = f"{LOOPBACK}:0", listening: ListenOptions | None = None) -> None:
         """`listen` is `HOST:PORT`, `[IPV6]:PORT`, or `:PORT` for this machine only; port 0 means any free port."""
         self._listen = listen

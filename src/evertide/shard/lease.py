@@ -61,6 +61,8 @@ class _HeldLease:
 
 
 class Lease:
+    """One reader's claim on a shard; it lasts as long as heartbeats renew it."""
+
     def __init__(self, leases: Leases, log: ShardLog, lease: str) -> None:
         self.id = lease
         self.log = log

@@ -50,6 +50,8 @@ __all__ = [
 
 
 class Batch(msgspec.Struct, frozen=True):
+    """A range of adjacent times of a shard, and the parts that hold its changes."""
+
     lower: Time
     upper: Time
     parts: tuple[Part, ...]
@@ -73,6 +75,8 @@ class Batch(msgspec.Struct, frozen=True):
 
 
 class ShardState(msgspec.Struct, frozen=True):
+    """What a shard contains, as of one record of its log."""
+
     shard: str
     schema: bytes
     """The columns, as a serialized Arrow schema."""

@@ -116,6 +116,8 @@ class SinkDeclaration:
 
 
 class Sink(Protocol):
+    """The target of one collection; the header has the rules."""
+
     @property
     def name(self) -> str: ...
 

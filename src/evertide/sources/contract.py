@@ -234,6 +234,8 @@ def to_problem(error: SourceFailed, since_s: float, wait_s: float | None = None)
 
 
 class Source(Protocol):
+    """A connector's input to a pipeline; the header has the rules."""
+
     @property
     def name(self) -> str: ...
 

@@ -37,6 +37,8 @@ class BlobEntry:
 
 
 class Blob(Protocol):
+    """Immutable bytes under unique keys; the header has the rules."""
+
     def get(self, key: str) -> bytes: ...
 
     def get_range(self, key: str, offset: int, length: int) -> bytes: ...

@@ -91,6 +91,8 @@ class Stale:
 
 
 class Meta(Protocol):
+    """A log of records per key, with compare-and-set over several keys; the header has the rules."""
+
     def head(self, key: str) -> Record | None: ...
 
     def heads(self, prefix: str) -> dict[str, Record]: ...

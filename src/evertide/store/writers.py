@@ -48,6 +48,8 @@ _stopped: set[str] = set()
 
 
 class Registration(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The record of a writer: the process that may change the storage under this id."""
+
     writer: str
     label: str
     host: str

@@ -75,6 +75,8 @@ class ArrangementManifest(msgspec.Struct, frozen=True):
 
 
 class Arrangement:
+    """The rows of a collection, indexed by a key."""
+
     def __init__(
         self,
         name: str,

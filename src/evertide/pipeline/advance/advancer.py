@@ -37,6 +37,8 @@ def _is_of(bound: Bound, inputs: Mapping[str, Input]) -> bool:
 
 
 class Advancer:
+    """Makes or replays one transaction at a time."""
+
     def __init__(
         self,
         context: ProcessContext,

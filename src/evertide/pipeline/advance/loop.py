@@ -43,6 +43,8 @@ class LoopTarget(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Loop:
+    """Advances a pipeline until it is stopped."""
+
     pipeline: LoopTarget
     input_reader: InputReader
     leader_tasks: LeaderTasks

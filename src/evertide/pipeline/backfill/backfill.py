@@ -90,6 +90,8 @@ class _NewShards:
 
 
 class Backfill:
+    """One backfill: computes some views and makes them members."""
+
     def __init__(  # noqa: PLR0917
         self,
         runner: Runner,

@@ -48,6 +48,8 @@ _TRANSIENT = (Unavailable, OutcomeUnknown, GenerationMoved, TimeCompacted, Lease
 
 
 class BackfillScheduler:
+    """Starts backfills of the views that are due, one at a time."""
+
     def __init__(  # noqa: PLR0917
         self,
         runner: Runner,

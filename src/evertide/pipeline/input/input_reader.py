@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 
 class InputReader:
+    """Reads and acknowledges the input of all sources."""
+
     def __init__(self, context: ProcessContext, definition: Callable[[], Definition]) -> None:
         """`definition` returns the definition in force."""
         self._context = context

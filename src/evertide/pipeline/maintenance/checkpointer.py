@@ -54,6 +54,8 @@ _DRAFTS_MAX = 5
 
 
 class Checkpointer:
+    """Makes the checkpoints of one process, and deletes what they replace."""
+
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
         self.failing = Failures(runner.runtime, runner.settings.maintenance_interval_s)

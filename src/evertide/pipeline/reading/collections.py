@@ -99,6 +99,8 @@ class View(ReadableRows):
 
 
 class Collections:
+    """The tables and views of a pipeline, to be read at any retained time."""
+
     def __init__(self, members: Callable[[], Members], to_frame: ToFrame | None = None) -> None:
         """`members` returns the members of the definition in force."""
         self.members = members

@@ -22,6 +22,8 @@ class EngineChoice(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Question:
+    """A query, its parameters, and the time that it reads."""
+
     sql: str
     as_of: int | None = None
     """The time of all collections; by default the last that all of them have."""
@@ -35,6 +37,8 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
+    """The result of a query, and the transaction that it was computed at."""
+
     time: int
     rows: pa.Table
     is_truncated: bool

@@ -31,6 +31,8 @@ __all__ = ["StorageReader", "check_is_there", "is_there"]
 
 
 class StorageReader:
+    """Reads the collections, the status and the journal of a storage."""
+
     def __init__(self, storage: Storage, *, runtime: Runtime, settings: Settings) -> None:
         self.storage = storage
         self.runtime = runtime

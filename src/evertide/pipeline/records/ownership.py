@@ -63,6 +63,8 @@ class ReplicaRole(enum.StrEnum):
 
 
 class Leader(msgspec.Struct, frozen=True):
+    """The record that names the leading replica."""
+
     writer: str
     since_s: float
     change: str

@@ -32,6 +32,8 @@ logger = logging.getLogger(__name__)
 
 
 class LeaderTasks:
+    """Starts, stops and reports the work of the leader."""
+
     def __init__(  # noqa: PLR0917
         self,
         context: ProcessContext,

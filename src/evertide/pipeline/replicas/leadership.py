@@ -41,6 +41,8 @@ logger = logging.getLogger(__name__)
 
 
 class Leadership:
+    """This replica's part in the election: whether it leads, and whether it may take the lead."""
+
     def __init__(self, meta: Meta, writer: Writer, runtime: Runtime, settings: Settings, *, may_take: bool) -> None:
         self.is_leader = False
         self._meta = meta

@@ -44,6 +44,8 @@ logger = logging.getLogger(__name__)
 
 
 class PeerFollower:
+    """Replays what peers commit, and adopts their changes of the definition."""
+
     def __init__(self, runner: Runner, leads: Callable[[], bool] = lambda: True) -> None:
         self._runner = runner
         self._leads = leads

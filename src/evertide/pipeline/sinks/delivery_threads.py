@@ -81,6 +81,8 @@ class _SinkThread:
 
 
 class DeliveryThreads:
+    """Runs one delivery per sink, each in a thread."""
+
     def __init__(
         self,
         sinks: PreparedSinks,

@@ -56,6 +56,8 @@ class MachineState(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class Machine:
+    """The state of all tables and cohorts, as of one time; `step` advances it."""
+
     engine: Engine
     store: StateStore
     tables: Tables

@@ -69,6 +69,8 @@ class TableDeltas:
 
 
 class Tables:
+    """The rows of the tables by key, by which input becomes deltas."""
+
     def __init__(
         self,
         tables: Mapping[str, DeclaredTable],

@@ -103,6 +103,8 @@ class SourceStatus:
 
 @dataclass(frozen=True, slots=True)
 class Status:
+    """The state of a pipeline and of its parts, as every process and the HTTP API report it."""
+
     state: str
     since_s: float
     why: str

@@ -86,6 +86,8 @@ logger = logging.getLogger(__name__)
 
 
 class Runner:
+    """Makes and replays transactions: binds input, computes the deltas of views, commits."""
+
     def __init__(self, context: ProcessContext, definition: Definition, machine: Machine) -> None:
         self.meta = context.meta
         self.journal = context.journal

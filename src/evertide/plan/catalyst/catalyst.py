@@ -51,6 +51,8 @@ _LARGE = {
 
 
 class Catalyst:
+    """Access to the Catalyst classes of one Spark session's JVM."""
+
     def __init__(self, session: SparkSession) -> None:
         self.session = session._jsparkSession
         self._context = session.sparkContext

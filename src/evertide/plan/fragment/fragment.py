@@ -55,6 +55,8 @@ class _Tree:
 
 
 class Fragment:
+    """A prepared part of a plan; a run binds rows to its leaves and returns the result."""
+
     def __init__(
         self, catalyst: Catalyst, root: PlanNode, leaves: Sequence[PlanNode], keys: Set[int] = frozenset()
     ) -> None:

@@ -44,6 +44,8 @@ _Named = TypeVar("_Named", Statement | AppendFlow, TableStatement, ViewFunction,
 
 
 class Program:
+    """The tables and views of a script, analyzed by Spark."""
+
     def __init__(
         self,
         spark: SparkSession,

@@ -43,6 +43,8 @@ class _TokenFile:
 
 @dataclass(frozen=True, slots=True)
 class Access:
+    """The access tokens of a server; none means that every client may do everything."""
+
     tokens: tuple[Token, ...] = ()
     _file: _TokenFile | None = field(default=None, compare=False, repr=False)
 

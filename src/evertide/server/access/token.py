@@ -41,6 +41,8 @@ class Role(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Token:
+    """An access token: its name, role and restriction, without its text."""
+
     name: str
     role: Role
     digest: bytes = field(repr=False)

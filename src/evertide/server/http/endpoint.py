@@ -42,6 +42,8 @@ class NoQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
+    """One method of one address, with the types of its parameters and answers."""
+
     method: str
     path: str
     area: str

@@ -47,6 +47,8 @@ class _DerivedEntries(NamedTuple):
 
 
 class Feed:
+    """The changes of one collection, read once for all of its shapes."""
+
     def __init__(self, shard: Shard, subject: Subject, txids: TxIds, tail_bytes_max: int) -> None:
         """Entries of one stretch larger than `tail_bytes_max` are not kept in a shape's tail."""
         self.shard = shard

@@ -51,6 +51,8 @@ class LogSpan(NamedTuple):
 
 
 class LiveShape:
+    """A shape that clients of this process read, and the end of its log."""
+
     def __init__(self, record: ShapeRecord, definition: ShapeDefinition, begins: int, used_s: float) -> None:
         self.record = record
         self.handle = record.handle

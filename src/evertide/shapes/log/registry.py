@@ -60,6 +60,8 @@ class NotFollowed(Exception):
 
 
 class Shapes:
+    """Creates, follows and ends the shapes that clients of this process subscribe to."""
+
     def __init__(self, collections: Collections, options: ShapeOptions | None = None) -> None:
         self.options = options or ShapeOptions()
         self.members = collections.members()

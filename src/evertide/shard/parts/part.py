@@ -70,6 +70,8 @@ Encoded: TypeAlias = bytes
 
 
 class Part(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The description of a part in a shard's state, by which a reader verifies the part."""
+
     rows: int
     bytes: int
     checksum: str

@@ -51,6 +51,8 @@ _UNMEASURED = 1 << 64
 
 
 class Receiver:
+    """Receives the changes of a PostgreSQL server in a thread, and stages them."""
+
     def __init__(  # noqa: PLR0917
         self,
         server: SourceServer,

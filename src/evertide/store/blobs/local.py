@@ -64,6 +64,8 @@ def convert_os_error(path: Path | str, error: OSError) -> Unavailable:
 
 
 class LocalBlob:
+    """Blobs as files below a directory."""
+
     def __init__(self, root: Path | str, files: Files | None = None) -> None:
         self._root = Path(root)
         self._files: Files = files or SystemFiles()

@@ -32,11 +32,12 @@ def evertide(*args: str | Path, stdin: str = "") -> Result:
 
 
 def spawned(*args: str | Path) -> subprocess.Popen[str]:
+    """Start a command, as the leader of its own process group."""
     command = [sys.executable, "-m", "evertide.cli", *map(str, args)]
     env = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1", "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}"}
     # The pipe is large, as a full one would block the process's transactions.
     return subprocess.Popen(
-        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, pipesize=1 << 20
+        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, pipesize=1 << 20, process_group=0
     )
 
 

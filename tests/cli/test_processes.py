@@ -4,15 +4,23 @@ a Spark."""
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 from urllib.request import urlopen
 
+import psutil
+
 from tests.cli.kit import document, evertide, one_error, spawned
+from tests.server.kit import Client
+from tests.server.kit import until as until_true
 
 SCRIPT = """
 CREATE TABLE bid (auction BIGINT NOT NULL, price BIGINT NOT NULL) USING nexmark OPTIONS (rate '300');
@@ -68,6 +76,56 @@ def test_commands_read_a_running_pipeline_and_ctrl_c_ends_it_with_a_checkpoint(t
         stopped["time"],
     )
     assert evertide("fsck", "--storage", storage).exit_code == 0
+
+
+LONG = {
+    "duckdb": "SELECT levenshtein(repeat('a', 1000000), repeat('b', 1000000)) AS n",
+    "spark": "SELECT count(*) AS n FROM range(100000000000000) WHERE id % 7 = 3",
+}
+"""Queries that take hours."""
+
+
+def test_ctrl_c_in_a_terminal_ends_a_process_with_running_queries(tmp_path: Path) -> None:
+    """A terminal sends SIGINT to all processes of its foreground group."""
+    script, storage = tmp_path / "made.sql", tmp_path / "s"
+    script.write_text(SCRIPT)
+    listen = ("--listen", "127.0.0.1:0", "--set", "query_limit_s=100000")
+    with running("run", script, "--storage", storage, "--json", *listen) as process, ThreadPoolExecutor() as pool:
+        address = urlsplit(until(process, "listening")["address"])
+        client = Client(str(address.hostname), address.port or 0)
+        until(process, "transaction")
+        answers = []
+        for engine, sql in LONG.items():
+            assert client.post("/v1/query", {"sql": "SELECT 1 AS n", "engine": engine}).status == 200
+            enough_s = _busy_s(process) + 1
+            answers.append(pool.submit(client.post, "/v1/query", {"sql": sql, "engine": engine}))
+            until_true(partial(_is_busy, process, enough_s))
+        processes = psutil.Process(process.pid).children(recursive=True)
+        os.killpg(process.pid, signal.SIGINT)
+        for answer in answers:
+            found = answer.result(60)
+            assert (found.status, found.body["error_code"]) == (503, "query_ended"), found.body
+            assert "the server is stopping" in found.body["message"]
+        stopped = until(process, "stopped")
+        assert process.wait(60) == 0
+        assert process.stderr is not None
+        told = process.stderr.read()
+        assert "Traceback" not in told
+        assert "SIGKILL" not in told  # the server ends its workers itself
+        assert psutil.wait_procs(processes, 60)[1] == []
+    assert len(processes) >= 4
+    assert stopped["checkpoint"]["time"] == stopped["time"] + 1
+
+
+def _is_busy(process: subprocess.Popen[str], enough_s: float) -> bool:
+    return _busy_s(process) > enough_s
+
+
+def _busy_s(process: subprocess.Popen[str]) -> float:
+    """The CPU time that the workers of queries have used."""
+    workers = [one for one in psutil.Process(process.pid).children() if "evertide.server.query.worker" in one.cmdline()]
+    used = [one.cpu_times() for worker in workers for one in (worker, *worker.children(recursive=True))]
+    return sum(times.user for times in used)
 
 
 def test_the_demo_continues_after_kill_9_and_all_views_are_right(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ from evertide.settings import Settings
 from evertide.store.open import StorageAddress
 from evertide.threads.watched import WatchedThread
 
-__all__ = ["EngineOptions", "Worker", "WorkerEnded", "list_processes", "measure_disk_bytes"]
+__all__ = ["EngineOptions", "Worker", "WorkerEnded", "list_processes", "make_stop_error", "measure_disk_bytes"]
 
 logger = logging.getLogger(__name__)
 
@@ -79,12 +79,16 @@ class EngineOptions:
     master: str = ""
 
 
+def make_stop_error(engine: EngineChoice) -> QueryEnded:
+    return QueryEnded(path=engine.value, why="the server is stopping")
+
+
 class WorkerEnded(Exception):
     """The worker had ended before it began with the query; the caller retries with another worker."""
 
 
 class Worker:
-    """A worker process. Not thread-safe, except for `kill`."""
+    """A worker process. Not thread-safe, except for `stop`."""
 
     def __init__(self, options: EngineOptions, settings: Settings, runtime: Runtime) -> None:
         self.engine = options.engine
@@ -94,6 +98,7 @@ class Worker:
         self._runtime = runtime
         self._number = 0
         self._is_ready = False
+        self._is_stopping = False
         self._ready_bytes = 0
         self._has_begun = False
         """Whether the worker has begun with the last query that it was sent."""
@@ -164,15 +169,19 @@ class Worker:
         if self.is_over:
             return
         self.is_over = True
-        self.kill()
+        self._kill()
         self._process.wait()
         for pipe in self._pipes:
             pipe.close()
         os.close(self._lifeline)
         shutil.rmtree(self._scratch, ignore_errors=True)
 
-    def kill(self) -> None:
-        """Kill the processes, from any thread. The thread that waits for an answer sees the end, and calls `end`."""
+    def stop(self) -> None:
+        """Kill the processes, as the server stops. The thread that waits for an answer sees that and calls `end`."""
+        self._is_stopping = True
+        self._kill()
+
+    def _kill(self) -> None:
         for pid in list_processes(self.pid):  # the worker may have ended and left children
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
@@ -231,6 +240,8 @@ class Worker:
             raise self._explain_end() from None
 
     def _explain_end(self) -> Exception:
+        if self._is_stopping:
+            return make_stop_error(self.engine)
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_GRACE_S)  # a worker closes its pipe just before it exits
         if self._number > 1 and not self._has_begun:

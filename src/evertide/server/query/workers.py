@@ -27,7 +27,7 @@ from evertide.media import ARROW
 from evertide.pipeline.reading.query import Answer, EngineChoice, Question
 from evertide.runtime import Runtime
 from evertide.server.query.bounds import choose_spark_bytes
-from evertide.server.query.process import EngineOptions, Worker, WorkerEnded
+from evertide.server.query.process import EngineOptions, Worker, WorkerEnded, make_stop_error
 from evertide.server.query.wire import Frame
 from evertide.settings import Settings
 from evertide.store.open import StorageAddress
@@ -111,7 +111,7 @@ class Workers:
             self._is_closed = True
             free, self._free = self._free, []
             for worker in self._busy:
-                worker.kill()
+                worker.stop()
         for worker in free:
             worker.end()
 
@@ -145,11 +145,11 @@ class Workers:
                 self._busy.append(worker)
                 return worker
         worker.end()
-        raise _make_stop_error(engine)
+        raise make_stop_error(engine)
 
     def _check_open(self, engine: EngineChoice) -> None:
         if self._is_closed:
-            raise _make_stop_error(engine)
+            raise make_stop_error(engine)
 
     def _return_worker(self, worker: Worker) -> None:
         with self._lock:
@@ -179,7 +179,3 @@ class Workers:
         took_ms = round((self._runtime.monotonic_s() - began_s) * 1000, 3)
         stale = tuple(facts["stale"])
         return EncodedAnswer(facts["time"], frame.body, facts["is_truncated"], engine, took_ms, stale)
-
-
-def _make_stop_error(engine: EngineChoice) -> QueryEnded:
-    return QueryEnded(path=engine.value, why="the server is stopping")

@@ -63,9 +63,6 @@ class Replica:
     def leads(self) -> bool:
         return self.said == "leads"
 
-    def signal(self, number: int) -> None:
-        os.kill(self.process.pid, number)
-
     def end(self) -> None:
         self.process.kill()
         self.process.wait()
@@ -149,18 +146,18 @@ def test_u1_two_replicas_stay_right_under_repeated_kills_and_storage_faults(tmp_
     check(tmp_path, reached)
 
 
-def stop(replica: Replica, storage: Path) -> None:
-    """Stop the replica while it does not hold the lock of the embedded database, which no other process could take
+def stop(process: subprocess.Popen[str], storage: Path) -> None:
+    """Stop the process while it does not hold the lock of the embedded database, which no other process could take
     over."""
     while True:
-        replica.signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, replica.process.pid, os.WSTOPPED)  # until the process has stopped
+        process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED)  # until the process has stopped
         with closing(sqlite3.connect(storage / "meta.db", timeout=1, isolation_level=None)) as database:
             try:
                 database.execute("BEGIN IMMEDIATE")
                 database.execute("ROLLBACK")
             except sqlite3.OperationalError:
-                replica.signal(signal.SIGCONT)
+                process.send_signal(signal.SIGCONT)
                 RUNTIME.sleep_s(0.01)
             else:
                 return
@@ -173,9 +170,9 @@ def test_a_paused_leader_is_fenced_when_it_resumes(tmp_path: Path) -> None:
         wait_until(lambda: any(one.leads for one in several) and all(one.time >= 2 for one in several), several)
         [leader] = [one for one in several if one.leads]
         [other] = [one for one in several if one is not leader]
-        stop(leader, tmp_path / "s")
+        stop(leader.process, tmp_path / "s")
         wait_until(lambda: other.leads and other.time > leader.time + 3, several)
-        leader.signal(signal.SIGCONT)
+        leader.process.send_signal(signal.SIGCONT)
         wait_until(lambda: leader.process.poll() is not None, several)
         leader._thread.join()
         assert leader.error.startswith("error fenced"), leader.error

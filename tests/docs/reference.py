@@ -64,6 +64,7 @@ CAUSES = {
     "diverged": "A source no longer returns what was bound, or the machine computes something else than before.",
     "view_failed": "A row makes an expression of the view fail: a division by zero, an overflow, a bad cast.",
     "state_diverged": "A bug in Evertide, or damaged memory or state files; the tables are not affected.",
+    "state_inconsistent": "A bug in Evertide, or damaged memory.",
     "spark_ended": "The JVM was killed, perhaps for lack of memory, or the cluster ended the application.",
     "damaged": "A file was deleted, overwritten or restored from another time; or the disk is broken.",
     "blob_missing": "A file that a record names was deleted, or not copied.",

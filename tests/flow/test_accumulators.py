@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evertide.errors import Damaged, InvalidInput
+from evertide.errors import InvalidInput, StateInconsistent
 from evertide.flow.aggregates.accumulators import Accumulator, Accumulators, make_accumulator
 from evertide.flow.aggregates.limbs import GroupedRows
 from evertide.plan.algebra.nodes import EvalMode
@@ -282,9 +282,9 @@ def test_overflow_names_the_group_and_can_be_retracted(kind: Any, value: Any, na
 def test_impossible_counts_are_errors() -> None:
     acc = accumulator_of("Count", [])
     taken_back = partial(acc, [], [(0, 1, ()), (2, -1, ())])
-    with pytest.raises(Damaged, match="more were removed than were added") as raised:
+    with pytest.raises(StateInconsistent, match="more were removed than were added") as raised:
         acc.finish(taken_back, where)
-    assert raised.value.path == "view v, group 2"
+    assert raised.value.where == "view v, group 2"
     with pytest.raises(InvalidInput, match=str(2**64)):
         acc.finish(partial(acc, [], [(1, 2**62, ())] * 4), where)
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evertide.errors import Damaged, InvalidInput, Unexpected, UnsupportedFormat
+from evertide.errors import InvalidInput, StateInconsistent, Unexpected, UnsupportedFormat
 from evertide.flow.state import arrangement as arrangement_module
 from evertide.flow.state import block as block_module
 from evertide.flow.state.arrangement import Arrangement, ArrangementManifest
@@ -233,9 +233,9 @@ def test_a_negative_count_is_damage_and_names_the_row(where: str) -> None:
     assert subject.lookup(keys(1)).num_rows == 1
     reads: list[Callable[[], Any]] = [lambda: subject.lookup(keys(2, 1)), subject.scan]
     for read in reads:
-        with pytest.raises(Damaged, match=r"'a'.*\"b\".*the count -2") as caught:
+        with pytest.raises(StateInconsistent, match=r"'a'.*\"b\".*the count -2") as caught:
             read()
-        assert "arrangement 'a'" in caught.value.path
+        assert "arrangement 'a'" in caught.value.where
 
 
 def test_diffs_that_do_not_fit_are_refused_and_change_nothing() -> None:

@@ -12,7 +12,15 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from evertide.errors import BlobDamaged, BlobMissing, Damaged, InvalidInput, StorageFull, ViewFailed
+from evertide.errors import (
+    BlobDamaged,
+    BlobMissing,
+    InvalidInput,
+    StateInconsistent,
+    StorageFull,
+    Unexpected,
+    ViewFailed,
+)
 from evertide.flow import Circuit, CircuitState, collection, explain
 from evertide.flow.aggregates.top import Top
 from evertide.flow.circuit import make_name_source
@@ -103,7 +111,7 @@ def test_a_missing_arrangement_is_damage(spark: SparkSession) -> None:
     state = make_saved_circuit(spark, blob)
     name, *_ = state.arrangements
     left = {other: kept for other, kept in state.arrangements.items() if other != name}
-    with pytest.raises(Damaged, match=name):
+    with pytest.raises(Unexpected, match=name):
         Circuit(spark, SCRIPT, blob=blob, state=CircuitState(left, is_first=False))
 
 
@@ -145,7 +153,7 @@ def test_state_with_half_a_transaction_is_not_used_again(spark: SparkSession, mo
     with pytest.raises(StorageFull):
         circuit.step(first)
     monkeypatch.undo()
-    with pytest.raises(Damaged, match="applied only in part"):
+    with pytest.raises(StateInconsistent, match="applied only in part"):
         circuit.step(second)
 
 

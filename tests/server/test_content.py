@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from evertide.errors import Damaged
+from evertide.errors import StateInconsistent
 from evertide.pgexpr.clause import parse_where
 from evertide.pipeline.reading import content
 from evertide.pipeline.reading.content import CollectionContent
@@ -152,5 +152,5 @@ def test_tables_of_every_size_hold_the_rows_in_order(monkeypatch: pytest.MonkeyP
 
 
 def test_a_negative_count_is_reported_as_damage() -> None:
-    with pytest.raises(Damaged, match="count -1"):
+    with pytest.raises(StateInconsistent, match="count -1"):
         list(expand_in_tables(pa.table({"name": ["a"], DIFF: [-1]}), "notes"))

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evertide.errors import Damaged, InvalidInput
+from evertide.errors import InvalidInput, StateInconsistent
 from evertide.rows import changes as module
 from evertide.rows.changes import (
     DIFF,
@@ -181,7 +181,7 @@ def test_a_sum_that_does_not_fit_is_an_error(sign: int) -> None:
 def test_expand_repeats_rows_and_refuses_negative_counts() -> None:
     table = compute_content(changes([(1, "a", 0, 2), (2, "b", 0, 1), (3, "c", 0, 1), (3, "c", 1, -1)]), 5)
     assert expand(table).to_pylist() == [{"id": 1, "name": "a"}] * 2 + [{"id": 2, "name": "b"}]
-    with pytest.raises(Damaged, match=r"shard z.*'id': 3.*count -1"):
+    with pytest.raises(StateInconsistent, match=r"shard z.*'id': 3.*count -1"):
         expand(compute_content(changes([(3, "c", 1, -1)]), 5), "shard z")
 
 

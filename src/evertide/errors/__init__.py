@@ -38,6 +38,7 @@ happened.
     │   ├── CheckpointDamaged   a checkpoint lacks files that it names, or the catalog is gone
     │   └── ArchiveDamaged      an exported checkpoint is damaged: import another copy
     ├── Unexpected              a bug in Evertide: report it
+    │   └── StateInconsistent   rows in memory contradict each other: recompute the views, or restart
     ├── UnsupportedFormat       written by another version: upgrade or migrate
     ├── LimitExceeded           the request exceeds a limit: ask for less
     ├── Unauthorized            the request has no valid token: add one
@@ -65,6 +66,7 @@ from evertide.errors.running import (
     SparkAway,
     SparkEnded,
     StateDiverged,
+    StateInconsistent,
     SystemRefused,
     Unexpected,
     ViewFailed,
@@ -120,6 +122,7 @@ __all__ = [
     "SparkAway",
     "SparkEnded",
     "StateDiverged",
+    "StateInconsistent",
     "StorageForbidden",
     "StorageFull",
     "SystemRefused",

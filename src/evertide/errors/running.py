@@ -20,6 +20,7 @@ __all__ = [
     "SparkAway",
     "SparkEnded",
     "StateDiverged",
+    "StateInconsistent",
     "SystemRefused",
     "Unexpected",
     "ViewFailed",
@@ -204,3 +205,15 @@ class Unexpected(EvertideError):
 
     where: str
     why: str
+
+
+class StateInconsistent(Unexpected):
+    """`where` names the state of a view, or a collection. Every file was read as it was written."""
+
+    error_code = "state_inconsistent"
+    summary = "Rows in memory contradict each other: a bug in Evertide"
+    message_format = "{where}: inconsistent rows in memory: {why}"
+    remedy = (
+        "Evertide recomputes views whose tables are kept. If the process ended, restart it: nothing that was "
+        "acknowledged is lost. Report this as a bug, with the log."
+    )

@@ -30,7 +30,7 @@ import pyarrow as pa
 from pyspark.errors import PySparkException, PythonException
 from pyspark.sql import SparkSession
 
-from evertide.errors import Damaged, EvertideError, InvalidInput, SparkAway, ViewFailed
+from evertide.errors import EvertideError, InvalidInput, SparkAway, StateInconsistent, Unexpected, ViewFailed
 from evertide.errors.running import name_views
 from evertide.flow.aggregates.top import Top
 from evertide.flow.aggregates.totals import Totals
@@ -122,7 +122,7 @@ class Circuit:
         """Process one transaction. The first also returns rows that views have without input, such as a count of 0."""
         if self._failed is not None:
             why = f"a transaction was applied only in part, because of {self._failed!r}"
-            raise Damaged(path=f"state of {name_views(self.views)}", why=why) from self._failed
+            raise StateInconsistent(where=f"state of {name_views(self.views)}", why=why) from self._failed
         try:
             found = self._compute(deltas)
         except SuspectedFailure as error:
@@ -280,12 +280,12 @@ class Circuit:
         saved = self._saved.arrangements if self._saved is not None else {}
         found = saved.get(name)
         if found is None:
-            raise Damaged(
-                path=f"arrangement {name!r}", why=f"the checkpoint has {len(saved)} arrangements, but not this one"
+            raise Unexpected(
+                where=f"arrangement {name!r}", why=f"the checkpoint has {len(saved)} arrangements, but not this one"
             )
         if found.key != key or not found.read_schema().equals(schema):
-            raise Damaged(
-                path=f"arrangement {name!r}",
+            raise Unexpected(
+                where=f"arrangement {name!r}",
                 why=f"the checkpoint has this arrangement with the key {found.key}, not {key}, or with other columns",
             )
         return found

@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from evertide.errors import Damaged, InvalidInput
+from evertide.errors import InvalidInput, StateInconsistent
 from evertide.rows.columns import Bools, Longs, Words, remove_encoding, to_array
 from evertide.rows.conform import are_alike, conform, explain_refusal, find_first_null, forbids_null
 from evertide.rows.digest import RowHashes, hash_rows
@@ -176,15 +176,15 @@ def _iterate_tables(columns: pa.Table, counts: Longs) -> Iterator[pa.Table]:
 
 
 def _split_counts(table: pa.Table, where: str) -> tuple[pa.Table, Longs]:
-    """The rows, and the count of each. A negative count is damage."""
+    """The rows, and the count of each. No row of a collection has a negative count."""
     counts = _to_longs(table.column(DIFF))
     columns = table.drop_columns([name for name in (TIME, DIFF) if name in table.schema.names])
     negative = np.flatnonzero(counts < 0)
     if len(negative):
         at = int(negative[0])
         [row] = to_python_rows(columns.slice(at, 1))
-        raise Damaged(
-            path=where,
+        raise StateInconsistent(
+            where=where,
             why=f"row {row!r} has the count {int(counts[at])}, but no row of a collection has a negative count",
         )
     return columns, counts

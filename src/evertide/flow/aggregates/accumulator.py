@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from evertide.errors import Damaged, InvalidInput
+from evertide.errors import InvalidInput, StateInconsistent
 from evertide.flow.aggregates import exact
 from evertide.flow.aggregates.exact import Doubles
 from evertide.flow.aggregates.limbs import GroupedRows
@@ -141,7 +141,7 @@ def _refuse_count(found: Any, where: DescribeGroup, group: int) -> None:
     count = integer << exponent
     if count < 0:
         why = f"the group has {count} values, since more were removed than were added"
-        raise Damaged(path=where(group), why=why)
+        raise StateInconsistent(where=where(group), why=why)
     raise InvalidInput(where=where(group), why=f"the group has {count} values, which does not fit in 64 bits")
 
 

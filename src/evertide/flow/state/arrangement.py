@@ -29,7 +29,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from evertide.errors import Damaged, UnsupportedFormat
+from evertide.errors import StateInconsistent, UnsupportedFormat
 from evertide.flow.state.block import RowBlock, check_columns, check_key, make_block, make_table, merge_blocks
 from evertide.flow.state.keys import SHARED_WORD, canonicalize, compare_keys, hash_keys, is_exact
 from evertide.flow.state.merge import merge
@@ -217,7 +217,7 @@ class Arrangement:
                 why = (
                     f"the row with {row} has the count {int(block.diffs[at])}: a delta removed a row that did not exist"
                 )
-                raise Damaged(path=self._where, why=why)
+                raise StateInconsistent(where=self._where, why=why)
         return make_table([block for block in blocks if block.rows], self.schema)
 
 

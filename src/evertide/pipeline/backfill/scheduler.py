@@ -26,6 +26,7 @@ from evertide.errors import (
     LeaseLost,
     NotAllowedNow,
     OutcomeUnknown,
+    StateInconsistent,
     TimeCompacted,
     Unavailable,
     ViewFailed,
@@ -194,14 +195,14 @@ class BackfillScheduler:
             raise
 
     def _try(self, views: Collection[str]) -> None:
-        """Run a backfill. After a `_TRANSIENT` error or damage, the views are due again."""
+        """Run a backfill. After a `_TRANSIENT` error, damage or inconsistent rows, the views are due again."""
         try:
             self._run(views)
             self._stuck = {name: one for name, one in self._stuck.items() if name not in views}
         except _TRANSIENT as error:
             logger.warning("the backfill of %s failed, will retry: %s", name_views(views), error)
             self._due.update(views)
-        except Damaged as error:
+        except (Damaged, StateInconsistent) as error:
             logger.exception("the backfill of %s failed, will retry", name_views(views))
             runtime, settings = self._runner.runtime, self._runner.settings
             for name in views:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import msgspec
 import pyarrow as pa
 
-from evertide.errors import Damaged, StateDiverged, Unexpected, ViewFailed
+from evertide.errors import Damaged, StateDiverged, StateInconsistent, Unexpected, ViewFailed
 from evertide.flow.blame import find_culprit
 from evertide.flow.circuit import make_name_source
 from evertide.flow.state.arrangement import Arrangement, ArrangementManifest
@@ -113,7 +113,7 @@ class Machine:
         while cohort.views:
             try:
                 return cohort.step(deltas)
-            except Damaged as error:  # also raised by a circuit that has applied a part of a transaction
+            except (Damaged, StateInconsistent) as error:
                 if not self.is_computable(cohort.views):
                     self.broken = error
                     raise

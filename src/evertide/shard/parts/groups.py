@@ -28,7 +28,7 @@ Changes = Callable[[Part], pa.Table]
 def read_group(
     group: Group, changes: Changes, columns: Sequence[str], *, by: str | None, where: str
 ) -> Iterator[pa.Table]:
-    """Yield these columns in tables, each row as often as its count. A negative count is damage."""
+    """Yield these columns in tables, each row as often as its count. No row has a negative count."""
     names = [*columns, DIFF]
     if group.only_adds:
         for part in group.parts:

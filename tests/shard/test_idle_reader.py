@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 
@@ -84,9 +84,9 @@ def count_reads(meta: Meta, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     if isinstance(meta, SqliteMeta):
         inner = meta._read
 
-        def read(sql: str, *values: object) -> object:
+        def read(name: str, values: Mapping[str, object]) -> object:
             reads["read"] += 1
-            return inner(sql, *values)
+            return inner(name, values)
 
         monkeypatch.setattr(meta, "_read", read)
     return reads

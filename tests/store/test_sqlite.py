@@ -12,7 +12,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -125,9 +125,9 @@ def test_a_wait_does_not_spin(path: Path, runtime: SystemRuntime, settings: Sett
     asked: list[str] = []
 
     class Watched(SqliteMeta):
-        def _read(self, sql: str, *values: object) -> list[tuple[object, ...]]:
-            asked.append(sql)
-            return super()._read(sql, *values)
+        def _read(self, name: str, values: Mapping[str, object]) -> list[tuple[object, ...]]:
+            asked.append(name)
+            return super()._read(name, values)
 
     meta = Watched(path, runtime, replace(settings, poll_interval_s=0.05))
     assert meta.wait("key", 0, 0.3) is False

@@ -1,1 +1,1 @@
-"""Implementations of `Meta`: `sqlite` and `postgres` (with `timed_connection`); `pool` serves both."""
+"""Implementations of `Meta`: `sqlite` and `postgres` (with `timed_connection`); `sql` has what both share."""

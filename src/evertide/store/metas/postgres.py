@@ -23,7 +23,7 @@ import contextlib
 import hashlib
 import importlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from evertide.errors import (
@@ -38,10 +38,8 @@ from evertide.errors import (
 )
 from evertide.runtime import Runtime
 from evertide.settings import Settings
-from evertide.store.key_notifier import KeyNotifier
-from evertide.store.keys import check_commit, check_limit, check_meta_key, key_end
-from evertide.store.meta import Guard, Record, Stale, Write
-from evertide.store.metas.pool import Pool
+from evertide.store.meta import Guard, Stale, Write
+from evertide.store.metas.sql import SqlMeta
 from evertide.types import SequenceNumber
 
 if TYPE_CHECKING:
@@ -80,7 +78,8 @@ _SQL = {
         SELECT wanted, (SELECT seqno FROM {log} WHERE key = wanted ORDER BY seqno DESC LIMIT 1)
         FROM unnest(%s::text[]) AS wanted
     """,
-    "head": "SELECT seqno, data FROM {log} WHERE key = %s ORDER BY seqno DESC LIMIT 1",
+    "number": "SELECT seqno FROM {log} WHERE key = %(key)s ORDER BY seqno DESC LIMIT 1",
+    "head": "SELECT seqno, data FROM {log} WHERE key = %(key)s ORDER BY seqno DESC LIMIT 1",
     "heads": """
         WITH RECURSIVE hop(key) AS (
             SELECT min(key) FROM {log} WHERE key >= %(start)s AND key < %(end)s
@@ -93,7 +92,7 @@ _SQL = {
         ) AS head
         ORDER BY hop.key
     """,
-    "scan": "SELECT seqno, data FROM {log} WHERE key = %s AND seqno > %s ORDER BY seqno LIMIT %s",
+    "scan": "SELECT seqno, data FROM {log} WHERE key = %(key)s AND seqno > %(after)s ORDER BY seqno LIMIT %(limit)s",
     "append": "INSERT INTO {log} (key, seqno, data) SELECT * FROM unnest(%s::text[], %s::bigint[], %s::bytea[])",
     "remove": "DELETE FROM {log} WHERE key = ANY(%s::text[])",
     "truncate": """
@@ -114,72 +113,27 @@ _SQL = {
 T = TypeVar("T")
 
 
-class PostgresMeta:
+class PostgresMeta(SqlMeta["Connection"]):
     def __init__(self, dsn: str, runtime: Runtime, settings: Settings, schema: str = "evertide") -> None:
         if not _SCHEMA.fullmatch(schema):
             raise InvalidInput(where=f"schema {schema!r}", why="expected 1 to 63 of a-z, 0-9 and _")
         self._psycopg = _import_psycopg()
         self._parameters = self._parse(dsn)
         self._password = str(self._parameters.get("password") or "")
-        self._place = _describe_place(self._parameters, schema)
         self._schema = schema
-        self._settings = settings
         self._clock_s = runtime.monotonic_s
         names = {"schema": schema, "log": f"{schema}.log", "version": _VERSION}
         limit_ms = {
             "limit_ms": int(settings.retry_limit_s * 1000),
             "idle_ms": max(1, int(settings.postgres_silence_s * 1000)),  # 0 would mean no limit
         }
-        self._sql = {name: sql.format(**names, **limit_ms).encode() for name, sql in _SQL.items()}
-        self._notifier = KeyNotifier(runtime)
-        self._pool: Pool[Connection] = Pool(self._place, self._connect, self._is_reusable)
+        sql = {name: text.format(**names, **limit_ms).encode() for name, text in _SQL.items()}
+        super().__init__(_describe_place(self._parameters, schema), sql, runtime, settings)
         try:
             self._prepare()
         except BaseException:
             self._pool.close()
             raise
-
-    def __repr__(self) -> str:
-        return f"PostgresMeta({self._place!r})"
-
-    def path(self, key: str) -> str:
-        return f"{self._place}:{key}"
-
-    def head(self, key: str) -> Record | None:
-        rows = self._read("head", (check_meta_key(key),))
-        return Record(*rows[0]) if rows else None
-
-    def heads(self, prefix: str) -> dict[str, Record]:
-        rows = self._read("heads", {"start": prefix, "end": key_end(prefix)})
-        return {key: Record(seqno, data) for key, seqno, data in rows}
-
-    def scan(self, key: str, after: int = 0, limit: int | None = None) -> list[Record]:
-        check_limit(key, limit)
-        return [Record(*row) for row in self._read("scan", (check_meta_key(key), after, limit))]
-
-    def commit(self, writes: Sequence[Write], guards: Sequence[Guard] = ()) -> Stale | None:
-        checks = check_commit(writes, guards)
-        stale = self._write(lambda connection: self._commit(connection, checks, writes))
-        if stale is None:
-            self._notifier.notify(write.key for write in writes)
-        return stale
-
-    def truncate(self, key: str, below: int) -> None:
-        check_meta_key(key)
-        self._write(lambda connection: connection.execute(self._sql["truncate"], {"key": key, "below": below}))
-
-    def wait(self, key: str, after: int, timeout_s: float) -> bool:
-        def has_newer() -> bool:
-            found = self._read("numbers", ([key],))[0][1]
-            return found is not None and found > after
-
-        check_meta_key(key)
-        return self._notifier.wait(key, has_newer, timeout_s, self._settings.poll_interval_s)
-
-    def close(self) -> None:
-        """Waiting calls end with `Closed`. A forked child closes nothing: the connections are the parent's."""
-        if self._pool.close():
-            self._notifier.notify_all_keys()
 
     def _commit(self, connection: Connection, checks: Sequence[Write | Guard], writes: Sequence[Write]) -> Stale | None:
         locks = self._locks(checks)
@@ -209,9 +163,9 @@ class PostgresMeta:
 
     def _prepare(self) -> None:
         """Create only what is missing, so that a role without the right to create tables can use existing ones."""
-        if not self._read("ready", ())[0][0]:
+        if not self._read("ready", {})[0][0]:
             self._write(self._create)
-        version = self._read("version", ())[0][0]
+        version = self._read("version", {})[0][0]
         if version > _VERSION:
             raise UnsupportedFormat(path=self._place, found=version, supported=_VERSION)
 
@@ -222,7 +176,7 @@ class PostgresMeta:
             connection.execute(f"CREATE SCHEMA {self._schema}".encode())
         connection.execute(self._sql["create"])
 
-    def _read(self, name: str, values: Any) -> list[tuple[Any, ...]]:
+    def _read(self, name: str, values: Mapping[str, object]) -> list[tuple[Any, ...]]:
         with self._pool.use() as connection:
             try:
                 return connection.execute(self._sql[name], values).fetchall()

@@ -29,7 +29,7 @@ import os
 import sqlite3
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -48,10 +48,8 @@ from evertide.runtime import Runtime
 from evertide.settings import Settings
 from evertide.store.blobs.files import SystemFiles
 from evertide.store.blobs.local import convert_os_error
-from evertide.store.key_notifier import KeyNotifier
-from evertide.store.keys import check_commit, check_limit, check_meta_key, key_end
-from evertide.store.meta import Guard, Record, Stale, Write
-from evertide.store.metas.pool import Pool
+from evertide.store.meta import Guard, Stale, Write
+from evertide.store.metas.sql import SqlMeta
 from evertide.types import SequenceNumber
 
 __all__ = ["SqliteMeta"]
@@ -60,29 +58,33 @@ _VERSION = 1
 _BUSY_WAIT_S = 0.25
 _CHECKPOINT_PAGES = 2000
 _MALFORMED_WAIT_S = 10.0
-_NO_LIMIT = -1
 
 _CREATE = """
 CREATE TABLE IF NOT EXISTS log (
     key TEXT NOT NULL, seqno INTEGER NOT NULL, data BLOB NOT NULL, PRIMARY KEY (key, seqno)
 ) WITHOUT ROWID
 """
-_NUMBER = "SELECT seqno FROM log WHERE key = ? ORDER BY seqno DESC LIMIT 1"
-_HEAD = "SELECT seqno, data FROM log WHERE key = ? ORDER BY seqno DESC LIMIT 1"
-_HEADS = """
-WITH RECURSIVE hop(key) AS (
-    SELECT min(key) FROM log WHERE key >= ?1 AND key < ?2
-    UNION ALL
-    SELECT (SELECT min(log.key) FROM log WHERE log.key > hop.key AND log.key < ?2) FROM hop WHERE hop.key IS NOT NULL
-)
-SELECT log.key, log.seqno, log.data FROM hop JOIN log ON log.key = hop.key
-WHERE log.seqno = (SELECT max(newest.seqno) FROM log AS newest WHERE newest.key = hop.key)
-ORDER BY log.key
-"""
-_SCAN = "SELECT seqno, data FROM log WHERE key = ? AND seqno > ? ORDER BY seqno LIMIT ?"
+_SQL = {
+    "number": "SELECT seqno FROM log WHERE key = :key ORDER BY seqno DESC LIMIT 1",
+    "head": "SELECT seqno, data FROM log WHERE key = :key ORDER BY seqno DESC LIMIT 1",
+    "heads": """
+        WITH RECURSIVE hop(key) AS (
+            SELECT min(key) FROM log WHERE key >= :start AND key < :end
+            UNION ALL
+            SELECT (SELECT min(log.key) FROM log WHERE log.key > hop.key AND log.key < :end)
+            FROM hop WHERE hop.key IS NOT NULL
+        )
+        SELECT log.key, log.seqno, log.data FROM hop JOIN log ON log.key = hop.key
+        WHERE log.seqno = (SELECT max(newest.seqno) FROM log AS newest WHERE newest.key = hop.key)
+        ORDER BY log.key
+    """,
+    "scan": "SELECT seqno, data FROM log WHERE key = :key AND seqno > :after ORDER BY seqno LIMIT ifnull(:limit, -1)",
+    "truncate": """
+        DELETE FROM log WHERE key = :key AND seqno < min(:below, (SELECT max(seqno) FROM log WHERE key = :key))
+    """,
+}
 _APPEND = "INSERT INTO log (key, seqno, data) VALUES (?, ?, ?)"
 _REMOVE = "DELETE FROM log WHERE key = ?"
-_TRUNCATE = "DELETE FROM log WHERE key = ?1 AND seqno < min(?2, (SELECT max(seqno) FROM log WHERE key = ?1))"
 
 T = TypeVar("T")
 
@@ -90,14 +92,11 @@ _open: weakref.WeakValueDictionary[tuple[Path, int, int], SqliteMeta] = weakref.
 """Path and process of every open SqliteMeta. A forked child inherits it along with SQLite's table of locks (6)."""
 
 
-class SqliteMeta:
+class SqliteMeta(SqlMeta[sqlite3.Connection]):
     def __init__(self, path: Path | str, runtime: Runtime, settings: Settings) -> None:
         self._path = Path(path).absolute()
-        self._runtime = runtime
-        self._settings = settings
-        self._notifier = KeyNotifier(runtime)
+        super().__init__(str(self._path), _SQL, runtime, settings)
         self._writing = threading.Lock()
-        self._pool = Pool(str(self._path), self._connect, _is_reusable)
         self._is_malformed = False
         """Whether damage was established: later calls then retry only once."""
         self._name = (self._path.resolve(), os.getpid(), id(self))
@@ -113,48 +112,25 @@ class SqliteMeta:
             raise
         _open[self._name] = self
 
-    def __repr__(self) -> str:
-        return f"SqliteMeta({str(self._path)!r})"
-
-    def path(self, key: str) -> str:
-        return f"{self._path}:{key}"
-
-    def head(self, key: str) -> Record | None:
-        rows = self._read(_HEAD, check_meta_key(key))
-        return Record(*rows[0]) if rows else None
-
-    def heads(self, prefix: str) -> dict[str, Record]:
-        return {key: Record(seqno, data) for key, seqno, data in self._read(_HEADS, prefix, key_end(prefix))}
-
-    def scan(self, key: str, after: int = 0, limit: int | None = None) -> list[Record]:
-        check_limit(key, limit)
-        rows = self._read(_SCAN, check_meta_key(key), after, _NO_LIMIT if limit is None else limit)
-        return [Record(*row) for row in rows]
-
-    def commit(self, writes: Sequence[Write], guards: Sequence[Guard] = ()) -> Stale | None:
-        checks = check_commit(writes, guards)
-        stale = self._write(lambda connection: _commit(connection, checks, writes))
-        if stale is None:
-            self._notifier.notify(write.key for write in writes)
-        return stale
-
-    def truncate(self, key: str, below: int) -> None:
-        check_meta_key(key)
-        self._write(lambda connection: connection.execute(_TRUNCATE, (key, below)))
-
-    def wait(self, key: str, after: int, timeout_s: float) -> bool:
-        def has_newer() -> bool:
-            rows = self._read(_NUMBER, key)
-            return bool(rows) and rows[0][0] > after
-
-        check_meta_key(key)
-        return self._notifier.wait(key, has_newer, timeout_s, self._settings.poll_interval_s)
-
     def close(self) -> None:
-        """Waiting calls end with `Closed`. A forked child closes nothing: the connections are the parent's."""
-        if self._pool.close():
-            self._notifier.notify_all_keys()
+        super().close()
+        if self._name[1] == os.getpid():
             _open.pop(self._name, None)
+
+    def _commit(
+        self, connection: sqlite3.Connection, checks: Sequence[Write | Guard], writes: Sequence[Write]
+    ) -> Stale | None:
+        for check in checks:
+            row = connection.execute(self._sql["number"], {"key": check.key}).fetchone()
+            found = SequenceNumber(row[0] if row else 0)
+            if found != check.expected:
+                return Stale(check.key, check.expected, found)
+        for write in writes:
+            if write.data is None:
+                connection.execute(_REMOVE, (write.key,))
+            else:
+                connection.execute(_APPEND, (write.key, write.expected + 1, write.data))
+        return None
 
     def _prepare(self) -> None:
         """Create the file and the table, or check existing ones; durable before any commit is acknowledged."""
@@ -200,7 +176,7 @@ class SqliteMeta:
             except sqlite3.Error:
                 _roll_back(connection)  # the retry starts with BEGIN
                 raise
-        connection.execute(_NUMBER, ("",))
+        connection.execute(self._sql["number"], {"key": ""})
 
     def _check_version(self, connection: sqlite3.Connection) -> int:
         version: int = connection.execute("PRAGMA user_version").fetchone()[0]
@@ -208,7 +184,8 @@ class SqliteMeta:
             raise UnsupportedFormat(path=str(self._path), found=version, supported=_VERSION)
         return version
 
-    def _read(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
+    def _read(self, name: str, values: Mapping[str, object]) -> list[tuple[Any, ...]]:
+        sql = self._sql[name]
         return self._use(lambda connection: self._retry_busy(lambda: connection.execute(sql, values).fetchall()))
 
     def _write(self, body: Callable[[sqlite3.Connection], T]) -> T:
@@ -284,6 +261,12 @@ class SqliteMeta:
             )
         connection.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
 
+    def _is_reusable(self, connection: sqlite3.Connection) -> bool:
+        try:
+            return not connection.in_transaction
+        except sqlite3.ProgrammingError:  # the connection is closed
+            return False
+
     def _stat(self) -> tuple[int, int]:
         try:
             found = self._path.stat()
@@ -318,27 +301,6 @@ class SqliteMeta:
 
 _UNTRUSTED = (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PROTOCOL)
 """Errors after which a connection is not reused, because its cached pages may be wrong."""
-
-
-def _is_reusable(connection: sqlite3.Connection) -> bool:
-    try:
-        return not connection.in_transaction
-    except sqlite3.ProgrammingError:  # the connection is closed
-        return False
-
-
-def _commit(connection: sqlite3.Connection, checks: Sequence[Write | Guard], writes: Sequence[Write]) -> Stale | None:
-    for check in checks:
-        row = connection.execute(_NUMBER, (check.key,)).fetchone()
-        found = SequenceNumber(row[0] if row else 0)
-        if found != check.expected:
-            return Stale(check.key, check.expected, found)
-    for write in writes:
-        if write.data is None:
-            connection.execute(_REMOVE, (write.key,))
-        else:
-            connection.execute(_APPEND, (write.key, write.expected + 1, write.data))
-    return None
 
 
 def _roll_back(connection: sqlite3.Connection) -> None:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
+from evertide.cli import options
 from evertide.cli.commands.query import make_rows_table
-from evertide.cli.options import AllowHost, Insecure, Json, Master, TlsCert, TlsClientCa, TlsKey, Tokens
 from evertide.cli.output.live import LiveDisplay
 from evertide.cli.output.output import Bars, Output, format_bytes, make_table, report_errors
 from evertide.cli.output.status_tables import make_collections_table
@@ -53,14 +53,14 @@ def demo(
     listen: Annotated[
         str, typer.Option("--listen", metavar="HOST:PORT", help="Address of the console; port 0 is any free port.")
     ] = ":0",
-    tokens: Tokens = None,
-    tls_cert: TlsCert = None,
-    tls_key: TlsKey = None,
-    tls_client_ca: TlsClientCa = None,
-    allow_host: AllowHost = None,
-    insecure: Insecure = False,
-    master: Master = None,
-    is_json: Json = False,
+    tokens: options.Tokens = None,
+    tls_cert: options.TlsCert = None,
+    tls_key: options.TlsKey = None,
+    tls_client_ca: options.TlsClientCa = None,
+    allow_host: options.AllowHost = None,
+    insecure: options.Insecure = False,
+    master: options.Master = None,
+    is_json: options.Json = False,
 ) -> None:
     """Run a live demo: people, auctions and bids (Nexmark), and nine views of them.
 

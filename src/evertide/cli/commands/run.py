@@ -15,28 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from evertide.cli.options import (
-    AllowDeletion,
-    AllowHost,
-    Assignments,
-    Insecure,
-    Json,
-    LogFormatOption,
-    LogLevelOption,
-    Master,
-    Meta,
-    Script,
-    ScriptOrUrl,
-    ShapesSecret,
-    Storage,
-    StorageOrUrl,
-    TlsCert,
-    TlsClientCa,
-    TlsKey,
-    Tokens,
-    TracesOption,
-    make_settings,
-)
+from evertide.cli import options
 from evertide.cli.output.live import LiveDisplay
 from evertide.cli.output.logs import LogFormat, LogOptions
 from evertide.cli.output.output import Bars, Output, report_errors
@@ -63,10 +42,10 @@ __all__ = ["checkpoint", "pause", "plan", "promote", "push", "resume", "retry", 
 @report_errors
 def run(
     *,
-    script: Script,
-    storage: Storage,
-    meta: Meta = None,
-    master: Master = None,
+    script: options.Script,
+    storage: options.Storage,
+    meta: options.Meta = None,
+    master: options.Master = None,
     transactions: Annotated[
         int | None, typer.Option("--transactions", metavar="N", min=1, help="End after N more transactions.")
     ] = None,
@@ -77,26 +56,26 @@ def run(
     listen: Annotated[
         str | None, typer.Option("--listen", metavar="HOST:PORT", help="Serve HTTP here; port 0 is any free port.")
     ] = None,
-    tokens: Tokens = None,
-    secret: ShapesSecret = "",
-    tls_cert: TlsCert = None,
-    tls_key: TlsKey = None,
-    tls_client_ca: TlsClientCa = None,
-    allow_host: AllowHost = None,
-    insecure: Insecure = False,
-    deletion: AllowDeletion = False,
+    tokens: options.Tokens = None,
+    secret: options.ShapesSecret = "",
+    tls_cert: options.TlsCert = None,
+    tls_key: options.TlsKey = None,
+    tls_client_ca: options.TlsClientCa = None,
+    allow_host: options.AllowHost = None,
+    insecure: options.Insecure = False,
+    deletion: options.AllowDeletion = False,
     read_only: Annotated[
         bool, typer.Option("--read-only", help="Follow the leader, and write nothing until promoted.")
     ] = False,
     is_agreed: Annotated[
         bool, typer.Option("--yes", "-y", help="Agree to the changes that the script makes; see `evertide plan`.")
     ] = False,
-    assignments: Assignments = None,
-    log_format: LogFormatOption = LogFormat.TEXT,
-    log_level: LogLevelOption = None,
-    traces: TracesOption = False,
+    assignments: options.Assignments = None,
+    log_format: options.LogFormatOption = LogFormat.TEXT,
+    log_level: options.LogLevelOption = None,
+    traces: options.TracesOption = False,
     is_quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only errors and warnings.")] = False,
-    is_json: Json = False,
+    is_json: options.Json = False,
 ) -> None:
     """Run the pipeline of a script. Creates the storage if it does not exist.
 
@@ -108,7 +87,7 @@ def run(
     Example: evertide run shop.sql --storage shop.evertide
     """
     output = Output(is_json=is_json, logs=LogOptions(log_format, log_level, storage))
-    settings = make_settings(assignments, checkpoint_interval_s=checkpoint_every)
+    settings = options.make_settings(assignments, checkpoint_interval_s=checkpoint_every)
     role = ProcessRole.READ_ONLY if read_only else ProcessRole.REPLICA
     listen_options = None
     if listen is not None:
@@ -205,8 +184,8 @@ def push(
     file: Annotated[
         Path, typer.Argument(metavar="FILE", help="CSV with a header, JSON lines or Parquet; - for stdin.")
     ],
-    storage: StorageOrUrl = None,
-    script: ScriptOrUrl = None,
+    storage: options.StorageOrUrl = None,
+    script: options.ScriptOrUrl = None,
     form: Annotated[
         PushFormat | None, typer.Option("--format", help="Format of the file, if its name does not show it.")
     ] = None,
@@ -217,9 +196,9 @@ def push(
     sequence: Annotated[
         int | None, typer.Option("--sequence", metavar="N", min=0, help="Number of this push; must increase.")
     ] = None,
-    meta: Meta = None,
-    master: Master = None,
-    is_json: Json = False,
+    meta: options.Meta = None,
+    master: options.Master = None,
+    is_json: options.Json = False,
 ) -> None:
     """Push all rows of a file into a table, in one transaction.
 
@@ -241,11 +220,11 @@ def push(
 def checkpoint(
     context: typer.Context,
     *,
-    storage: StorageOrUrl = None,
-    script: ScriptOrUrl = None,
-    meta: Meta = None,
-    master: Master = None,
-    is_json: Json = False,
+    storage: options.StorageOrUrl = None,
+    script: options.ScriptOrUrl = None,
+    meta: options.Meta = None,
+    master: options.Master = None,
+    is_json: options.Json = False,
 ) -> None:
     """Make a checkpoint, if anything changed since the last one. A running pipeline makes checkpoints by itself.
 
@@ -262,11 +241,11 @@ def retry(
     context: typer.Context,
     *,
     views: Annotated[list[str], typer.Argument(metavar="VIEW...", help="Views that have failed.")],
-    storage: StorageOrUrl = None,
-    script: ScriptOrUrl = None,
-    meta: Meta = None,
-    master: Master = None,
-    is_json: Json = False,
+    storage: options.StorageOrUrl = None,
+    script: options.ScriptOrUrl = None,
+    meta: options.Meta = None,
+    master: options.Master = None,
+    is_json: options.Json = False,
 ) -> None:
     """Recompute failed views now, after the cause is gone. Evertide does so itself when their tables change.
 
@@ -281,7 +260,7 @@ def retry(
 
 
 @report_errors
-def pause(context: typer.Context, *, is_json: Json = False) -> None:
+def pause(context: typer.Context, *, is_json: options.Json = False) -> None:
     """Pause a running pipeline after its current transaction, until `evertide resume`.
 
     Example: evertide --url http://127.0.0.1:8080 pause
@@ -290,7 +269,7 @@ def pause(context: typer.Context, *, is_json: Json = False) -> None:
 
 
 @report_errors
-def resume(context: typer.Context, *, is_json: Json = False) -> None:
+def resume(context: typer.Context, *, is_json: options.Json = False) -> None:
     """Resume a paused pipeline.
 
     Example: evertide --url http://127.0.0.1:8080 resume
@@ -306,7 +285,14 @@ def _set_paused(context: typer.Context, what: str, *, is_json: bool) -> None:
 
 
 @report_errors
-def plan(*, script: Script, storage: Storage, meta: Meta = None, master: Master = None, is_json: Json = False) -> None:
+def plan(
+    *,
+    script: options.Script,
+    storage: options.Storage,
+    meta: options.Meta = None,
+    master: options.Master = None,
+    is_json: options.Json = False,
+) -> None:
     """Show what a script would change in a storage. Nothing is changed, and the pipeline can run meanwhile.
 
     Example: evertide plan shop.sql --storage shop.evertide
@@ -335,7 +321,7 @@ def plan(*, script: Script, storage: Storage, meta: Meta = None, master: Master 
 @report_errors
 def promote(
     *,
-    storage: Storage,
+    storage: options.Storage,
     writer: Annotated[
         str,
         typer.Argument(
@@ -343,8 +329,8 @@ def promote(
             help="Writer id of the replica, from `evertide status`; needed if several are read-only.",
         ),
     ] = "",
-    meta: Meta = None,
-    is_json: Json = False,
+    meta: options.Meta = None,
+    is_json: options.Json = False,
 ) -> None:
     """Make a read-only replica the leader. The other replicas are fenced, and end.
 

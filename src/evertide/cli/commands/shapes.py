@@ -9,22 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from evertide.cli.options import (
-    AllowDeletion,
-    AllowHost,
-    Insecure,
-    Json,
-    LogFormatOption,
-    LogLevelOption,
-    Meta,
-    ShapesSecret,
-    Storage,
-    TlsCert,
-    TlsClientCa,
-    TlsKey,
-    Tokens,
-    TracesOption,
-)
+from evertide.cli import options
 from evertide.cli.output.logs import LogFormat, LogOptions
 from evertide.cli.output.output import Output, report_errors
 from evertide.cli.running.serve import make_listen_options, open_observers, open_server
@@ -41,29 +26,29 @@ LISTEN = "127.0.0.1:3000"
 @report_errors
 def shapes(
     *,
-    storage: Storage,
+    storage: options.Storage,
     listen: Annotated[
         str, typer.Option("--listen", metavar="HOST:PORT", help="Serve HTTP at this address; port 0 is any free port.")
     ] = LISTEN,
-    tokens: Tokens = None,
-    secret: ShapesSecret = "",
-    tls_cert: TlsCert = None,
-    tls_key: TlsKey = None,
-    tls_client_ca: TlsClientCa = None,
-    allow_host: AllowHost = None,
-    insecure: Insecure = False,
-    deletion: AllowDeletion = False,
+    tokens: options.Tokens = None,
+    secret: options.ShapesSecret = "",
+    tls_cert: options.TlsCert = None,
+    tls_key: options.TlsKey = None,
+    tls_client_ca: options.TlsClientCa = None,
+    allow_host: options.AllowHost = None,
+    insecure: options.Insecure = False,
+    deletion: options.AllowDeletion = False,
     shapes_max: Annotated[
         int,
         typer.Option(
             "--shapes-max", metavar="N", min=1, help="Keep at most N shapes; the least recently used end first."
         ),
     ] = 10_000,
-    meta: Meta = None,
-    log_format: LogFormatOption = LogFormat.TEXT,
-    log_level: LogLevelOption = None,
-    traces: TracesOption = False,
-    is_json: Json = False,
+    meta: options.Meta = None,
+    log_format: options.LogFormatOption = LogFormat.TEXT,
+    log_level: options.LogLevelOption = None,
+    traces: options.TracesOption = False,
+    is_json: options.Json = False,
 ) -> None:
     """Serve every table and view of a storage to Electric's clients, beside the process that runs its pipeline.
 
@@ -77,14 +62,14 @@ def shapes(
     from evertide.shapes.service import ShapeService  # noqa: PLC0415
 
     output = Output(is_json=is_json, logs=LogOptions(log_format, log_level, storage))
-    options = ShapeOptions(deletion=deletion, shapes_max=shapes_max)
+    shape_options = ShapeOptions(deletion=deletion, shapes_max=shapes_max)
     tls = (tls_cert, tls_key, tls_client_ca)
     listen_options = make_listen_options(tokens=tokens, secret=secret, tls=tls, hosts=allow_host, insecure=insecure)
     with (
         open_server(listen, listen_options) as server,
         open_observers(storage, listens=True, traces=traces) as observers,
         StorageReader.open(storage, meta, observer=observers.observer) as reader,
-        ShapeService(reader.collections, options) as service,
+        ShapeService(reader.collections, shape_options) as service,
     ):
         observers.watch_reader(reader, service)
         metrics, observer = observers.metrics, observers.observer

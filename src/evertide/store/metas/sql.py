@@ -17,9 +17,9 @@ from typing import Any, Generic, Protocol, TypeVar
 from evertide.errors import Closed, EvertideError, NotAllowedNow
 from evertide.runtime import Runtime
 from evertide.settings import Settings
+from evertide.store.key_notifier import KeyNotifier
 from evertide.store.keys import check_commit, check_limit, check_meta_key, key_end
 from evertide.store.meta import Guard, Record, Stale, Write
-from evertide.store.key_notifier import KeyNotifier
 
 __all__ = ["SqlMeta"]
 

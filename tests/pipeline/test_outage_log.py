@@ -40,7 +40,7 @@ def test_an_outage_of_storage_is_logged_once_by_each_part() -> None:
         p.push("orders", [{"id": 1, "customer": "ann", "amount": 1}])
         p.commit()
         assert p.time > last
-        wait_until(lambda: any("this ended after" in line.message for line in ring.lines()))
+        wait_until(lambda: any("recovered after" in line.message for line in ring.lines()))
         wait_until(lambda: any("the pipeline is running again" in line.message for line in ring.lines()))
         p.stop()
         loop.join()

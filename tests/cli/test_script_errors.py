@@ -51,6 +51,12 @@ CREATE MATERIALIZED VIEW ids AS SELECT id FROM peple;
 """,
     "a quote that is not closed": "CREATE TABLE t (id INT);\nCREATE VIEW v AS SELECT 'a AS x;\n",
 }
+NEW_TABLES = {
+    "a collated key": "CREATE TABLE t (id INT, name STRING COLLATE UTF8_LCASE, PRIMARY KEY (id, name));\n",
+    "a MAP inside a key": ORDERS + "CREATE TABLE t (k STRUCT<m: MAP<STRING, INT>>, PRIMARY KEY (k));\n",
+    "a VARIANT as a key": "CREATE TABLE t (v VARIANT, PRIMARY KEY (v));\n",
+}
+"""Declarations that only a storage that does not have the table refuses."""
 
 
 def test_errors_in_scripts_are_printed_with_their_place_and_a_remedy(
@@ -58,9 +64,10 @@ def test_errors_in_scripts_are_printed_with_their_place_and_a_remedy(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     printed = []
-    for name, script in SCRIPTS.items():
+    for name, script in [*SCRIPTS.items(), *NEW_TABLES.items()]:
         Path("shop.sql").write_text(script)
-        failed = evertide("explain", "shop.sql")
+        command = ["plan", "--storage", "none"] if name in NEW_TABLES else ["explain"]
+        failed = evertide(*command, "shop.sql")
         assert (failed.exit_code, failed.stdout) == (2, "")
         assert capfd.readouterr().err == "", "neither Spark nor Java may write to the terminal"
         printed.append(f"== {name}\n{script.strip()}\n--\n{failed.stderr}")

@@ -6,7 +6,8 @@ Location: Meta key `pipeline`, version 1, written in one commit with the generat
    the new one replaces it.
 2. `compare_definition` compares the definition with a script. A script may add tables, add nullable columns at the end
    of a table, remove tables (their content stays, and returns when they are declared again), and add, change or remove
-   views. Any other difference would change the meaning of stored rows, and is refused.
+   views. Any other difference would change the meaning of stored rows, and is refused. A new table must have a key
+   whose values are equal if and only if their bytes are; a stored table keeps the key that it has.
 3. When a source stops feeding a table, the table's record stores the source's position (`LastPosition`). The source
    continues from there when the table is declared again (`evertide.pipeline.input.source_positions`).
 """
@@ -210,9 +211,10 @@ def make_definition_write(number: SequenceNumber, definition: Definition) -> Wri
 
 
 def compare_definition(known: Definition | None, engine: Engine) -> Evolution:
+    stored = {} if known is None else known.tables
+    changes = {name: _compare_table(stored.get(name), table) for name, table in engine.tables.items()}
     if known is None:
         return Evolution(tables_new=tuple(engine.tables), views_new=tuple(engine.views))
-    changes = {name: _compare_table(known.tables.get(name), table) for name, table in engine.tables.items()}
     declared = {name for name, table in known.tables.items() if table.is_declared}
     prints = {name: view.fingerprint for name, view in known.views.items()}
     views_new = tuple(name for name, view in engine.views.items() if prints.get(name) != view.fingerprint)
@@ -256,9 +258,11 @@ def _select(changes: Mapping[str, _TableChange], kind: _TableChange) -> tuple[st
 
 
 def _compare_table(known: TableRecord | None, table: DeclaredTable) -> _TableChange:
-    if known is None:
-        return _TableChange.NEW
     where = f"{table.where}, table {table.name!r}" if table.where else f"table {table.name!r}"
+    if known is None:
+        if table.refused_key:
+            raise InvalidInput(where=where, why=table.refused_key)
+        return _TableChange.NEW
     if known.key != table.key:
         why = f"the key was {_list(known.key)} and is now {_list(table.key)}; the key of a stored table cannot change"
         raise InvalidInput(where=where, why=f"{why}. Declare a table with another name")

@@ -41,6 +41,8 @@ class DeclaredTable:
     """By column, the SQL of its default value."""
     sinks: tuple[SinkProperties, ...] = ()
     comment: str = ""
+    refused_key: str = ""
+    """Why no new table may have this key; empty if it may. A stored table keeps it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,6 +100,7 @@ class SparkEngine:
                 defaults={column.name: column.default for column in statement.columns if column.default},
                 sinks=self.program.sinks[statement.name],
                 comment=statement.comment,
+                refused_key=self.program.refused_keys.get(statement.name, ""),
             )
             for statement in self.program.table_statements
         }

@@ -153,6 +153,9 @@ def _create(context: ProcessContext) -> Runner:
 
 
 def _restore(context: ProcessContext, known: Definition, evolution: Evolution, *, leads: bool) -> Runner:
+    for name, table in context.engine.tables.items():
+        if table.refused_key:
+            logger.warning("table %r keeps its primary key, which no new table may have: %s", name, table.refused_key)
     members = Members(context.shards, known)
     committed, bound = context.journal.committed_upper, context.journal.upper
     changed = {*evolution.tables_new, *evolution.tables_widened, *evolution.tables_redeclared}

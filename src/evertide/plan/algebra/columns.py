@@ -15,7 +15,7 @@ from pyspark.sql.types import StructField
 from evertide.errors import InvalidInput
 from evertide.plan.algebra.nodes import Attribute
 
-__all__ = ["check_type", "find_arrow_type", "make_arrow_schema", "name_column"]
+__all__ = ["check_type", "contains_type", "find_arrow_type", "make_arrow_schema", "name_column"]
 
 
 def name_column(at: int) -> str:
@@ -59,7 +59,21 @@ def _find_repeated_name(kind: Any) -> str | None:
     if isinstance(kind, str):
         return None
     names = [field["name"].lower() for field in kind.get("fields", ())]
-    inner = [field["type"] for field in kind.get("fields", ())]
-    inner += [kind[part] for part in ("elementType", "keyType", "valueType") if part in kind]
     repeated = (name for name in names if names.count(name) > 1)
-    return next(repeated, None) or next(filter(None, map(_find_repeated_name, inner)), None)
+    return next(repeated, None) or next(filter(None, map(_find_repeated_name, _list_inner_types(kind))), None)
+
+
+def contains_type(spark: str, name: str) -> bool:
+    """Whether a type in Spark's JSON form is a `name`, such as `map` or `variant`, or has one inside."""
+    return _contains(json.loads(spark), name)
+
+
+def _contains(kind: Any, name: str) -> bool:
+    if isinstance(kind, str):
+        return kind == name
+    return kind["type"] == name or any(_contains(inner, name) for inner in _list_inner_types(kind))
+
+
+def _list_inner_types(kind: dict[str, Any]) -> list[Any]:
+    inner = [field["type"] for field in kind.get("fields", ())]
+    return inner + [kind[part] for part in ("elementType", "keyType", "valueType") if part in kind]

@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 
 from evertide.errors import InvalidInput
 from evertide.plan.algebra.algebra import Algebra
-from evertide.plan.algebra.columns import check_type
+from evertide.plan.algebra.columns import check_type, contains_type
 from evertide.plan.algebra.nodes import Attribute, PlanNode
 from evertide.plan.algebra.refusals import refuse_unmaintainable
 from evertide.plan.algebra.row_key import derive_key
@@ -72,6 +72,8 @@ class Program:
         """Per materialized view, the tables and materialized views that it reads itself."""
         self.keys: dict[str, tuple[str, ...]] = {}
         """Per materialized view, the columns of its key; none if no key is known."""
+        self.refused_keys: dict[str, str] = {}
+        """Per table with a primary key that no new table may have, the reason. A stored table keeps such a key."""
         self.sinks: dict[str, tuple[SinkProperties, ...]] = {}
         """Per table and materialized view, its sinks."""
         try:
@@ -170,6 +172,24 @@ class Program:
         for column in columns:
             check_type(column, where)
         self.tables[statement.name] = columns
+        key = {name.lower() for name in statement.key}
+        refused = [why for each in columns if each.name.lower() in key and (why := self._refuse_as_key(each))]
+        if refused:
+            self.refused_keys[statement.name] = "; ".join(refused)
+
+    def _refuse_as_key(self, column: Attribute) -> str:
+        """Why the column cannot be in a primary key; empty if its equal values have equal bytes."""
+        kind = self.catalog.session._jsparkSession.parseDataType(column.type)
+        if self.catalyst.is_collated(kind):
+            remedy = "declare it with STRING, and write COLLATE in the queries that need it"
+        elif contains_type(column.type, "map"):
+            remedy = "declare it with ARRAY or STRUCT instead of MAP, or leave it out of the key"
+        elif contains_type(column.type, "variant"):
+            remedy = "declare it with the type of its values, or leave it out of the key"
+        else:
+            return ""
+        why = f"column {column.name!r} is {kind.sql()}, of which equal values can have different bytes"
+        return f"{why}, and keys are compared by bytes; {remedy}"
 
     def _add_view(self, statement: _View) -> None:
         where = f"{statement.where}, view {statement.name!r}"

@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 from rich.console import Console
 
-from evertide.cli.commands.query import make_rows_table
 from evertide.json_values import to_json_value
+from evertide.pipeline.reading.readable_rows import make_row_table
 from evertide.rows.python_rows import to_python_rows
 
 if TYPE_CHECKING:
@@ -51,5 +51,6 @@ def test_values_in_pythons_range_are_unchanged() -> None:
 
 def test_a_printed_table_shows_such_values() -> None:
     console = Console(width=80, record=True, file=io.StringIO())
-    console.print(make_rows_table("", pa.table({"day": pa.array([2_932_897], pa.int32()).cast(pa.date32())})))
+    rows = pa.table({"day": pa.array([2_932_897], pa.int32()).cast(pa.date32())})
+    console.print(make_row_table("", rows).to_rich())
     assert "+10000-01-01" in console.export_text()

@@ -12,16 +12,27 @@ The names below are imported at first use, so that a process that only reads a s
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from importlib import import_module as _import_module
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+from typing import Any as _Any
 
-if TYPE_CHECKING:
+if _TYPE_CHECKING:
     from evertide.errors import EvertideError
     from evertide.pipeline.pipeline import Pipeline
+    from evertide.pipeline.reading.collections import StaleViewWarning, View
     from evertide.plan.program.view_function import materialized_view, temporary_view
     from evertide.settings import Settings
 
-__all__ = ["EvertideError", "Pipeline", "Settings", "__version__", "materialized_view", "temporary_view"]
+__all__ = [
+    "EvertideError",
+    "Pipeline",
+    "Settings",
+    "StaleViewWarning",
+    "View",
+    "__version__",
+    "materialized_view",
+    "temporary_view",
+]
 
 __version__ = "0.1.0.dev0"
 
@@ -29,12 +40,19 @@ _WHERE = {
     "EvertideError": "evertide.errors",
     "Pipeline": "evertide.pipeline.pipeline",
     "Settings": "evertide.settings",
+    "StaleViewWarning": "evertide.pipeline.reading.collections",
+    "View": "evertide.pipeline.reading.collections",
     "materialized_view": "evertide.plan.program.view_function",
     "temporary_view": "evertide.plan.program.view_function",
 }
 
 
-def __getattr__(name: str) -> Any:
+def __dir__() -> list[str]:
+    """What an editor or a notebook completes."""
+    return __all__
+
+
+def __getattr__(name: str) -> _Any:
     if name not in _WHERE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_WHERE[name]), name)
+    return getattr(_import_module(_WHERE[name]), name)

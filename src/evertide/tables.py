@@ -5,10 +5,8 @@ Every cell is escaped in HTML, and never interpreted as markup in a terminal: ro
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
 from html import escape
 from io import StringIO
 from typing import Any
@@ -17,9 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from evertide.json_values import to_json_value
-
-__all__ = ["TextTable", "format_count", "format_value", "render_html_lines", "render_text"]
+__all__ = ["TextTable", "render_html_lines", "render_text"]
 
 _WIDTH = 1000
 """Wide enough that plain text is not wrapped."""
@@ -79,20 +75,3 @@ def render_html_lines(parts: Iterable[TextTable | Text | str]) -> str:
     return "".join(
         part.to_html() if isinstance(part, TextTable) else f"<div>{escape(str(part))}</div>" for part in parts
     )
-
-
-def format_value(value: Any) -> str:
-    """A value of a row for people."""
-    if value is None:
-        return "NULL"
-    if isinstance(value, str):
-        return value
-    if isinstance(value, float | Decimal):
-        return str(value)
-    found = to_json_value(value)
-    return json.dumps(found, ensure_ascii=False) if isinstance(value, dict | list) else str(found)
-
-
-def format_count(count: int, noun: str) -> str:
-    """`1 row`, `2,000 rows`."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"

@@ -11,16 +11,12 @@ import pytest
 import typer
 
 from evertide.cli.commands.demo import read_demo_script
-from evertide.cli.output.output import (
-    format_bytes,
-    format_lag,
-    format_seconds,
-    format_value,
-    report_errors,
-    to_json_value,
-)
+from evertide.cli.output.output import report_errors
 from evertide.cli.recompute import compare_view
 from evertide.errors import CheckpointDamaged, Conflict, EvertideError, Fenced
+from evertide.formats import format_bytes, format_seconds, format_value
+from evertide.json_values import to_json_value
+from evertide.pipeline.status.report import format_lag
 from evertide.sources.contract import Lag
 
 

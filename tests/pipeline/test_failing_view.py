@@ -30,7 +30,7 @@ def test_j12_one_view_fails_and_recovers_when_the_row_is_corrected() -> None:
         failed = p.commit()
         assert rows_of(p, "revenue") == [("ann", 54)]
         assert rows_of(p, "share") == [(1, 2)]
-        assert p.collections.read_tables_at(["orders", "share"], None)["orders"].num_rows == 1, (
+        assert p.collections.read_tables_at(["orders", "share"], None)[1]["orders"].num_rows == 1, (
             "both are read at one time"
         )
         with pytest.raises(InvalidInput, match="is not committed yet"):

@@ -18,7 +18,8 @@ import pytest
 from evertide.errors import InvalidInput, LimitExceeded
 from evertide.media import PARQUET
 from evertide.pipeline.engine import DeclaredTable
-from evertide.server.endpoints.formats import encode_rows, make_names_unique
+from evertide.rows.frames import make_names_unique
+from evertide.server.endpoints.formats import encode_rows
 from evertide.server.query.duck import Duck, DuckDeclined
 from evertide.settings import Settings
 from tests.kit.small_engine import SmallEngine

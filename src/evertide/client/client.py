@@ -34,6 +34,7 @@ from evertide.json_values import to_json_value
 from evertide.media import ARROW, EVENTS, FORMATS, JSON, STALE_HEADER, TIME_HEADER
 from evertide.pipeline.reading.query import Answer, EngineChoice
 from evertide.rows.changes import DIFF, TIME
+from evertide.rows.frames import from_frame
 from evertide.rows.utf8 import is_valid_utf8
 from evertide.sinks.json_rows import format_durations
 
@@ -259,11 +260,9 @@ class Client:
         self, below: str, table: str, rows: Any, deletes: Any, extra_headers: Mapping[str, str] | None = None
     ) -> Json:
         path = f"{below}/{quote(table, safe='')}/rows"
-        if hasattr(rows, "toArrow"):
-            rows = rows.toArrow()
-        if isinstance(rows, pa.RecordBatch):
-            rows = pa.Table.from_batches([rows])
-        if isinstance(deletes, pa.Table | pa.RecordBatch):
+        where = f"table {table!r}"
+        rows, deletes = from_frame(rows, where), from_frame(deletes, where)
+        if isinstance(deletes, pa.Table):
             if not is_valid_utf8(deletes):
                 raise InvalidInput(where="deletes", why="JSON cannot hold a key that is not valid UTF-8")
             deletes = deletes.to_pylist()

@@ -22,11 +22,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-import pyarrow as pa
-
 from evertide.checkpoint.catalog import Checkpoints
 from evertide.checkpoint.records import CatalogEntry
 from evertide.errors import Closed, EvertideError, Fenced, NotAllowedNow, OutcomeUnknown, Unavailable, Unexpected
+from evertide.flow.explanation.explanation import Explanations
 from evertide.flow.state.arrangement import Arrangement
 from evertide.journal.journal import Journal
 from evertide.journal.xids import make_own_number
@@ -40,7 +39,8 @@ from evertide.pipeline.input.open_sources import open_declared_sources
 from evertide.pipeline.input.pushes import PushTransaction
 from evertide.pipeline.maintenance.state_maintenance import StateMaintenance
 from evertide.pipeline.process_context import OnProgress, ProcessContext
-from evertide.pipeline.reading.collections import Collections, View
+from evertide.pipeline.reading.collections import Collections
+from evertide.pipeline.reading.readable_pipeline import ReadablePipeline
 from evertide.pipeline.records.ownership import ProcessRole
 from evertide.pipeline.records.replica_record import ReplicaReporter
 from evertide.pipeline.records.source_record import SourceReporter
@@ -62,7 +62,7 @@ from evertide.pipeline.transaction.phases import CurrentPhase, Phase
 from evertide.plan.catalyst.network import REMEDY
 from evertide.plan.catalyst.session import SparkSession, open_session
 from evertide.plan.program.view_function import ViewFunction
-from evertide.plan.query.query import make_frame, run_query
+from evertide.plan.query.query import make_frame
 from evertide.problem import ComponentState, Problem
 from evertide.runtime import Runtime, StoppableRuntime, SystemRuntime
 from evertide.scratch import using_system
@@ -83,7 +83,7 @@ logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 
-class Pipeline:
+class Pipeline(ReadablePipeline):
     """A running pipeline: push rows, commit transactions, read tables and views."""
 
     def __init__(
@@ -185,10 +185,8 @@ class Pipeline:
         return pipeline
 
     def push(self, table: str, rows: Any = (), *, deletes: Any = ()) -> None:
-        """Add rows to the next transaction: dicts, an Arrow table or a DataFrame; upserts and deletes by key."""
+        """Add rows to the next transaction: dicts, Arrow, or a frame of pandas, polars or Spark; deletes by key."""
         self._check_open()
-        if hasattr(rows, "toArrow"):
-            rows = rows.toArrow()
         with self._turn:
             self._pushed.push(table, rows, deletes=deletes)
 
@@ -297,22 +295,10 @@ class Pipeline:
     def spark(self) -> SparkSession:
         return self._spark_engine().spark
 
-    def view(self, name: str) -> View:
-        """A view or a table."""
-        return self.collections.view(name)
-
-    def query(self, text: str, *, as_of: int | None = None) -> pa.Table:
-        """Run a query over tables and views, all read at one time."""
-        session = self._spark_engine().program.catalog.session  # has the settings of a project, too
-        at = self.collections.read_tables_at
-        return run_query(
-            session, text, lambda on, names: {one: make_frame(on, rows) for one, rows in at(names, as_of).items()}
-        )
-
     def arrangements(self) -> list[Arrangement]:
         return self._runner.machine.arrangements()
 
-    def explain(self) -> list[Any]:
+    def explain(self) -> Explanations:
         return self._spark_engine().explain(self._runner.machine.cohorts)
 
     def status(self, unread: EvertideError | None = None) -> Status:
@@ -347,6 +333,11 @@ class Pipeline:
                     self._process_state.publish_stopped()
             finally:
                 self._shut_down()
+
+    def __repr__(self) -> str:
+        """Reads no storage and never fails, because debuggers and notebooks call it at any moment."""
+        state = "closed" if self._is_closed else f"open, time {self.time}" if self._is_open else "opening"
+        return f"<Pipeline on {self.storage.root}: {state}>"
 
     def __enter__(self) -> Self:
         return self
@@ -463,6 +454,9 @@ class Pipeline:
 
     def _list_ended(self) -> list[str]:
         return [] if self._is_closed else [name for thread in self._threads for name in thread.list_ended()]
+
+    def _get_query_session(self) -> SparkSession:
+        return self._spark_engine().program.catalog.session
 
     def _spark_engine(self) -> SparkEngine:
         if not isinstance(self.engine, SparkEngine):

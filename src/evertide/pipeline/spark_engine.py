@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from evertide.flow import Circuit, CircuitState
 from evertide.flow.explanation.explain import explain
-from evertide.flow.explanation.explanation import Explanation
+from evertide.flow.explanation.explanation import Explanations
 from evertide.flow.state.arrangement import Arrangement
 from evertide.flow.state.state_part import PartEntry
 from evertide.pipeline.engine import Cohort, DeclaredTable, DeclaredView, StateStore, drain
@@ -141,8 +141,8 @@ class SparkEngine:
     def share_cores(self) -> AbstractContextManager[None]:
         return use_pool(self.spark.sparkContext, BACKFILL_POOL)
 
-    def explain(self, cohorts: Iterable[Cohort]) -> list[Explanation]:
-        return [explain(cohort.circuit) for cohort in cohorts if isinstance(cohort, SparkCohort)]
+    def explain(self, cohorts: Iterable[Cohort]) -> Explanations:
+        return Explanations(explain(cohort.circuit) for cohort in cohorts if isinstance(cohort, SparkCohort))
 
     def results(self) -> dict[str, str]:
         """The settings that affect results, including those of a project, and Spark's version."""

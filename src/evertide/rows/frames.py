@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from importlib import import_module
 from typing import Any
 
@@ -19,7 +18,7 @@ from evertide.errors import InvalidInput, NotAllowedNow
 from evertide.rows.python_rows import to_python_rows
 from evertide.rows.utf8 import replace_invalid_utf8
 
-__all__ = ["from_frame", "to_pandas", "to_polars"]
+__all__ = ["from_frame", "make_names_unique", "to_pandas", "to_polars"]
 
 
 def from_frame(given: Any, where: str) -> Any:
@@ -71,20 +70,20 @@ def _to_series(column: Any, pandas: Any) -> Any:
 
 def to_polars(rows: pa.Table) -> Any:
     polars = _import("polars")
-    names = list(_make_names_unique(rows.schema.names))
-    return polars.from_arrow(replace_invalid_utf8(rows).rename_columns(names))
+    return polars.from_arrow(make_names_unique(replace_invalid_utf8(rows)))
 
 
-def _make_names_unique(names: list[str]) -> Iterator[str]:
-    """A column of polars needs a name of its own: the second `a` of a query is `a_2`."""
-    seen: set[str] = set()
-    for name in names:
-        number, found = 1, name
-        while found in seen:
-            number += 1
-            found = f"{name}_{number}"
-        seen.add(found)
-        yield found
+def make_names_unique(rows: pa.Table) -> pa.Table:
+    """A query may return columns with equal names, which JSON and polars lack: the second `a` becomes `a_2`."""
+    names: dict[str, None] = {}
+    counts: dict[str, int] = {}
+    for name in rows.schema.names:
+        unique = name
+        while unique in names:
+            counts[name] = counts.get(name, 1) + 1
+            unique = f"{name}_{counts[name]}"
+        names[unique] = None
+    return rows.rename_columns([*names])
 
 
 def _import(library: str) -> Any:

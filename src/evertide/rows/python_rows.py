@@ -26,7 +26,7 @@ def to_python_rows(table: pa.Table, *, has_text_maps: bool = False) -> list[dict
     """Like `to_pylist`, for any year and any text. With `has_text_maps`, maps are dicts."""
     maps = "strict" if has_text_maps else None
     try:
-        rows: list[dict[str, Any]] = table.to_pylist(maps_as_pydicts=maps)
+        rows: list[dict[str, Any]] = _drop_nanoseconds(table).to_pylist(maps_as_pydicts=maps)
     except (KeyError, OverflowError, ValueError):
         columns = [_to_python_values(column, maps) for column in replace_invalid_utf8(table).columns]
         names = table.schema.names
@@ -36,12 +36,37 @@ def to_python_rows(table: pa.Table, *, has_text_maps: bool = False) -> list[dict
 
 def _to_python_values(column: Any, maps: str | None) -> list[Any]:
     try:
-        values: list[Any] = column.to_pylist(maps_as_pydicts=maps)
+        values: list[Any] = column.cast(_find_micros_type(column.type)).to_pylist(maps_as_pydicts=maps)
     except (KeyError, OverflowError, ValueError):
         kind = _find_integer_type(column.type)
         numbers = [value for chunk in column.chunks for value in reinterpret(chunk, kind).to_pylist()]
         return [_format_value(value, column.type, is_dict=maps is not None) for value in numbers]
     return values
+
+
+def _drop_nanoseconds(table: pa.Table) -> pa.Table:
+    """With microseconds instead; raises `ValueError` if a value is finer.
+
+    If pandas is installed, Arrow would make values of pandas of nanoseconds.
+    """
+    kinds_found = [_find_micros_type(field.type) for field in table.schema]
+    if kinds_found == table.schema.types:
+        return table
+    columns = [column.cast(kind) for column, kind in zip(table.columns, kinds_found, strict=True)]
+    return pa.Table.from_arrays(columns, names=table.schema.names)
+
+
+def _find_micros_type(kind: Any) -> Any:
+    """The type with microseconds in place of nanoseconds."""
+    if kinds.is_timestamp(kind) and kind.unit == "ns":
+        return pa.timestamp("us", kind.tz)
+    if kinds.is_duration(kind) and kind.unit == "ns":
+        return pa.duration("us")
+    if kinds.is_map(kind):
+        return pa.map_(_find_micros_type(kind.key_type), _find_micros_type(kind.item_type))
+    if kinds.is_struct(kind):
+        return pa.struct([field.with_type(_find_micros_type(field.type)) for field in kind])
+    return pa.list_(_find_micros_type(kind.value_type)) if kinds.is_list(kind) else kind
 
 
 def _find_integer_type(kind: Any) -> Any:

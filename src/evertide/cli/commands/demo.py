@@ -14,15 +14,17 @@ import typer
 from rich.text import Text
 
 from evertide.cli import options
-from evertide.cli.commands.query import make_rows_table
 from evertide.cli.output.live import LiveDisplay
-from evertide.cli.output.output import Bars, Output, format_bytes, make_table, report_errors
-from evertide.cli.output.status_tables import make_collections_table
+from evertide.cli.output.output import Bars, Output, report_errors
 from evertide.cli.recompute import Comparison, recompute_views
 from evertide.cli.running.open_pipeline import open_pipeline, stop_by_signals
 from evertide.cli.running.serve import make_listen_options, open_observers, open_server, serve_pipeline
 from evertide.errors import Diverged
+from evertide.formats import format_bytes
+from evertide.pipeline.reading.readable_rows import make_row_table
+from evertide.pipeline.status.report import make_collections_table
 from evertide.settings import Settings
+from evertide.tables import TextTable
 
 if TYPE_CHECKING:
     from evertide.pipeline.pipeline import Pipeline
@@ -126,9 +128,9 @@ class _DemoDisplay(LiveDisplay):
         yield from super().panels()
         yield Text(self._state, "dim")
         yield ""
-        yield make_collections_table(self.status().collections)
+        yield make_collections_table(self.status().collections).to_rich()
         yield ""
-        yield make_rows_table(_SHOWN_VIEW, self.pipeline.view(_SHOWN_VIEW).to_arrow().sort_by("category"))
+        yield make_row_table(_SHOWN_VIEW, self.pipeline.view(_SHOWN_VIEW).to_arrow().sort_by("category")).to_rich()
         yield Text("Ctrl-C ends the demo; or try kill -9, and start it again", "dim")
 
 
@@ -161,9 +163,7 @@ def _show_comparison(output: Output, found: list[Comparison], display: LiveDispl
         for one in found
     ]
     output.print_message()
-    output.print_message(
-        make_table("Compared with Spark from scratch", ("view", "rows", "content"), rows, right=("rows",))
-    )
+    output.print_message(TextTable("Compared with Spark from scratch", ("view", "rows", "content"), rows, ("rows",)))
 
 
 def _list_queries(pipeline: Pipeline) -> dict[str, str]:

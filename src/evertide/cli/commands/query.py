@@ -4,22 +4,25 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import pyarrow as pa
 import typer
 from rich.text import Text
 
 from evertide.cli.options import Json, Master, Meta, StorageOrUrl
-from evertide.cli.output.output import Output, format_value, make_table, report_errors
+from evertide.cli.output.output import Output, report_errors
 from evertide.cli.target.target import StorageOptions, open_target
+from evertide.formats import format_count, format_value
 from evertide.pipeline.reading.query import EngineChoice, Question
+from evertide.pipeline.reading.readable_rows import make_row_table
 from evertide.rows.changes import DIFF, TIME
+from evertide.rows.frames import make_names_unique
 from evertide.rows.python_rows import to_python_rows
-from evertide.server.endpoints.formats import make_names_unique, write_csv
+from evertide.server.endpoints.formats import write_csv
 from evertide.sinks.json_rows import to_json_rows
 
-__all__ = ["explain", "make_rows_table", "query", "subscribe"]
+__all__ = ["explain", "query", "subscribe"]
 
 
 class ExplainFormat(StrEnum):
@@ -99,20 +102,13 @@ def query(
     elif form is RowFormat.csv:
         output.write_text(write_csv(rows))
     else:
-        output.out.print(make_rows_table("", rows))
+        output.out.print(make_row_table("", rows).to_rich())
     for sentence in answer.stale:
         output.err.print(Text(f"evertide: {sentence}", "yellow"))
     if not output.is_json:
+        size = format_count(rows.num_rows, "row")
         more = ", and there are more" if answer.is_truncated else ""
-        output.err.print(Text(f"{rows.num_rows:,} rows{more}, at time {answer.time}, by {answer.engine}", "dim"))
-
-
-def make_rows_table(title: str, rows: pa.Table) -> Any:
-    kinds = {field.name: field.type for field in rows.schema}
-    right = [name for name, kind in kinds.items() if pa.types.is_integer(kind) or pa.types.is_decimal(kind)]
-    right += [name for name, kind in kinds.items() if pa.types.is_floating(kind)]
-    cells = [[format_value(value) for value in row.values()] for row in to_python_rows(rows)]
-    return make_table(title, rows.schema.names, cells, right=right)
+        output.err.print(Text(f"{size}{more}, at time {answer.time}, by {answer.engine}", "dim"))
 
 
 @report_errors

@@ -8,18 +8,13 @@ import typer
 from rich.text import Text
 
 from evertide.cli.options import Json, Meta, StorageOrUrl
-from evertide.cli.output.output import (
-    Output,
-    format_bytes,
-    format_position,
-    format_time,
-    make_table,
-    report_errors,
-    to_json_value,
-)
-from evertide.cli.output.status_tables import show_status
+from evertide.cli.output.output import Output, report_errors
 from evertide.cli.target.target import StorageOptions, open_target
+from evertide.formats import format_bytes, format_position, format_time
+from evertide.json_values import to_json_value
+from evertide.pipeline.status.report import describe_status
 from evertide.pipeline.status.status import Status
+from evertide.tables import TextTable
 
 __all__ = ["checkpoints", "journal", "status"]
 
@@ -36,7 +31,8 @@ def status(context: typer.Context, *, storage: StorageOrUrl = None, meta: Meta =
     if is_json:
         output.write_document({**to_json_value(found), "checkpoints": _list_checkpoints(found)})
     else:
-        show_status(output, found)
+        for part in describe_status(found):
+            output.print_message(part)
 
 
 def _list_checkpoints(found: Status) -> list[dict[str, int]]:
@@ -78,7 +74,7 @@ def journal(
     ]
     numbers = ("time", "generation", "rows")
     output.print_message(
-        make_table("", ("time", "generation", "", "rows", "staged", "input", "bound"), rows, right=numbers)
+        TextTable("", ("time", "generation", "", "rows", "staged", "input", "bound"), rows, right=numbers)
     )
 
 
@@ -97,9 +93,8 @@ def checkpoints(
         output.write_document(found)
         return
     rows = [(one.number, one.time, one.files, format_bytes(one.bytes), format_time(one.made_at_s)) for one in found]
-    output.print_message(
-        make_table("", ("number", "time", "files", "size", "made"), rows, right=("number", "time", "files", "size"))
-    )
+    columns = ("number", "time", "files", "size", "made")
+    output.print_message(TextTable("", columns, rows, right=columns[:-1]))
     for one in found:
         if one.problem:
             output.print_message(Text(f"checkpoint {one.number} cannot be used: {one.problem}", "red"))

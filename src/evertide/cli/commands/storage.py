@@ -15,8 +15,9 @@ from evertide.checkpoint.fsck import Report, check
 from evertide.checkpoint.repair import repair as repair_storage
 from evertide.checkpoint.verification import Progress
 from evertide.cli.options import Json, Meta, Storage
-from evertide.cli.output.output import Bars, Output, error_to_dict, format_bytes, make_table, report_errors
+from evertide.cli.output.output import Bars, Output, error_to_dict, report_errors
 from evertide.errors import Damaged, InvalidInput
+from evertide.formats import format_bytes
 from evertide.json_values import to_json_value
 from evertide.pipeline.maintenance.sweep import sweep
 from evertide.pipeline.reading.reader import StorageReader, check_is_there
@@ -24,6 +25,7 @@ from evertide.pipeline.recovery.damaged_views import PipelineCollections
 from evertide.runtime import SystemRuntime
 from evertide.settings import Settings
 from evertide.store.open import open_for_repair
+from evertide.tables import TextTable
 
 __all__ = ["export", "fsck", "gc", "import_"]
 
@@ -80,7 +82,7 @@ def _show(output: Output, report: Report, repairs: tuple[str, ...], moved: tuple
         output.print_message(Text(f"moved {len(moved)} files that no record names to lost+found/", "yellow"))
     if report.problems:
         rows = [(Text(one.kind, "red"), one.path, one.why, one.remedy) for one in report.problems]
-        output.print_message(make_table("", ("kind", "path", "problem", "remedy"), rows))
+        output.print_message(TextTable("", ("kind", "path", "problem", "remedy"), rows))
     if report.orphans:
         count = f"{len(report.orphans)} {'file is' if len(report.orphans) == 1 else 'files are'}"
         output.print_message(Text(f"{count} left over, which is no damage; `evertide gc` deletes such files", "dim"))

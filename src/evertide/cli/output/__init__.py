@@ -1,7 +1,6 @@
 """The output of commands.
 
 live           the live display of a running pipeline
-status_tables  the status of a pipeline as lines and tables
 output         tables and sentences for people, JSON for programs, errors, progress bars
 logs           the log on standard error
 """

@@ -12,10 +12,11 @@ from rich.console import Group
 from rich.live import Live
 from rich.text import Text
 
-from evertide.cli.output.output import Output, format_lag
-from evertide.cli.output.status_tables import format_problems, format_state
+from evertide.cli.output.output import Output
 from evertide.errors import EvertideError, TimeCompacted
+from evertide.formats import format_state
 from evertide.journal.journal import Journal
+from evertide.pipeline.status.report import format_lag, list_problem_lines
 from evertide.problem import ComponentState
 from evertide.runtime import SystemRuntime
 
@@ -107,7 +108,7 @@ class LiveDisplay:
             yield Text(f"{problem.state}: {problem.why}", "red")
         for source in status.sources:
             warnings = tuple(each for each in source.problems if each.why not in {one.why for one in status.problems})
-            yield from format_problems(source.name, warnings)
+            yield from list_problem_lines(source.name, warnings)
         for one in status.collections:
             if one.state == ComponentState.FAILED:
                 yield Text(f"view {one.name} failed: {one.why}", "red")

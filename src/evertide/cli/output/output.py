@@ -14,62 +14,29 @@ import functools
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from datetime import UTC, datetime
-from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 from rich.text import Text
 
 from evertide.cli.output.logs import LogOptions, configure_logging
 from evertide.errors import EvertideError, InvalidInput
+from evertide.formats import format_bytes
 from evertide.json_values import error_to_json, join_lines, to_json_value
 from evertide.plan.script.error_list import ScriptErrors
+from evertide.tables import TextTable
 
-if TYPE_CHECKING:  # pyarrow, not needed for `--help`
-    from evertide.sources.contract import Lag
-
-__all__ = [
-    "STATE_COLOURS",
-    "Bars",
-    "Output",
-    "error_to_dict",
-    "format_bytes",
-    "format_lag",
-    "format_position",
-    "format_seconds",
-    "format_time",
-    "format_value",
-    "make_table",
-    "report_error",
-    "report_errors",
-    "to_json_value",
-]
+__all__ = ["Bars", "Output", "error_to_dict", "render_error", "report_error", "report_errors"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 _INTERRUPTED = 130
-STATE_COLOURS = {
-    "running": "green",
-    "stopped": "yellow",
-    "paused": "yellow",
-    "hydrating": "yellow",
-    "reconnecting": "yellow",
-    "replaying": "yellow",
-    "warning": "yellow",
-    "undeclared": "dim",
-}
-"""Other states need attention: red."""
-
-_KIB = 1024
-_MINUTE_S = 60
 _WIDE = 1000
 
 _POSITION = re.compile(r"(?P<path>.+?):(?P<line>\d+)(?::(?P<column>\d+))?(?=, |$)")
@@ -112,7 +79,7 @@ class Output:
     def print_message(self, *what: Any) -> None:
         """Print for people; nothing with `--json`."""
         if not self.is_json:
-            self.out.print(*what)
+            self.out.print(*(one.to_rich() if isinstance(one, TextTable) else one for one in what))
 
     def _write(self, text: str) -> None:
         sys.stdout.write(f"{text}\n")
@@ -200,74 +167,6 @@ class Bars:
             yield
         finally:
             self._progress.remove_task(task)
-
-
-def make_table(
-    title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], *, right: Sequence[str] = ()
-) -> Table:
-    """Columns in `right` are aligned to the right."""
-    table = Table(
-        title=title or None, title_justify="left", title_style="bold", header_style="bold", box=None, pad_edge=False
-    )
-    for column in columns:
-        table.add_column(column, justify="right" if column in right else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(cell if isinstance(cell, Text) else Text(str(cell)) for cell in row))
-    return table
-
-
-def format_value(value: Any) -> str:
-    if value is None:
-        return "NULL"
-    if isinstance(value, str):
-        return value
-    if isinstance(value, float | Decimal):
-        return str(value)
-    return (
-        json.dumps(to_json_value(value), ensure_ascii=False)
-        if isinstance(value, dict | list)
-        else str(to_json_value(value))
-    )
-
-
-def format_bytes(size: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < _KIB:
-            return f"{size:,.0f} {unit}" if unit == "B" else f"{size:,.1f} {unit}"
-        size /= _KIB
-    return f"{size:,.1f} TiB"
-
-
-def format_seconds(seconds: float) -> str:
-    """A duration in its two largest units."""
-    if seconds < _MINUTE_S:
-        return f"{seconds:.1f} s" if seconds else "0 s"
-    days, left = divmod(int(seconds), 24 * 60 * _MINUTE_S)
-    hours, left = divmod(left, 60 * _MINUTE_S)
-    units = {"d": days, "h": hours, "min": left // _MINUTE_S, "s": left % _MINUTE_S}
-    return " ".join([f"{count} {unit}" for unit, count in units.items() if count][:2])
-
-
-def format_lag(lag: Lag | None) -> str:
-    """The lag of a source; `-` if it is not known."""
-    if lag is None:
-        return "-"
-    parts = [
-        "" if lag.bytes is None else format_bytes(lag.bytes),
-        "" if lag.rows is None else f"{lag.rows:,} rows",
-        "" if lag.files is None else f"{lag.files:,} files",
-        "" if lag.seconds is None else format_seconds(lag.seconds),
-    ]
-    return ", ".join(filter(None, parts)) or "-"
-
-
-def format_time(seconds: float) -> str:
-    """A wall-clock time in the local time zone."""
-    return datetime.fromtimestamp(seconds, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S") if seconds else "-"
-
-
-def format_position(text: str, length_max: int = 60) -> str:
-    return text if len(text) <= length_max else f"{text[: length_max - 3]}..."
 
 
 def render_error(error: EvertideError, texts: Mapping[str, str] | None = None) -> str:

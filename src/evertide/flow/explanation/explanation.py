@@ -14,7 +14,9 @@ from typing import Any
 
 import msgspec
 
-__all__ = ["Cost", "ExplainedArrangement", "Explanation", "Operator", "RunCounts", "ViewExplanation"]
+from evertide.tables import TextTable, render_html_lines
+
+__all__ = ["Cost", "ExplainedArrangement", "Explanation", "Explanations", "Operator", "RunCounts", "ViewExplanation"]
 
 _WIDTH_MAX = 100
 
@@ -138,6 +140,21 @@ class Explanation:
     def json(self) -> str:
         return json.dumps(self.to_dict(), indent=2, ensure_ascii=False)
 
+    def __str__(self) -> str:
+        return self.text()
+
+    def list_tables(self) -> Iterator[TextTable]:
+        """A table of operators per view."""
+        for view in self.views:
+            rows = [
+                (words, "as above", "") if operator is None else (words, operator.how, operator.cost)
+                for words, operator in view.list_lines()
+            ]
+            yield TextTable(view.name, ("operator", "how it is maintained", "cost of a small transaction"), rows)
+
+    def _repr_html_(self) -> str:
+        return render_html_lines(self.list_tables())
+
     def _states(self) -> dict[str, ExplainedArrangement]:
         return {each.name: each for each in self.arrangements}
 
@@ -147,6 +164,16 @@ class Explanation:
             for each in self.arrangements
         ]
         return "\n".join(["state", *_align(rows)]) if rows else ""
+
+
+class Explanations(list[Explanation]):
+    """The explanation of each cohort of views."""
+
+    def __repr__(self) -> str:
+        return "\n".join(map(str, self))
+
+    def _repr_html_(self) -> str:
+        return "".join(each._repr_html_() for each in self)
 
 
 def _to_builtins(value: Any) -> Any:

@@ -1,8 +1,9 @@
 """Reading a pipeline's collections.
 
-collections    tables and views as of a time
-content        the rows of a collection, table by table
-readable_rows  rows as Arrow, data frames, Python values, or printed
-reader         a storage as a process sees it that does not run the pipeline
-query          queries and their results
+collections        tables and views as of a time
+content            the rows of a collection, table by table
+readable_rows      rows as Arrow, data frames, Python values, or printed
+readable_pipeline  the calls of `Pipeline` that read
+reader             a storage as a process sees it that does not run the pipeline
+query              queries and their results
 """

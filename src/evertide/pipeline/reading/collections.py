@@ -172,7 +172,8 @@ class Collections:
         """The last time that all of these collections have."""
         return min([self.view(name).time for name in names] or [self.find_time()])
 
-    def read_tables_at(self, names: Iterable[str], time: int | None) -> dict[str, pa.Table]:
+    def read_tables_at(self, names: Iterable[str], time: int | None) -> tuple[int, dict[str, pa.Table]]:
+        """The time that was read, by default the last common one, and the rows by name."""
         chosen = [self.view(name) for name in names]
         if time is None:
             self.warn_of_stale(view.name for view in chosen)
@@ -180,4 +181,4 @@ class Collections:
             why = f"this time is not committed yet; the last time is {self.find_time()}"
             raise InvalidInput(where=f"time {time}", why=why)
         at = self.find_common_time(view.name for view in chosen) if time is None else time
-        return {view.name: view.as_of(self.resolve_time(view.name, at)).to_arrow() for view in chosen}
+        return at, {view.name: view.as_of(self.resolve_time(view.name, at)).to_arrow() for view in chosen}

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.types as kinds
 
+from evertide.formats import format_value
 from evertide.rows.frames import to_pandas, to_polars
 from evertide.rows.python_rows import to_python_rows
-from evertide.tables import TextTable, format_value, render_html_lines, render_text
+from evertide.tables import TextTable, render_html_lines, render_text
 
 if TYPE_CHECKING:
     import pandas as pd

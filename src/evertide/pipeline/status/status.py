@@ -34,6 +34,7 @@ from evertide.pipeline.records.state_record import PipelineStateRecord, read_pip
 from evertide.pipeline.sinks.sink_status import SinkStatus, read_sink_statuses
 from evertide.pipeline.state.divergence import list_divergences
 from evertide.pipeline.state.members import Members
+from evertide.pipeline.status.report import describe_status
 from evertide.problem import ComponentState, Problem
 from evertide.runtime import Runtime
 from evertide.settings import Settings
@@ -44,6 +45,7 @@ from evertide.store.open import Storage
 from evertide.store.paths import shape_prefix
 from evertide.store.retry import retry_read
 from evertide.store.writers import Registration
+from evertide.tables import render_html_lines, render_text
 
 __all__ = [
     "CollectionStatus",
@@ -129,6 +131,13 @@ class Status:
     """The leader first."""
     stored_at_s: float | None = None
     """When storage last answered the running process; None if storage answers now."""
+
+    def __str__(self) -> str:
+        """What `evertide status` prints."""
+        return render_text(describe_status(self))
+
+    def _repr_html_(self) -> str:
+        return render_html_lines(describe_status(self))
 
 
 @dataclass(frozen=True, slots=True)

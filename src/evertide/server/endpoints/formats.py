@@ -28,7 +28,7 @@ from evertide.rows.conform import allow_nulls_inside, conform_table
 from evertide.sinks.json_rows import to_json_rows
 from evertide.sources.values.kinds import sql_name
 
-__all__ = ["ROW_FORMATS", "Column", "encode_rows", "list_columns", "list_values", "make_names_unique", "write_csv"]
+__all__ = ["ROW_FORMATS", "Column", "encode_rows", "list_columns", "list_values", "write_csv"]
 
 _SLICE_ROWS = 4096
 _NEEDS_QUOTES = re.compile(r'[",\r\n]|^\s|\s$|^$')
@@ -54,19 +54,6 @@ def encode_rows(
     rest = iter(tables)
     first = next(rest, None)
     yield from _WRITERS[media](schema, chain([] if first is None else [first], rest), facts or {})
-
-
-def make_names_unique(rows: pa.Table) -> pa.Table:
-    """A query may return columns with equal names; a JSON object has none."""
-    names: dict[str, None] = {}
-    counts: dict[str, int] = {}
-    for name in rows.schema.names:
-        unique = name
-        while unique in names:
-            counts[name] = counts.get(name, 1) + 1
-            unique = f"{name}_{counts[name]}"
-        names[unique] = None
-    return rows.rename_columns([*names])
 
 
 def list_values(rows: pa.Table) -> list[list[Any]]:

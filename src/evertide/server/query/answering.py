@@ -30,7 +30,8 @@ from evertide.json_values import error_to_json
 from evertide.media import ARROW
 from evertide.pipeline.reading.query import EngineChoice, Question
 from evertide.pipeline.reading.reader import StorageReader
-from evertide.server.endpoints.formats import encode_rows, make_names_unique
+from evertide.rows.frames import make_names_unique
+from evertide.server.endpoints.formats import encode_rows
 from evertide.server.query.bounds import make_memory_error
 from evertide.server.query.duck import Duck, DuckDeclined, make_size_error
 from evertide.server.query.duck_query import QueryResult, answer_with_duckdb, pin_collections

@@ -75,7 +75,7 @@ def answer_with_duckdb(collections: Collections, question: Question, duck: Duck)
         check.check_small(names)
     check.check_readable(names)
     time = choose_time(collections, question, names)
-    tables = collections.read_tables_at(names, time)
+    _, tables = collections.read_tables_at(names, time)
     rows, is_truncated = duck.answer(
         translated.sql, tables, list(translated.parameters), find_row_limit(question, duck.settings)
     )

@@ -1,8 +1,8 @@
 """Convert a push to rows of a table: all of it, or nothing.
 
-`convert_push` accepts a list of mappings, or an Arrow table or batch, and returns the table's columns and `__op`. A
-value that does not fit refuses the whole push; the error names the table, row and column, and what was expected.
-`evertide.sources.values.values` and `evertide.sources.values.fit` define what fits.
+`convert_push` accepts a list of mappings, Arrow data or a data frame (`evertide.rows.frames`). It returns the
+table's columns and `__op`. A value that does not fit refuses the whole push; the error names the table, row and column,
+and what was expected. `evertide.sources.values.values` and `evertide.sources.values.fit` define what fits.
 
 1. Deletes are applied before rows, so that one push can delete the old row and add the new one.
 2. A delete is a mapping with the key's columns, or the key itself if it is a single column; in a table without a key it
@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from evertide.errors import InvalidInput
+from evertide.rows.frames import from_frame
 from evertide.sources.contract import DELETE, UPSERT, Rows, TableDeclaration
 from evertide.sources.values.columns import ConvertedColumn, from_arrow, from_values
 from evertide.sources.values.fit import FittedRows, fit, make_rows_schema
@@ -37,7 +38,8 @@ def convert_push(declaration: TableDeclaration, rows: Any = (), deletes: Any = (
 
 def _convert(declaration: TableDeclaration, given: Any, op: int) -> pa.Table:
     what = "delete" if op == DELETE else "row"
-    if isinstance(given, pa.Table | pa.RecordBatch):
+    given = from_frame(given, f"table {declaration.name!r}")
+    if isinstance(given, pa.Table):
         columns, count = _arrow_columns(declaration, given), given.num_rows
     else:
         mappings = _mappings(declaration, given, what, is_delete=op == DELETE)
@@ -58,7 +60,7 @@ def _refusal(declaration: TableDeclaration, fitted: FittedRows, what: str) -> In
     )
 
 
-def _arrow_columns(declaration: TableDeclaration, given: pa.Table | pa.RecordBatch) -> dict[str, ConvertedColumn]:
+def _arrow_columns(declaration: TableDeclaration, given: pa.Table) -> dict[str, ConvertedColumn]:
     names = _match_names(declaration, given.schema.names, f"table {declaration.name!r}")
     kinds = declaration.schema
     return {name: from_arrow(column, kinds.field(name).type) for name, column in zip(names, given.columns, strict=True)}
@@ -82,7 +84,7 @@ def _match_names(declaration: TableDeclaration, given: Sequence[Any], where: str
 def _mappings(declaration: TableDeclaration, given: Any, what: str, *, is_delete: bool) -> list[Mapping[str, Any]]:
     where = f"table {declaration.name!r}"
     if isinstance(given, Mapping | str | bytes) or not isinstance(given, Iterable):
-        why = f"{show_value(given)} is not a list of {what}s; expected a list of mappings, or an Arrow table"
+        why = f"{show_value(given)} is not a list of {what}s; expected a list of mappings, Arrow data or a data frame"
         raise InvalidInput(where=where, why=why)
     rows = list(given)
     is_bare = is_delete and len(declaration.key) == 1

@@ -14,6 +14,7 @@ from evertide.pipeline.sinks.sink_record import read_sinks
 from evertide.pipeline.sinks.sink_status import SinkStatus
 from evertide.runtime import SystemRuntime
 from evertide.types import SequenceNumber
+from tests.kit.delivering import deliver_all, deliver_once
 from tests.pipeline.kit import SETTINGS, VIEWS, open_pipeline, rows_of, storage
 from tests.pipeline.sink_kit import (
     Bucket,
@@ -34,12 +35,12 @@ def test_j7_transactions_without_changes_open_no_output() -> None:
     receives empty writes."""
     bucket = Bucket()
     with into(lake=bucket), shop(storage()) as p:
-        p.deliver_once()
+        deliver_once(p)
         assert bucket.got == []
         assert (p.status().sinks[0].state, p.status().sinks[0].behind) == ("running", 0)
         for rows in ([order(1)], [], [order(2, "bob"), order(3, None, None)], [], [order(1)]):
             push_orders(p, rows)
-            p.deliver_once()
+            deliver_once(p)
             assert is_right(p, bucket)
         assert bucket.numbers == [1, 3]  # an update that leaves the last order as it was
         [status] = p.status().sinks
@@ -54,15 +55,15 @@ def test_a_sink_begins_with_the_whole_content_and_continues_with_each_transactio
         push_orders(p, [order(1), order(2)])
         push_orders(p, [order(2, "bob")])
     with into(lake=bucket), shop(kept) as p:
-        p.deliver_once()
+        deliver_once(p)
         assert bucket.numbers == [2]
         for number in range(3, 7):
             push_orders(p, [order(number, "cid", number)], deletes=[{"id": number - 2}])
-        p.deliver_once()
+        deliver_once(p)
         assert bucket.numbers == [2, 3, 4, 5, 6]
         assert is_right(p, bucket)
     with into(lake=bucket), shop(kept) as p:
-        p.deliver_once()
+        deliver_once(p)
         assert bucket.numbers == [2, 3, 4, 5, 6]
         assert bucket.opened <= 2
 
@@ -72,11 +73,11 @@ def test_a_stalled_sink_is_reported_and_delays_nothing() -> None:
     broken, fine = Bucket(), Bucket()
     with into(lake=broken, hook=fine), shop(storage(), with_sink(VIEWS["revenue"], sink(), sink("hook"))) as p:
         push_orders(p, [order(1)])
-        p.deliver_once()
+        deliver_once(p)
         broken.is_failing = True
         for number in range(2, 5):
             assert push_orders(p, [order(number)]) == number
-        p.deliver_once()
+        deliver_once(p)
         stalled, running = p.status().sinks
         assert (stalled.state, stalled.last, stalled.behind) == ("stalled", 1, 3)
         assert stalled.problem is not None
@@ -85,7 +86,7 @@ def test_a_stalled_sink_is_reported_and_delays_nothing() -> None:
         assert (running.state, running.behind) == ("running", 0)
         assert p.status().state == "running"
         broken.is_failing = False
-        p.deliver_once()
+        deliver_once(p)
         assert broken.got == fine.got
         assert [one.state for one in p.status().sinks] == ["running", "running"]
 
@@ -99,7 +100,7 @@ def test_an_unexpected_error_of_a_connector_is_a_stall_without_secrets() -> None
     with into(lake=bucket), shop(storage()) as p:
         push_orders(p, [order(1)])
         bucket.before = fault
-        p.deliver_once()
+        deliver_once(p)
         [status] = p.status().sinks
         assert status.problem is not None
         assert "KeyError" in status.problem.why
@@ -113,7 +114,7 @@ def test_c11_no_transaction_is_merged_before_a_sink_receives_it() -> None:
     with into(lake=bucket), shop(storage(), settings=replace(SETTINGS, compaction_fan_in=2)) as p:
         for number in range(1, 5):
             push_orders(p, [order(number, str(number))])
-        p.deliver_once()
+        deliver_once(p)
         bucket.is_failing = True
         for number in range(5, 10):
             push_orders(p, [order(number, str(number))])
@@ -124,7 +125,7 @@ def test_c11_no_transaction_is_merged_before_a_sink_receives_it() -> None:
         assert shard.holds["sink-lake"] == 4
         assert shard.since <= 4 < orders.since
         bucket.is_failing = False
-        p.deliver_once()
+        deliver_once(p)
         assert bucket.numbers == [4, 5, 6, 7, 8, 9]
         assert is_right(p, bucket)
         push_orders(p, [order(10)])
@@ -177,16 +178,16 @@ def test_a_replaced_process_writes_no_more() -> None:
     with into(lake=bucket):
         old = shop(kept)
         push_orders(old, [order(1)])
-        old.deliver_once()
+        deliver_once(old)
         die(old)
         with shop(kept) as p:
             push_orders(p, [order(2)])
-            p.deliver_once()
-            delivery_threads_of(old).deliver_all()
+            deliver_once(p)
+            deliver_all(delivery_threads_of(old))
             [status] = delivery_threads_of(old).list_statuses(2)
             assert (status.state, bucket.skipped) == ("failed", [2])
             push_orders(p, [order(3)])
-            p.deliver_once()
+            deliver_once(p)
             assert bucket.numbers == [1, 2, 3]
             assert is_right(p, bucket)
 
@@ -201,7 +202,7 @@ def test_no_secret_is_stored_or_reported(
     hook.options["header.authorization"] = "${ENV:HOOK}"  # type: ignore[index]
     with shop(kept, with_sink(VIEWS["revenue"], hook), base=tmp_path) as p:
         push_orders(p, [order(1)])
-        p.deliver_once()
+        deliver_once(p)
         assert p.status().sinks[0].state == "stalled"
         assert "***" in str(p.status())
         assert "sesame" not in str(p.status())
@@ -215,7 +216,7 @@ def test_a_files_sink_writes_real_files(tmp_path: Path) -> None:
     with shop(storage(), with_sink(VIEWS["revenue"], sink(path="log")), base=tmp_path) as p:
         for number in range(1, 4):
             push_orders(p, [order(number, "ann" if number < 3 else "bob")])
-            p.deliver_once()
+            deliver_once(p)
         assert p.status().sinks == (SinkStatus("lake", "revenue", "files", 3, 0, "running"),)
     found = pq.read_table(tmp_path / "log").sort_by([("__time", "ascending"), ("__diff", "ascending")])
     assert [(*each.values(),) for each in found.to_pylist()] == [
@@ -230,7 +231,7 @@ def test_a_sink_record_that_another_process_wrote_is_a_conflict() -> None:
     bucket = Bucket()
     with into(lake=bucket), shop(storage()) as p:
         push_orders(p, [order(1)])
-        p.deliver_once()
+        deliver_once(p)
         delivery = delivery_threads_of(p)._sink_threads["lake"].delivery
         delivery._number = SequenceNumber(delivery._number - 1)
         push_orders(p, [order(2)])

@@ -19,6 +19,7 @@ from deltalake import DeltaTable
 
 from evertide.pipeline.pipeline import Pipeline
 from evertide.store.open import Storage
+from tests.kit.delivering import deliver_once
 from tests.kit.small_engine import SmallView
 from tests.pipeline.kit import SETTINGS, VIEWS, Row, rows_of, storage
 from tests.pipeline.sink_kit import (
@@ -90,7 +91,7 @@ class Life:
 
     def step(self, step: Step) -> None:
         push_orders(self.p, *step)
-        self.survives(Pipeline.deliver_once)
+        self.survives(deliver_once)
 
 
 def history(points: Points, bucket: Bucket) -> int:

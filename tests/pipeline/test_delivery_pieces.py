@@ -10,6 +10,7 @@ import pytest
 from evertide.errors import SinkFailed
 from evertide.rows.changes import DIFF
 from evertide.sinks.contract import Changes
+from tests.kit.delivering import deliver_once
 from tests.pipeline.kit import SETTINGS, VIEWS, Row, rows_of, storage
 from tests.pipeline.sink_kit import Bucket, into, is_right, order, push_orders, shop, sink, with_sink
 
@@ -27,17 +28,17 @@ def test_a_sink_gets_first_content_transactions_and_a_changed_view_in_pieces(key
     with shop(kept, VIEWS["revenue"], settings=PIECES) as p:
         push_orders(p, [order(number, f"c{number}") for number in range(700)])
     with into(lake=bucket), shop(kept, first, settings=PIECES) as p:
-        p.deliver_once()
+        deliver_once(p)
         assert is_right(p, bucket)
         push_orders(
             p, [order(number, f"c{number}", 20) for number in range(300)], [order(number) for number in range(300, 600)]
         )
         push_orders(p, [order(1, "c1", 30)])
-        p.deliver_once()
+        deliver_once(p)
         assert is_right(p, bucket)
     with into(lake=bucket), shop(kept, second, settings=PIECES) as p:
         push_orders(p, [order(2, "c2", 30)])
-        p.deliver_once()
+        deliver_once(p)
         assert is_right(p, bucket)
     assert [len(delta) > 3 * PIECES.portion_rows_max for _, delta in bucket.got] == [True, True, False, True]
     assert 0 < bucket.rows_max <= 2 * PIECES.portion_rows_max
@@ -48,7 +49,7 @@ def test_transactions_that_compaction_merged_are_delivered_one_by_one_and_in_pie
     kept, bucket = storage(), Bucket()
     with into(lake=bucket), shop(kept, settings=PIECES) as p:
         push_orders(p, [order(0)])
-        p.deliver_once()
+        deliver_once(p)
         contents = []
         for number in range(1, 30):
             count = 450 if number == 11 else 12
@@ -57,7 +58,7 @@ def test_transactions_that_compaction_merged_are_delivered_one_by_one_and_in_pie
         shard = p._runner.members.open_collection("revenue")
         shard.compact(p._writer)
         assert len(shard.log.read().state.batches) < 29
-        p.deliver_once()
+        deliver_once(p)
         assert is_right(p, bucket)
         assert bucket.numbers == [1, *range(2, 31)]
         assert bucket.rows_max <= 2 * PIECES.portion_rows_max
@@ -98,11 +99,11 @@ def test_a_first_content_that_is_written_again_is_cut_in_the_same_way() -> None:
     kept, receiver = storage(), Receiver()
     with into(lake=receiver.bucket), shop(kept, settings=PIECES) as p:
         push_orders(p, [order(number, f"c{number}") for number in range(500)])
-        p.deliver_once()
+        deliver_once(p)
         push_orders(p, [order(number, f"d{number}") for number in range(400)])
-        p.deliver_once()
+        deliver_once(p)
     with into(lake=receiver.bucket), shop(kept, settings=replace(PIECES, portion_rows_max=10_000)) as p:
-        p.deliver_once()
+        deliver_once(p)
     [(first, *others), *_] = receiver.seen.values()
     assert len(first) > 3
     assert others == [first, first]
@@ -114,12 +115,12 @@ def test_a_later_transaction_that_is_written_again_is_cut_in_the_same_way(before
     kept, receiver = storage(), Receiver(lost=0)
     with into(lake=receiver.bucket), shop(kept, settings=replace(PIECES, portion_rows_max=before)) as p:
         push_orders(p, [order(1, "c1")])
-        p.deliver_once()
+        deliver_once(p)
         receiver.lost = 1
         push_orders(p, [order(number, f"c{number}") for number in range(500)])
-        p.deliver_once()
+        deliver_once(p)
     with into(lake=receiver.bucket), shop(kept, settings=replace(PIECES, portion_rows_max=after)) as p:
-        p.deliver_once()
+        deliver_once(p)
         assert p.status().sinks[0].behind == 0
     _, [first, second] = receiver.seen.values()
     assert first == second
@@ -133,11 +134,11 @@ def test_a_first_content_of_which_requests_were_sent_is_completed_before_the_vie
     )
     with into(lake=receiver.bucket), shop(kept, settings=PIECES) as p:
         push_orders(p, [order(number, f"c{number}") for number in range(500)])
-        p.deliver_once()
+        deliver_once(p)
     with into(lake=receiver.bucket), shop(kept, changed, settings=PIECES) as p:
         push_orders(p, [order(1, "c1", 30)])
         receiver.lost = 0
-        p.deliver_once()
+        deliver_once(p)
         assert p.status().sinks[0].behind == 0
         content = rows_of(p, "revenue")
     (first, second), *others = receiver.seen.values()
@@ -178,7 +179,7 @@ def test_a_first_content_whose_pieces_do_not_fit_into_memory_is_cut_into_more(re
     with into(lake=bucket), shop(storage(), settings=replace(PIECES, portion_rows_max=200)) as p:
         push_orders(p, [order(number, f"c{number}") for number in range(500)])
         for _ in range(8):
-            p.deliver_once()
+            deliver_once(p)
         [status] = p.status().sinks
         assert (status.state, status.behind == 0) == (("stalled", False) if request_rows else ("running", True))
     if request_rows:
@@ -217,17 +218,17 @@ def test_x27_a_later_transaction_that_may_have_been_received_is_completed_before
     )
     with into(lake=receiver.bucket), shop(kept) as p:
         push_orders(p, [order(1, "ann"), order(2, "bob")])
-        p.deliver_once()
+        deliver_once(p)
         receiver.lost_times = {2}
         push_orders(p, [order(3, "cid", 5), order(4, "ann", 7)])
-        p.deliver_once()
+        deliver_once(p)
         assert p.status().sinks[0].state == "stalled"
     receiver.lost_times = set()
     with into(lake=receiver.bucket), shop(kept, changed) as p:
         for number in range(later):
             push_orders(p, [order(10 + number, "dan", 30)])
-        p.deliver_once()
+        deliver_once(p)
         push_orders(p, [order(5, "eve", 20)])
-        p.deliver_once()
+        deliver_once(p)
         assert p.status().sinks[0].behind == 0
         assert sorted(receiver.total.elements(), key=repr) == rows_of(p, "revenue")

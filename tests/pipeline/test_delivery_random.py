@@ -13,6 +13,7 @@ from evertide.errors import SinkFailed
 from evertide.rows.changes import DIFF
 from evertide.sinks.contract import Changes
 from evertide.sources.generated.seeded import RandomStream
+from tests.kit.delivering import deliver_once
 from tests.kit.small_engine import SmallView
 from tests.pipeline.kit import SETTINGS, VIEWS, Row, crash, rows_of, storage
 from tests.pipeline.sink_kit import Bucket, into, order, push_orders, shop, with_sink
@@ -104,7 +105,7 @@ def test_x27_a_target_has_the_content_after_random_faults_and_changes(seed: int)
                 if step in ("push", "other"):
                     push_orders(p, random_orders(chance) if step == "push" else None)
                 elif step == "deliver":
-                    p.deliver_once()
+                    deliver_once(p)
                 elif step == "checkpoint":
                     p.checkpoint()
                 else:
@@ -118,6 +119,6 @@ def test_x27_a_target_has_the_content_after_random_faults_and_changes(seed: int)
         with shop(kept, view(version), VIEWS["counts"]) as p:
             for amount in range(30, 34):
                 push_orders(p, [order(number, "z", amount) for number in range(13)])
-                p.deliver_once()
+                deliver_once(p)
             assert p.status().sinks[0].behind == 0
             assert target.content() == rows_of(p, "revenue")

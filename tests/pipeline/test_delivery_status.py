@@ -11,6 +11,7 @@ from evertide.pipeline.records.ownership import ProcessRole
 from evertide.pipeline.status.status import read_status
 from evertide.runtime import SystemRuntime
 from evertide.shard.shard import Shards
+from tests.kit.delivering import deliver_once
 from tests.kit.runtime import ManualRuntime
 from tests.pipeline.kit import SETTINGS, VIEWS, storage
 from tests.pipeline.sink_kit import Bucket, delivery_threads_of, into, order, push_orders, shop
@@ -26,7 +27,7 @@ def test_the_status_of_a_late_sink_has_its_delay() -> None:
         assert (status.state, status.behind) == ("lagging", 2)
         assert status.problem is not None
         assert status.problem.since_s == pytest.approx(runtime.wall_s() - 61)
-        p.deliver_once()
+        deliver_once(p)
         assert p.status().sinks[0].state == "running"
 
 
@@ -65,7 +66,7 @@ def test_a_sink_that_moves_but_falls_behind_is_lagging_by_age(monkeypatch: pytes
         problem = p.status().sinks[0].problem
         assert problem is not None
         assert (problem.state, problem.since_s) == ("lagging", since_s)
-        p.deliver_once()
+        deliver_once(p)
         assert (p.status().sinks[0].state, p.status().sinks[0].problem) == ("running", None)
 
 
@@ -73,7 +74,7 @@ def test_a_sink_is_lagging_by_its_backlog_however_young_that_is() -> None:
     bucket = Bucket()
     with into(lake=bucket), shop(storage(), settings=replace(SETTINGS, sink_lag_transactions=3)) as p:
         push_orders(p, [order(0)])
-        p.deliver_once()
+        deliver_once(p)
         for number in range(1, 4):
             push_orders(p, [order(number)])
         assert p.status().sinks[0].state == "running"
@@ -85,7 +86,7 @@ def test_the_age_of_a_transaction_that_the_journal_has_forgotten_is_that_of_the_
     runtime, bucket = ManualRuntime(), Bucket()
     with into(lake=bucket), shop(storage(), runtime=runtime) as p:
         push_orders(p, [order(0)])
-        p.deliver_once()
+        deliver_once(p)
         for number in range(1, 6):
             push_orders(p, [order(number)])
             p.checkpoint()
@@ -111,7 +112,7 @@ def test_a_follower_reports_the_sinks_of_the_leader() -> None:
         bucket.is_failing = True
         for number in range(3):
             push_orders(leader, [order(number)])
-        leader.deliver_once()
+        deliver_once(leader)
         while follower.advance() is not None:
             pass
         mine, seen = leader.status(), follower.status()
@@ -126,10 +127,10 @@ def test_t3_other_processes_read_the_status_of_sinks_from_storage() -> None:
     shards = Shards(kept.blob, kept.meta, runtime=SystemRuntime(), settings=SETTINGS)
     with into(lake=bucket), shop(kept) as p:
         push_orders(p, [order(1)])
-        p.deliver_once()
+        deliver_once(p)
         bucket.is_failing = True
         push_orders(p, [order(2)])
-        p.deliver_once()
+        deliver_once(p)
         found = read_status(kept, shards, p._context.journal, p._context.checkpoints)
         assert found.sinks == p.status().sinks
         assert (found.sinks[0].state, found.sinks[0].behind) == ("stalled", 1)

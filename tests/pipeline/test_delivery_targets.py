@@ -9,6 +9,7 @@ import pytest
 from evertide.errors import InvalidInput, SinkFailed
 from evertide.pipeline.records.ownership import ProcessRole
 from evertide.store.paths import PIPELINE
+from tests.kit.delivering import deliver_once
 from tests.pipeline.kit import VIEWS, crash, storage
 from tests.pipeline.replica_kit import QUICK, shared
 from tests.pipeline.sink_kit import (
@@ -29,11 +30,11 @@ def test_a_target_that_lost_transactions_is_reported() -> None:
     kept, bucket = storage(), Bucket()
     with into(lake=bucket), shop(kept) as p:
         push_orders(p, [order(1)])
-        p.deliver_once()
+        deliver_once(p)
         bucket.got.clear()
     with into(lake=bucket), shop(kept) as p:
         push_orders(p, [order(2)])
-        p.deliver_once()
+        deliver_once(p)
         [status] = p.status().sinks
         assert status.problem is not None
         assert "no longer has transaction 1" in status.problem.why
@@ -45,11 +46,11 @@ def test_a_target_without_a_stored_number_continues_from_the_record_of_the_sink(
     kept, bucket = storage(), Bucket(keeps_number=False)
     with into(lake=bucket), shop(kept) as p:
         push_orders(p, [order(1)])
-        p.deliver_once()
+        deliver_once(p)
         bucket.got.clear()
     with into(lake=bucket), shop(kept) as p:
         push_orders(p, [order(2)])
-        p.deliver_once()
+        deliver_once(p)
         assert bucket.numbers == [2]
 
 
@@ -58,11 +59,11 @@ def test_a_target_ahead_of_the_pipeline_is_reported() -> None:
     bucket = Bucket()
     with into(lake=bucket), shop(storage()) as p:
         push_orders(p, [order(1)])
-        p.deliver_once()
+        deliver_once(p)
         delivery_threads_of(p)._sink_threads["lake"].delivery._close()
         bucket.got.append((7, bucket.got[0][1]))
         push_orders(p, [order(2)])
-        p.deliver_once()
+        deliver_once(p)
         [status] = p.status().sinks
         assert status.problem is not None
         assert "has transaction 7, and the pipeline is at 2" in status.problem.why
@@ -71,7 +72,7 @@ def test_a_target_ahead_of_the_pipeline_is_reported() -> None:
 def test_a_sink_of_another_collection_needs_another_name() -> None:
     kept = storage()
     with into(lake=Bucket()), shop(kept) as p:
-        p.deliver_once()
+        deliver_once(p)
     with (
         into(lake=Bucket()),
         pytest.raises(InvalidInput, match=r"line 3, sink 'lake'.*the sink of this name writes 'revenue'"),
@@ -104,7 +105,7 @@ def test_a_replica_takes_the_lead_while_the_target_of_a_sink_that_has_not_begun_
             assert second.leads
             bucket.is_failing = bucket.is_probe_failing = False
             push_orders(second, [order(2, "bob")])
-            second.deliver_once()
+            deliver_once(second)
             assert is_right(second, bucket)
         finally:
             second.close()

@@ -20,6 +20,7 @@ from evertide.pipeline.sinks.sink_record import read_sinks
 from evertide.runtime import SystemRuntime
 from evertide.sources.generated.seeded import RandomStream
 from evertide.store.open import open_storage
+from tests.kit.delivering import deliver_once
 from tests.pipeline.everything import QUERIES, SETTINGS, World, open_world
 from tests.pipeline.kit import rows_of
 from tests.processes import running
@@ -119,7 +120,7 @@ def settle(p: Pipeline, db: Database, runtime: SystemRuntime) -> dict[str, list[
             runtime.sleep_s(0.02)
         else:
             deadline_s = runtime.monotonic_s() + LIMIT_S
-    p.deliver_once()
+    deliver_once(p)
     return wanted
 
 

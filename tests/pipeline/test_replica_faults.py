@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import pytest
 
@@ -18,6 +19,7 @@ from evertide.pipeline.pipeline import Pipeline
 from evertide.pipeline.records.ownership import ProcessRole
 from evertide.sources.generated.seeded import RandomStream
 from evertide.store.open import Storage
+from tests.kit.delivering import deliver_once
 from tests.kit.faulty import Fault, Faults, FaultyBlob, FaultyMeta
 from tests.pipeline.kit import SETTINGS, VIEWS, Row, crash, rows_of, storage
 from tests.pipeline.sink_kit import Bucket, into, is_right, order, shop, with_sink
@@ -104,7 +106,7 @@ class Two:
                 retry(lambda: one.leads and one.checkpoint())
                 retry(lambda: one.leads and one._leader_tasks.checkpointer.collect_garbage())
             case 3:
-                retry(one.deliver_once)
+                retry(partial(deliver_once, one))
             case 4 | 5:
                 retry(one.advance)
             case _:
@@ -168,6 +170,6 @@ def check(both: Two, bucket: Bucket) -> None:
             assert rows_of(one, name) == expected
         assert one.status().state == "running"
     [leader] = [one for one in both.several if one.leads]
-    leader.deliver_once()
+    deliver_once(leader)
     assert bucket.numbers == sorted(set(bucket.numbers))
     assert is_right(leader, bucket)

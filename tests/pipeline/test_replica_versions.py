@@ -19,6 +19,7 @@ from evertide.pipeline.records.ownership import ProcessRole
 from evertide.pipeline.replicas.leadership import promote
 from evertide.runtime import SystemRuntime
 from evertide.store.open import Storage
+from tests.kit.delivering import deliver_once
 from tests.pipeline.kit import VIEWS, Row, crash, engine, open_pipeline, rows_of
 from tests.pipeline.replica_kit import QUICK, caught_up, order, replica, shared
 from tests.pipeline.sink_kit import Bucket, into, is_right, shop, with_sink
@@ -165,14 +166,14 @@ def test_u3_a_cold_replica_catches_up_and_is_promoted_and_the_first_is_killed() 
             push(first, number)
             if number in (10, 20):
                 first.checkpoint()
-        first.deliver_once()
+        deliver_once(first)
         second = opened(ProcessRole.READ_ONLY)
         for number in range(30, 40):
             push(first, number)
             second.advance()
             if number == 35:
                 first.checkpoint()
-        first.deliver_once()
+        deliver_once(first)
         caught_up(second)
         assert second.time == first.time
         push(first, 40)  # which the second replica has not seen
@@ -182,7 +183,7 @@ def test_u3_a_cold_replica_catches_up_and_is_promoted_and_the_first_is_killed() 
         assert second.leads
         push(second, 40)  # the answer was lost with the process
         push(second, 41)
-        second.deliver_once()
+        deliver_once(second)
         assert rows_of(second, "counts") == [(42, 42)]
         assert sorted(rows_of(second, "notes")) == sorted((f"n{number}",) for number in range(42))
         assert bucket.numbers == sorted(set(bucket.numbers))

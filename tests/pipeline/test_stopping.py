@@ -15,6 +15,7 @@ from evertide.runtime import STOP_LIMIT_S, StoppableRuntime, SystemRuntime
 from evertide.settings import Settings
 from evertide.store.memory import MemoryBlob, MemoryMeta
 from evertide.store.open import Storage
+from tests.kit.delivering import deliver_once
 from tests.kit.faulty import Fault, Faults, FaultyBlob, FaultyMeta
 from tests.kit.runtime import ManualRuntime
 from tests.pipeline.kit import VIEWS, Row, by_customer, engine, open_pipeline, rows_of
@@ -107,7 +108,7 @@ def test_a_running_backfill_and_a_running_sink_end_with_the_pipeline() -> None:
         go_on.set()
         end(p)
     with into(lake=bucket), open_pipeline(outage.inner, made) as p:
-        p.deliver_once()
+        deliver_once(p)
         assert rows_of(p, "again") == rows_of(p, "revenue") == [("ann", 10)]
         assert bucket.numbers == [1]
 

@@ -9,7 +9,6 @@ import pytest
 
 from evertide.errors import InvalidInput, NotAllowedNow, RecordDamaged, ShardEnded, TimeCompacted, Unavailable
 from evertide.rows.changes import DIFF
-from evertide.shard.parts.part import Predicate
 from evertide.shard.read import Snapshot
 from evertide.shard.shard import Shard, Shards
 from evertide.store.writers import Writer
@@ -74,12 +73,6 @@ def test_a_failed_release_of_the_lease_does_not_hide_why_a_read_failed(
 def test_columns_narrow_what_is_read(shard: Shard) -> None:
     with shard.snapshot(4, columns=["name"]) as snapshot:
         assert snapshot.to_arrow().schema.names == ["name", DIFF]
-
-
-def test_parts_that_cannot_match_are_not_read(shard: Shard) -> None:
-    with shard.snapshot(4, where=[Predicate("id", ">=", 3)]) as snapshot:
-        assert len(snapshot.parts) == 2
-        assert snapshot.to_arrow()["id"].to_pylist() == [3, 4]
 
 
 def test_parts_after_the_time_are_not_read(shard: Shard) -> None:

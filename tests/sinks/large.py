@@ -19,6 +19,7 @@ import pyarrow as pa
 from evertide.pipeline.engine import DeclaredTable
 from evertide.runtime import SystemRuntime
 from evertide.store.open import open_storage
+from tests.kit.delivering import deliver_once
 from tests.kit.small_engine import SmallEngine
 from tests.pipeline.kit import SETTINGS, open_pipeline
 from tests.pipeline.sink_kit import sink
@@ -57,7 +58,7 @@ def main(what: str, where: str, *given: str) -> None:
             return
         most = private_bytes() + int(given[2])
         resource.setrlimit(resource.RLIMIT_DATA, (most, most))
-        p.deliver_once()
+        deliver_once(p)
         [status] = p.status().sinks
         print(json.dumps({"state": status.state, "behind": status.behind}), flush=True)
         os._exit(0)

@@ -273,10 +273,6 @@ class Pipeline(ReadablePipeline):
         self._leader_tasks.backfills.wait(timeout_s)
         return not self.definition.list_away(ComponentState.HYDRATING)
 
-    def deliver_once(self) -> None:
-        """Deliver all outstanding transactions to sinks; for a pipeline without threads."""
-        self._leader_tasks.deliver_once()
-
     @property
     def time(self) -> int:
         """The last committed transaction."""

@@ -24,7 +24,7 @@ from evertide.errors import BlobMissing, EvertideError, NotAllowedNow, ShardEnde
 from evertide.rows.changes import TIME, compute_content, make_changes_schema
 from evertide.shard.lease import Lease, Leases
 from evertide.shard.log import ShardLog, Version
-from evertide.shard.parts.part import Part, Predicate, decode_part, may_match
+from evertide.shard.parts.part import Part, decode_part
 from evertide.shard.state import ShardState
 from evertide.store.retry import retry_read
 from evertide.types import SequenceNumber, Time
@@ -66,16 +66,11 @@ class PartListing:
     seqno: SequenceNumber
 
 
-def list_parts(log: ShardLog, version: Version, window: TimeWindow, where: Sequence[Predicate] = ()) -> PartListing:
+def list_parts(log: ShardLog, version: Version, window: TimeWindow) -> PartListing:
     state = version.state
     _check_readable(log, state, window)
-    schema = log.schema()
-    parts = tuple(
-        part
-        for part in state.parts
-        if part.time_max >= window.lower and part.time_min < window.upper and may_match(part, schema, where)
-    )
-    return PartListing(window, parts, schema, version.seqno)
+    parts = tuple(part for part in state.parts if part.time_max >= window.lower and part.time_min < window.upper)
+    return PartListing(window, parts, log.schema(), version.seqno)
 
 
 def _check_readable(log: ShardLog, state: ShardState, window: TimeWindow) -> None:
@@ -194,7 +189,6 @@ def take_snapshot(
     leases: Leases,
     as_of: int,
     *,
-    where: Sequence[Predicate] = (),
     columns: Sequence[str] | None = None,
     timeout_s: float | None = None,
 ) -> Snapshot:
@@ -202,7 +196,7 @@ def take_snapshot(
     _wait_until_complete(log, as_of, timeout_s)
     lease = leases.take(log, Time(as_of))
     try:
-        return Snapshot(log, lease, list_parts(log, log.read(), TimeWindow(0, as_of + 1, as_of), where), columns)
+        return Snapshot(log, lease, list_parts(log, log.read(), TimeWindow(0, as_of + 1, as_of)), columns)
     except BaseException:
         lease.release()
         raise
@@ -234,9 +228,8 @@ def read_inline_changes(log: ShardLog, lower: int, upper: int) -> list[pa.Table]
 class Lister:
     """List window after window of a shard, from a time on: the first half of a shard source."""
 
-    def __init__(self, log: ShardLog, start: TimeWindow, where: Sequence[Predicate] = ()) -> None:
+    def __init__(self, log: ShardLog, start: TimeWindow) -> None:
         self._log = log
-        self._where = where
         self._next = start
         """`upper` matters only for a snapshot; a later window ends at the shard's upper."""
         self.seqno = 0
@@ -253,7 +246,7 @@ class Lister:
             return None
         snapshot = self._next.as_of is not None
         window = self._next if snapshot else TimeWindow(self._next.lower, version.state.upper)
-        listing = list_parts(self._log, version, window, self._where)
+        listing = list_parts(self._log, version, window)
         self._next = TimeWindow(window.upper, window.upper)
         return listing
 

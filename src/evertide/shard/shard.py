@@ -17,7 +17,6 @@ from evertide.shard.hold import advance_since, encode_first_holds, read_holds, r
 from evertide.shard.inspect import Inspection, inspect
 from evertide.shard.lease import Leases
 from evertide.shard.log import Proposal, ShardLog, commit
-from evertide.shard.parts.part import Predicate
 from evertide.shard.read import Snapshot, read_inline_changes, take_changes, take_snapshot, wait_for_upper
 from evertide.shard.source import ShardSource
 from evertide.shard.state import Created, Finalized, LogEntry, ShardState
@@ -67,12 +66,11 @@ class Shard:
         self,
         as_of: int,
         *,
-        where: Sequence[Predicate] = (),
         columns: Sequence[str] | None = None,
         timeout_s: float | None = None,
     ) -> Snapshot:
-        """The content at a time. `where` skips parts that cannot match; it does not filter rows."""
-        return take_snapshot(self.log, self._leases, as_of, where=where, columns=columns, timeout_s=timeout_s)
+        """The content at a time."""
+        return take_snapshot(self.log, self._leases, as_of, columns=columns, timeout_s=timeout_s)
 
     def changes(self, lower: int, upper: int, *, timeout_s: float | None = None) -> pa.Table:
         """The changes at the times [lower, upper), with `__time` and `__diff`: each distinct row once per time."""
@@ -86,17 +84,13 @@ class Shard:
         """Take a lease on the changes of [lower, upper), so that they can be read in several steps."""
         return take_changes(self.log, self._leases, lower, upper)
 
-    def listen(
-        self, as_of: int, *, where: Sequence[Predicate] = (), columns: Sequence[str] | None = None
-    ) -> ShardSource:
+    def listen(self, as_of: int) -> ShardSource:
         """Stream the changes after a time."""
-        return ShardSource(self.log, self._leases, as_of, snapshot=False, where=where, columns=columns)
+        return ShardSource(self.log, self._leases, as_of, snapshot=False)
 
-    def subscribe(
-        self, as_of: int, *, where: Sequence[Predicate] = (), columns: Sequence[str] | None = None
-    ) -> ShardSource:
+    def subscribe(self, as_of: int) -> ShardSource:
         """Stream the content at a time, then the changes after it."""
-        return ShardSource(self.log, self._leases, as_of, snapshot=True, where=where, columns=columns)
+        return ShardSource(self.log, self._leases, as_of, snapshot=True)
 
     def hold(self, name: str, time: int) -> None:
         """Keep since at or below a time until the hold is moved or released. It never expires."""

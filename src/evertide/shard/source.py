@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TypeAlias
@@ -32,7 +32,7 @@ from evertide.errors import BlobMissing, EvertideError, LeaseLost, OutcomeUnknow
 from evertide.shard.frontier import Frontier
 from evertide.shard.lease import Lease, Leases
 from evertide.shard.log import ShardLog
-from evertide.shard.parts.part import Part, Predicate
+from evertide.shard.parts.part import Part
 from evertide.shard.read import Lister, PartListing, TimeWindow, fetch
 from evertide.threads.watched import WatchedThread
 from evertide.types import SequenceNumber, Time
@@ -102,16 +102,12 @@ class ShardSource:
         as_of: int,
         *,
         snapshot: bool,
-        where: Sequence[Predicate] = (),
-        columns: Sequence[str] | None = None,
     ) -> None:
         self.log = log
         self.error: EvertideError | None = None
         self._leases = leases
         self._as_of = as_of
         self._snapshot = snapshot
-        self._where = where
-        self._columns = columns
         self._lock = threading.Lock()
         self._frontier = Frontier(Time(as_of if snapshot else as_of + 1))
         self._epoch = 0
@@ -207,7 +203,7 @@ class ShardSource:
         lease = self._leases.take(self.log, Time(held))
         with self._lock:
             self._lease = lease
-        return Lister(self.log, start, self._where)
+        return Lister(self.log, start)
 
     def _schedule_fetches(self, listing: PartListing, epoch: int) -> None:
         lease = self._lease
@@ -256,7 +252,7 @@ class ShardSource:
 
     def _fetch(self, task: _FetchTask) -> pa.Table:
         try:
-            return fetch(self.log, task.part, task.listing, self._columns)
+            return fetch(self.log, task.part, task.listing)
         except BlobMissing:
             task.lease.check(self.frontier)
             raise

@@ -19,6 +19,7 @@ from evertide.pipeline.names import ERRORS
 from evertide.pipeline.pipeline import Pipeline
 from evertide.sinks.kafka.sink import KafkaSink
 from evertide.sources.generated.seeded import RandomStream
+from tests.kit.delivering import deliver_once
 from tests.pipeline.kit import crash, rows_of
 from tests.processes import running
 from tests.servers.kafka import KafkaBroker
@@ -78,7 +79,7 @@ def settle(p: Pipeline, limit_s: float = 30.0) -> None:
     deadline_s = RUNTIME.monotonic_s() + limit_s
     while p.advance() is not None or p.status().state != "running":
         assert RUNTIME.monotonic_s() < deadline_s, p.status()
-    p.deliver_once()
+    deliver_once(p)
 
 
 def check_numbers(found: list[RangeRows]) -> None:

@@ -128,11 +128,6 @@ class LeaderTasks:
             raise NotAllowedNow(where=f"view {view!r}", why=why)
         self.backfills.retry(view)
 
-    def deliver_once(self) -> None:
-        if self.delivery_threads is not None:
-            self.delivery_threads.deliver_all()
-            self._reporter.write_if_changed()
-
     def has_delivered(self, time: int) -> bool:
         """Whether every sink that can continue has received all transactions up to `time`."""
         return self.delivery_threads is None or self.delivery_threads.has_delivered(time)

@@ -136,14 +136,6 @@ class DeliveryThreads:
             for one in sink_thread.thread.list_thread_problems()
         ]
 
-    def deliver_all(self) -> None:
-        """Deliver all outstanding transactions, for a pipeline without threads."""
-        for sink_thread in self._sink_threads.values():
-            while self._step(sink_thread):
-                pass
-            if sink_thread.problem is None:
-                sink_thread.delivery.record_position()
-
     def has_delivered(self, time: int) -> bool:
         """Whether all sinks have received everything up to `time`, except those that wait, fail or have no thread."""
         return all(

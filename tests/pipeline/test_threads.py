@@ -6,8 +6,10 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+import pyarrow as pa
 import pytest
 
+from evertide.checkpoint.catalog import Checkpoints
 from evertide.errors import BlobMissing, Unexpected
 from evertide.pipeline.maintenance.state_maintenance import StateMaintenance
 from evertide.pipeline.pipeline import Pipeline
@@ -17,6 +19,8 @@ from evertide.runtime import SystemRuntime
 from tests.kit.runtime import ManualRuntime
 from tests.kit.small_engine import SmallEngine
 from tests.pipeline.kit import Row, engine, open_pipeline, rows_of, shares, storage
+from tests.pipeline.replica_kit import shared
+from tests.pipeline.test_damaged_checkpoint import seen_by_others
 
 LIMIT_S = 30.0
 
@@ -85,6 +89,21 @@ def test_a_transaction_with_an_unexpected_error_leaves_the_state_failed() -> Non
         assert "MemoryError: no room" in status.why
         with pytest.raises(Unexpected):
             p.advance()
+
+
+def test_opening_with_an_unexpected_error_leaves_the_state_failed() -> None:
+    """The error was raised unchanged."""
+    kept = shared()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Checkpoints, "restore", lambda *_: (_ for _ in ()).throw(pa.ArrowInvalid("offset overflow")))
+        open_pipeline(kept).close(checkpoint=False)
+        with pytest.raises(Unexpected, match="opening the pipeline: ArrowInvalid: offset overflow") as raised:
+            open_pipeline(kept)
+        assert isinstance(raised.value.__cause__, pa.ArrowInvalid)
+        status = seen_by_others(kept)
+    assert (status.state, status.problems[0].error_code) == ("failed", "unexpected")
+    with open_pipeline(kept) as p:
+        assert p.status().state == "running"
 
 
 def test_problems_of_a_server_are_in_the_status() -> None:

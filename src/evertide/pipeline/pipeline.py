@@ -126,12 +126,14 @@ class Pipeline(ReadablePipeline):
         try:
             with register_opening(self.liveness):
                 self._start(base, progress or (lambda *_: None), observer, threads=threads)
-        except BaseException as error:  # noqa: BLE001 - after any error the registration ends
+        except BaseException as error:  # after any error the registration ends
             found: BaseException = error
             if isinstance(error, EvertideError):
                 found = self._fail(error)
             elif isinstance(error, Exception):
-                self._fail(make_unexpected_error("opening the pipeline", error))
+                logger.exception("the pipeline could not be opened")
+                found = self._fail(make_unexpected_error("opening the pipeline", error))
+                found.__cause__ = found.__cause__ or error
             self._shut_down()
             raise found from found.__cause__
         self._is_open = True

@@ -62,7 +62,7 @@ CAUSES = {
     "source_changed": "Records expired, a file was changed or deleted, a topic or slot was created again.",
     "sink_failed": "The target of a sink refuses the write, was replaced, or holds other data than expected.",
     "diverged": "A source no longer returns what was bound, or the machine computes something else than before.",
-    "view_failed": "A row makes an expression of the view fail: a division by zero, an overflow, a bad cast.",
+    "view_failed": "A row makes an expression fail (a division by zero, an overflow), or many rows exceed the memory.",
     "state_diverged": "A bug in Evertide, or damaged memory or state files; the tables are not affected.",
     "state_inconsistent": "A bug in Evertide, or damaged memory.",
     "spark_ended": "The JVM was killed, perhaps for lack of memory, or the cluster ended the application.",

@@ -18,6 +18,7 @@ from evertide.errors import (
     InvalidInput,
     StateInconsistent,
     StorageFull,
+    SystemRefused,
     Unexpected,
     ViewFailed,
 )
@@ -177,7 +178,7 @@ def test_a_transaction_that_the_system_refuses_at_first_is_applied_once(
         left[0] = at
         try:
             found = circuit.step(transaction)
-        except OSError:
+        except SystemRefused:
             refused += 1
             found = circuit.step(transaction)
         assert all(found[view].equals(expected[view]) for view in QUERIES)
@@ -283,8 +284,6 @@ def test_j12_a_view_that_fails_is_named_with_those_built_on_it(spark: SparkSessi
     """The failed transaction changed nothing, so that it succeeds once the two views are dropped."""
     circuit = Circuit(spark, FAILING)
     circuit.step(of(6, 3))
-    assert circuit.has_failing_row(of(1, 0))
-    assert not circuit.has_failing_row(of(1, 1))
     with pytest.raises(ViewFailed, match="DIVIDE_BY_ZERO") as failed:
         circuit.step(of(1, 0))
     assert failed.value.views == ("ratio", "ratios")

@@ -16,7 +16,8 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from evertide.errors import ViewFailed
+from evertide.errors import SparkAway
+from evertide.flow.blame import FailedSteps, SuspectedFailure, retry_step
 from evertide.flow.state.arrangement import Arrangement, ArrangementManifest
 from evertide.flow.state.spine import ArrangementSettings
 from evertide.flow.state.state_part import PartEntry
@@ -83,7 +84,10 @@ class SmallCohort:
         return {name: view.schema for name, view in self._views.items()}
 
     def step(self, deltas: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
-        found = self._compute(deltas)
+        try:
+            found = self._compute(deltas)
+        except SuspectedFailure as error:
+            found = retry_step(error, self._compute, frozenset, deltas, FailedSteps())
         for table, kept in self._kept.items():
             if table in deltas:
                 kept.apply(deltas[table])
@@ -109,14 +113,9 @@ class SmallCohort:
         try:
             return view.function({table: to_python_rows(expand(content[table])) for table in view.reads})
         except ArithmeticError as error:
-            raise ViewFailed(views=(view.name,), time=-1, why=f"{type(error).__name__}: {error}") from error
-
-    def has_failing_row(self, deltas: Mapping[str, pa.Table]) -> bool:
-        try:
-            self._compute(deltas)
-        except ViewFailed:
-            return True
-        return False
+            why = f"{type(error).__name__}: {error}"
+            away = SparkAway(path="no Spark", why=why)
+            raise SuspectedFailure((view.name,), why, away, is_certain=True) from error
 
     def drop(self, views: Collection[str]) -> None:
         self._views = {name: view for name, view in self._views.items() if name not in views}

@@ -363,9 +363,6 @@ class Picky:
             raise ViewFailed(views=("counts",), time=-1, why="a test has it so")
         return self._cohort.step(deltas)
 
-    def has_failing_row(self, _: Any) -> bool:
-        return False
-
 
 def long_backfill(p: Pipeline, transactions: int) -> Callable[[], None]:
     def meanwhile() -> None:

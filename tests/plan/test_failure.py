@@ -7,6 +7,7 @@ import os
 import signal
 import tempfile
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
@@ -17,7 +18,7 @@ from py4j.protocol import Py4JNetworkError  # type: ignore[import-untyped]
 from pyspark.errors import ArithmeticException, PythonException
 from pyspark.sql.functions import udf
 
-from evertide.errors import ScratchUnavailable, SparkAway, SparkEnded, SystemRefused, ViewFailed
+from evertide.errors import InvalidInput, ScratchUnavailable, SparkAway, SparkEnded, SystemRefused, ViewFailed
 from evertide.flow import Circuit
 from evertide.plan.catalyst.failure import classify_errors
 from evertide.plan.fragment.fragment import Fragment, Term
@@ -126,10 +127,9 @@ def test_an_ended_spark_is_reported_at_once(circuit: Circuit, monkeypatch: pytes
         circuit.step(delta(1))
 
 
-def test_x13_an_error_of_any_class_is_blamed_on_the_row_that_causes_it(
-    circuit: Circuit, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also a Python error, such as one of Arrow; if no row causes it, it is raised unchanged."""
+def test_x13_an_error_of_any_class_fails_only_the_view(circuit: Circuit, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also a Python error, such as one of Arrow. If no row causes it, it was raised unchanged, and ended the pipeline,
+    again at each start."""
     real = Fragment.run
 
     def run(fragment: Fragment, terms: Sequence[Term], **how: Any) -> pa.Table:
@@ -141,9 +141,58 @@ def test_x13_an_error_of_any_class_is_blamed_on_the_row_that_causes_it(
     monkeypatch.setattr(Fragment, "run", run)
     with pytest.raises(ViewFailed, match=r"out of bounds; because of table 't', row \{'a': 3, '__diff': 1\}"):
         circuit.step(delta(1, 2, 3, 4))
-    with pytest.raises(pa.ArrowInvalid):
+    with pytest.raises(ViewFailed, match="out of bounds; the view fails with 71 of the 100 rows together") as failed:
         circuit.step(delta(*range(100, 200)))
+    assert failed.value.views == ("v",)
     assert len(circuit.step(delta(1, 2))["v"]) == 2
+
+
+TEXTS = "CREATE TABLE t (a INT, b STRING); CREATE MATERIALIZED VIEW v AS SELECT max(b) AS m FROM t GROUP BY a;"
+
+
+@pytest.mark.parametrize(
+    "place", ["evertide.flow.circuit.consolidate_delta", "evertide.flow.state.arrangement.make_block"]
+)
+def test_x13_an_error_after_the_last_operator_fails_only_the_view(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """The result is sorted, and the state is prepared: both copy all texts, which Arrow may refuse."""
+    made = Circuit(spark, TEXTS)
+    module, _, name = place.rpartition(".")
+    real = getattr(import_module(module), name)
+    rows = {"t": delta_of(pa.table({"a": pa.array([1, 2], pa.int32()), "b": ["x", "y"]}), 1)}
+
+    def refuse(table: pa.Table, *rest: Any, **how: Any) -> Any:
+        if table.num_rows > 1:
+            raise pa.ArrowInvalid("offset overflow while concatenating arrays")
+        return real(table, *rest, **how)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(place, refuse)
+        with pytest.raises(ViewFailed, match="offset overflow") as failed:
+            made.step(rows)
+    assert failed.value.views == ("v",)
+    assert len(made.step(rows)["v"]) == 2
+
+
+@pytest.mark.parametrize(
+    "error", [ArithmeticException("[DIVIDE_BY_ZERO]"), InvalidInput(where="group 1", why="its sum is too large")]
+)
+def test_x15_an_error_with_a_clear_class_that_does_not_repeat_fails_no_view(
+    circuit: Circuit, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """Such an error failed the view at once."""
+    real, runs = Fragment.run, [0]
+
+    def run(fragment: Fragment, terms: Sequence[Term], **how: Any) -> pa.Table:
+        runs[0] += 1
+        if runs[0] == 1:
+            raise error
+        return real(fragment, terms, **how)
+
+    monkeypatch.setattr(Fragment, "run", run)
+    assert circuit.step(delta(1))["v"].to_pylist() == [{"b": 2, "__diff": 1}]
+    assert runs == [2]
 
 
 @pytest.mark.parametrize("values", [(1,), (1, 2, 3)])
@@ -259,5 +308,5 @@ def test_x13_a_python_function_that_fails_only_for_many_rows_fails_its_view(
         return real(fragment, terms, **how)
 
     monkeypatch.setattr(Fragment, "run", run)
-    with pytest.raises(ViewFailed, match="too many; because of table 't'"):
+    with pytest.raises(ViewFailed, match=r"too many; the view fails with 1\d\d of the 200 rows together"):
         circuit.step(delta(*range(200)))

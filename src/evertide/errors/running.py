@@ -165,7 +165,7 @@ class SparkEnded(EvertideError):
 class ViewFailed(EvertideError):
     error_code = "view_failed"
     exit_code = 12
-    summary = "A row makes a view fail"
+    summary = "A view cannot be computed"
     message_format = "transaction {time} fails: {why}"
     remedy = (
         "Correct the row or the query, and Evertide retries; if neither is wrong, run `evertide retry`. "

@@ -6,9 +6,9 @@
 3. After that, all arrangements apply the deltas: during a step, look-ups see the rows before it. All work that can fail
    is prepared first, so a step that fails has changed nothing. If applying fails nevertheless, the state is
    inconsistent: the circuit refuses further steps, and must be restored from its last save.
-4. If a row makes views fail, `ViewFailed` names them and the views built on them. The step can be repeated without them
-   (`drop`). `evertide.flow.blame` finds out whether a row caused an unclear error. Views that are added or recomputed
-   later have another circuit.
+4. If views cannot be computed, `ViewFailed` names them and the views built on them. The step can be repeated without
+   them (`drop`). `evertide.flow.blame` finds out whether a row or Spark caused the error. Views that are added or
+   recomputed later have another circuit.
 
 `save` returns a manifest per arrangement. The name of an arrangement identifies its content, so a circuit of the same
 script in another process finds it. If a saved state lacks an arrangement, it is damaged.
@@ -22,19 +22,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import count
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 import pyarrow as pa
-from pyspark.errors import PySparkException, PythonException
 from pyspark.sql import SparkSession
 
-from evertide.errors import EvertideError, InvalidInput, SparkAway, StateInconsistent, Unexpected, ViewFailed
+from evertide.errors import EvertideError, InvalidInput, SparkAway, StateInconsistent, Unexpected
 from evertide.errors.running import name_views
 from evertide.flow.aggregates.top import Top
 from evertide.flow.aggregates.totals import Totals
-from evertide.flow.blame import SuspectedFailure, retry_step
+from evertide.flow.blame import FailedSteps, SuspectedFailure, retry_step
 from evertide.flow.collection import CircuitCollection, Leaf
 from evertide.flow.leaf_rows import cancel_out
 from evertide.flow.stage import Stage, find_lookups
@@ -70,6 +71,16 @@ class CircuitState(msgspec.Struct, frozen=True):
     """Whether the circuit has not processed a transaction yet."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """A computed step, not applied yet."""
+
+    found: dict[str, pa.Table]
+    """The deltas of the views."""
+    calls: list[Callable[[], None]]
+    """Apply the step."""
+
+
 class Circuit:
     """The operators of a cohort's views, with the state that they keep."""
 
@@ -86,10 +97,12 @@ class Circuit:
         cache: RowGroupCache | None = None,
         new_name: Callable[[], Name] | None = None,
         state: CircuitState | None = None,
+        failed_steps: FailedSteps | None = None,
     ) -> None:
         """`program` is the parsed script, if there is one; `only` has the views to maintain, by default all.
 
         `new_name` returns names of parts that are unique on the blob; `state` is what a circuit of these views saved.
+        `failed_steps` are those of the process.
         """
         self.program = Program(spark, script, path, functions=functions) if program is None else program
         self._context = self.program.catalog.session.sparkContext
@@ -97,6 +110,7 @@ class Circuit:
         self._cache = RowGroupCache(_CACHE_BYTES) if cache is None else cache
         self._new_name = make_name_source("circuit") if new_name is None else new_name
         self._saved = state
+        self._failed_steps = FailedSteps() if failed_steps is None else failed_steps
         self.arrangements: dict[str, Arrangement] = {}
         self._failed: BaseException | None = None
         self._collections: dict[str, CircuitCollection] = {}
@@ -124,23 +138,13 @@ class Circuit:
             why = f"a transaction was applied only in part, because of {self._failed!r}"
             raise StateInconsistent(where=f"state of {name_views(self.views)}", why=why) from self._failed
         try:
-            found = self._compute(deltas)
+            prepared = self._compute(deltas)
         except SuspectedFailure as error:
             logger.warning("%s could not be computed, retrying: %s", name_views(error.views), error.why)
-            found = retry_step(error, self._retry, self._check_spark, deltas)
-        self._apply_deltas()
-        return found
-
-    def has_failing_row(self, deltas: Mapping[str, pa.Table]) -> bool:
-        """Whether a row of this transaction makes a view fail; no delta is applied."""
-        try:
-            self._compute(deltas)
-        except ViewFailed:
-            return True
-        except SuspectedFailure:
-            return False
-        self._forget()
-        return False
+            prepared = retry_step(error, self._compute, self._check_spark, deltas, self._failed_steps)
+        self._failed_steps.forget(self.views, deltas)
+        self._apply(prepared)
+        return prepared.found
 
     def drop(self, views: Iterable[str]) -> None:
         """Stop maintaining these views; no remaining view may read them."""
@@ -164,46 +168,60 @@ class Circuit:
         done = [arrangement.maintain(is_stopping) for arrangement in self.arrangements.values()]
         return any(done)
 
-    def _retry(self, deltas: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
-        self._forget()  # deltas of the previous attempt
-        return self._compute(deltas)
+    def _check_spark(self) -> frozenset[str]:
+        return check_spark(self._context)
 
-    def _check_spark(self) -> None:
-        check_spark(self._context)
-
-    def _compute(self, deltas: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
+    def _compute(self, deltas: Mapping[str, pa.Table]) -> _Prepared:
+        self._forget()  # deltas of a previous attempt
         try:
             for name, delta in deltas.items():
                 table = self._find_table(name)
-                table.set_delta(self._check_delta(name, delta))
+                rows = self._check_delta(name, delta)
+                with self._suspecting(table):
+                    table.set_delta(cancel_out(rows, name))
             with silence_traces():
                 for each in self.parts:
-                    self._run(each)
-            return {name: self._make_view_delta(name) for name in self.views}
+                    with self._suspecting(get_output(each)):
+                        each.run(is_first=self._is_first)
+                        note_step()
+            return self._prepare()
         except BaseException:
             self._forget()
             raise
 
-    def _run(self, part: Stage | Top | Totals) -> None:
+    def _prepare(self) -> _Prepared:
+        """Do all work that can fail, and change nothing."""
+        found, calls = {}, []
+        for name in self.views:
+            with self._suspecting(self._collections[name]):
+                found[name] = self._make_view_delta(name)
+        for collection in self._list_collections():
+            with self._suspecting(collection):
+                calls += collection.prepare()
+        return _Prepared(found, calls)
+
+    @contextmanager
+    def _suspecting(self, collection: CircuitCollection) -> Iterator[None]:
+        """Raise `SuspectedFailure` for an error that a row of the collection, Spark or the query may have caused."""
         try:
-            part.run(is_first=self._is_first)
-            note_step()
-        except PythonException as error:  # caused by a row, or by something that the function accesses
-            away = SparkAway(path=str(self._context.master), why=describe_error(error))
-            raise SuspectedFailure(
-                self._find_views_on(get_output(part)), describe_error(error), away, is_from_function=True
-            ) from error
-        except (PySparkException, InvalidInput) as error:
-            raise ViewFailed(views=self._find_views_on(get_output(part)), time=-1, why=describe_error(error)) from error
-        except EvertideError:
-            raise
+            yield
+        except EvertideError as error:
+            if not isinstance(error, InvalidInput):
+                raise
+            self._raise_suspected(collection, error, None)  # a value that our own operators refuse
         except Exception as error:  # any class: a row or Spark may be the cause
             classified = classify_error(self._context, error)
-            if classified is None or isinstance(classified, SparkAway):
-                raise SuspectedFailure(
-                    self._find_views_on(get_output(part)), describe_error(error), classified or error
-                ) from error
-            raise classified from error
+            if classified is not None and not isinstance(classified, SparkAway):
+                raise classified from error
+            self._raise_suspected(collection, error, classified)
+
+    def _raise_suspected(self, collection: CircuitCollection, error: Exception, away: SparkAway | None) -> NoReturn:
+        """`away` says that Spark may be the cause."""
+        views, why = self._find_views_on(collection), describe_error(error)
+        if not views:
+            raise error
+        unclear = away or SparkAway(path=str(self._context.master), why=why)
+        raise SuspectedFailure(views, why, unclear, is_certain=away is None) from error
 
     def _find_views_on(self, collection: CircuitCollection) -> tuple[str, ...]:
         """The views that read a collection, directly or indirectly."""
@@ -221,15 +239,9 @@ class Circuit:
                 waiting += _list_inputs(producers.get(id(collection)))
         return list(found.values())
 
-    def _apply_deltas(self) -> None:
-        """Apply all deltas. If preparing them fails, nothing is applied, and the step can be repeated."""
+    def _apply(self, prepared: _Prepared) -> None:
         try:
-            calls = [call for collection in self._list_collections() for call in collection.prepare()]
-        except BaseException:
-            self._forget()
-            raise
-        try:
-            for call in calls:
+            for call in prepared.calls:
                 call()
         except BaseException as error:
             self._failed = error
@@ -257,7 +269,7 @@ class Circuit:
             raise InvalidInput(where=f"delta of {name!r}", why=why)
         fields = [*schema, DIFF_FIELD]
         columns = [check_column(delta.column(at), field, f"delta of {name!r}") for at, field in enumerate(fields)]
-        return cancel_out(pa.Table.from_arrays(columns, schema=self._collections[name].empty.schema), name)
+        return pa.Table.from_arrays(columns, schema=self._collections[name].empty.schema)
 
     def _make_view_delta(self, name: str) -> pa.Table:
         """Each row once, in an order that depends only on the content, so equal deltas are bitwise equal tables."""

@@ -101,10 +101,6 @@ class Cohort(Protocol):
         """Apply the deltas of tables; return the deltas of views. If it raises `ViewFailed`, nothing changed."""
         ...
 
-    def has_failing_row(self, deltas: Mapping[str, pa.Table]) -> bool:
-        """Whether `step` would raise `ViewFailed`; the deltas are not applied."""
-        ...
-
     def drop(self, views: Collection[str]) -> None: ...
 
     def save(self) -> tuple[bytes, list[PartEntry]]:

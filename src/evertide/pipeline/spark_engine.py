@@ -10,6 +10,7 @@ import msgspec
 import pyarrow as pa
 
 from evertide.flow import Circuit, CircuitState
+from evertide.flow.blame import FailedSteps
 from evertide.flow.explanation.explain import explain
 from evertide.flow.explanation.explanation import Explanations
 from evertide.flow.state.arrangement import Arrangement
@@ -41,9 +42,6 @@ class SparkCohort:
     def step(self, deltas: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
         return self.circuit.step(deltas)
 
-    def has_failing_row(self, deltas: Mapping[str, pa.Table]) -> bool:
-        return self.circuit.has_failing_row(deltas)
-
     def drop(self, views: Collection[str]) -> None:
         self.circuit.drop(views)
 
@@ -73,6 +71,7 @@ class SparkEngine:
         """Closing the engine closes the session, too, if the session was started for it."""
         self._session = session
         self._script = (script, path, functions)
+        self._failed_steps = FailedSteps()
         self.spark = session.spark
         self._declare({})
 
@@ -135,6 +134,7 @@ class SparkEngine:
                 cache=store.cache,
                 new_name=store.new_name,
                 state=saved,
+                failed_steps=self._failed_steps,
             )
         )
 

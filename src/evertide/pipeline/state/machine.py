@@ -4,7 +4,7 @@
    the tables' shards; `time` is the first transaction that is not in it.
 2. A step that a storage error interrupts can be repeated: no cohort applies a transaction twice. If it is unknown what
    was applied, the machine is `broken`, and must be restored.
-3. A view that fails because of a row leaves its cohort, and the step continues without it (`failures`, J12). A cohort
+3. A view that cannot be computed leaves its cohort, and the step continues without it (`failures`, J12). A cohort
    whose state is inconsistent or unreadable is discarded, and its views leave in the same way (X7).
 """
 
@@ -17,7 +17,6 @@ import msgspec
 import pyarrow as pa
 
 from evertide.errors import Damaged, StateDiverged, StateInconsistent, Unexpected, ViewFailed
-from evertide.flow.blame import find_culprit
 from evertide.flow.circuit import make_name_source
 from evertide.flow.state.arrangement import Arrangement, ArrangementManifest
 from evertide.flow.state.row_groups import RowGroupCache
@@ -119,9 +118,7 @@ class Machine:
                     raise
                 self._failed.append(self._discard_cohort(cohort, error.message))
             except ViewFailed as error:
-                row = find_culprit(cohort.has_failing_row, deltas)
-                why = f"{error.why}; because of {row}" if row else error.why
-                self._failed.append(ViewFailed(views=error.views, time=self.time, why=why))
+                self._failed.append(ViewFailed(views=error.views, time=self.time, why=error.why))
                 cohort.drop(error.views)
         return {}
 

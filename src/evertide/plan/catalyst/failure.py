@@ -22,6 +22,7 @@ from pyspark.errors import PySparkException, PythonException
 from pyspark.logger import PySparkLogger
 
 from evertide.errors import ScratchUnavailable, SparkAway, SparkEnded, SystemRefused
+from evertide.plan.catalyst.walk import read_list
 from evertide.scratch import scratch_directory
 
 __all__ = ["check_spark", "classify_error", "classify_errors", "describe_error", "read_first_line", "silence_traces"]
@@ -94,12 +95,18 @@ def classify_error(
     return SparkAway(path=str(context.master), why=why)
 
 
-def check_spark(context: SparkContext) -> None:
-    """Run a minimal job; raise `SparkAway` or `SparkEnded` if Spark cannot."""
+def check_spark(context: SparkContext) -> frozenset[str]:
+    """Run a minimal job, and return the ids of the executors; raise `SparkAway` or `SparkEnded` if Spark cannot.
+
+    No id is used again after its executor is lost.
+    """
     with classify_errors(context):
         numbers = context._jvm.java.util.ArrayList()
         numbers.add(1)
         context._jsc.parallelize(numbers, 1).count()
+        scala = context._jsc.sc()
+        scala.listenerBus().waitUntilEmpty()  # the status store learns of lost executors from it
+        return frozenset(one.id() for one in read_list(scala.statusStore().executorList(True)))  # noqa: FBT003 - active
 
 
 def _is_file_refused(context: SparkContext, error: Py4JJavaError) -> bool:

@@ -240,8 +240,7 @@ class KafkaSource:
             earliest = read_beginnings(self._admin, self._options.topic, [one.partition])[one.partition]
             latest = read_ends(self._admin, self._options.topic, [one.partition])[one.partition]
             if earliest <= following[one.partition] <= latest:
-                del self._reader.lost[one.partition]  # the offset exists again: fetch it with the next `follow`
-                self._reader.follow({})
+                self._reader.follow({})  # the offset exists again: the next `follow` fetches it
                 continue
             if earliest > one.offset and self._options.is_skipping_expired:
                 found.append((one.partition, one.offset, earliest))

@@ -136,7 +136,7 @@ class Server:
         assert self._uvicorn is not None  # noqa: S101 - begin() has set it, or raised
         self._drain = getattr(getattr(app, "state", None), "drain", None)
         self._uvicorn.start_lifespan(app)
-        self._current_app.app = app
+        self._current_app.switch_to(app)
         return self
 
     def _make_config(self, app: ASGIApp) -> uvicorn.Config:
@@ -174,10 +174,13 @@ class _CurrentApp:
     """Forwards each request to the current app."""
 
     def __init__(self) -> None:
-        self.app: ASGIApp = answer_while_opening
+        self._app: ASGIApp = answer_while_opening
+
+    def switch_to(self, app: ASGIApp) -> None:
+        self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self.app(scope, receive, send)
+        await self._app(scope, receive, send)
 
 
 class _Uvicorn(uvicorn.Server):

@@ -40,8 +40,12 @@ class _FetchedRange(io.RawIOBase):
         super().__init__()
         self._size = size
         self._at = 0
-        self.offset = 0
-        self.fetched = b""
+        self._offset = 0
+        self._fetched = b""
+
+    def show(self, offset: int, fetched: bytes) -> None:
+        """Let `read` return bytes of this range only."""
+        self._offset, self._fetched = offset, fetched
 
     def seek(self, offset: int, whence: int = 0) -> int:
         self._at = offset + (0, self._at, self._size)[whence]
@@ -51,12 +55,12 @@ class _FetchedRange(io.RawIOBase):
         return self._at
 
     def read(self, size: int = -1) -> bytes:
-        start = self._at - self.offset
-        end = len(self.fetched) if size < 0 else start + size
-        if start < 0 or end > len(self.fetched):
+        start = self._at - self._offset
+        end = len(self._fetched) if size < 0 else start + size
+        if start < 0 or end > len(self._fetched):
             raise OSError(f"{size} bytes at {self._at} are not in the row groups that were read")
         self._at += end - start
-        return self.fetched[start:end]
+        return self._fetched[start:end]
 
     def readable(self) -> bool:
         return True
@@ -93,7 +97,7 @@ class StatePartReader:
             except (pa.ArrowException, OSError) as error:
                 raise BlobDamaged(path=self._path, why=f"row groups cannot be read: {error}") from error
             finally:
-                self._window.fetched = b""
+                self._window.show(0, b"")
         return [self._make_block(table) for table in tables]
 
     def _fetch(self, first: int, last: int) -> None:
@@ -108,7 +112,7 @@ class StatePartReader:
             expected = int(self._checksums[number]) % (1 << 64)
             if found != expected:
                 raise self._make_damage(f"checksum of row group {number}", f"{expected:016x}", f"{found:016x}")
-        self._window.offset, self._window.fetched = offset, data
+        self._window.show(offset, data)
 
     def _read_footer(self) -> bytes:
         entry = self.entry

@@ -271,7 +271,7 @@ class Backfill:
             self._is_joining = False
             return False
         if self._cohort is not None and self._left:
-            runner.machine.add(self._cohort)
+            runner.add_cohort(self._cohort)
             logger.info("hydrated %s: members from transaction %d on", name_views(self._left), runner.time)
         self._progress("backfill", len(self._left), len(self._left))
         self._finalize([before[name].shard for name in self._left if name in before and before[name].shard])

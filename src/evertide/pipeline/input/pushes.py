@@ -100,6 +100,9 @@ class PushTransaction:
         self._pushes.drop(self.fragments)
         self._waiting, self.fragments, self.rows, self._bytes = {}, [], 0, 0
 
+    def mark_bound(self, time: int, *, is_repeated: bool = False) -> None:
+        self.time, self.is_repeated = time, is_repeated
+
     def __enter__(self) -> PushTransaction:
         return self
 
@@ -206,9 +209,11 @@ class Pushes:
         except BaseException as error:
             if pushed.time is None:
                 self._forget([pushed])
-                pushed.time = self._read_bound_time(pushed, error)
-            if pushed.time is None:
-                self.drop(pushed.fragments)
+                time = self._read_bound_time(pushed, error)
+                if time is None:
+                    self.drop(pushed.fragments)
+                else:
+                    pushed.mark_bound(time)
             raise
 
     def _read_bound_time(self, pushed: PushTransaction, error: BaseException | None = None) -> int | None:
@@ -265,7 +270,7 @@ class Pushes:
 
     def acknowledge(self, position: str) -> None:  # noqa: ARG002 - the last offer is bound
         for pushed in self._offered:
-            pushed.time = self._offered_time
+            pushed.mark_bound(self._offered_time)
         self._forget(self._offered)
         self._mark_repeated(self._repeats, self._offered_time)
         self._offered, self._repeats = [], []
@@ -285,12 +290,12 @@ class Pushes:
             return
         bound = [pushed for pushed in doubtful if pushed.fragments[0].key in named]
         for pushed in bound:
-            pushed.time = self._offered_time
+            pushed.mark_bound(self._offered_time)
         self._forget(bound)
 
     def _mark_repeated(self, several: Iterable[PushTransaction], bound: int) -> None:
         for pushed in several:
-            pushed.time, pushed.is_repeated = bound, True
+            pushed.mark_bound(bound, is_repeated=True)
             self._forget([pushed])
             self.drop(pushed.fragments)
 

@@ -58,12 +58,12 @@ class Checkpointer:
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
-        self.failing = Failures(runner.runtime, runner.settings.maintenance_interval_s)
+        self._failures = Failures(runner.runtime, runner.settings.maintenance_interval_s)
         """The current failures of garbage collection, truncation and the merging of state."""
         self._released: set[str] = set()
         self._forgot_s: float | None = None
         self.last: CatalogEntry | None = None
-        self.problem: Problem | None = None
+        self._problem: Problem | None = None
         """Why the last try failed; None if it succeeded."""
         self._generation = 0
         self.refresh()
@@ -72,6 +72,21 @@ class Checkpointer:
         """Find the newest intact checkpoint, which a peer may have made."""
         found = self._runner.checkpoints.newest()
         self.last, self._generation = (found[0], found[1].generation) if found is not None else (None, 0)
+
+    def problems(self) -> list[Problem]:
+        """Why the last checkpoint failed, which checkpoints are damaged, and which maintenance of state fails."""
+        found = [] if self._problem is None else [self._problem]
+        return [*found, *self._runner.checkpoints.damage.problems(), *self._failures.problems()]
+
+    def is_waiting(self, work: str) -> bool:
+        """Whether work of maintenance failed, and its retry is not due yet."""
+        return self._failures.is_waiting(work)
+
+    def note_failure(self, work: str, error: EvertideError) -> None:
+        self._failures.add(work, error)
+
+    def note_success(self, work: str) -> None:
+        self._failures.remove(work)
 
     @property
     def damaged(self) -> frozenset[int]:
@@ -101,13 +116,13 @@ class Checkpointer:
                 entry = self._make()
         except EvertideError as error:
             runner.observer.on_failure(FailureEvent("checkpoint", "", error.error_code))
-            since_s = self.problem.since_s if self.problem is not None else runner.runtime.wall_s()
+            since_s = self._problem.since_s if self._problem is not None else runner.runtime.wall_s()
             why = f"could not make a checkpoint; transactions continue, a restart replays more of them: {error.message}"
-            self.problem = Problem.from_error(ComponentState.WARNING, error, since_s, why)
+            self._problem = Problem.from_error(ComponentState.WARNING, error, since_s, why)
             if not isinstance(error, Unavailable | OutcomeUnknown):
                 runner.writer.check_registered()  # a fenced process reports the fence, not its consequence
             raise
-        self.problem = None
+        self._problem = None
         return entry
 
     def _make(self) -> CatalogEntry:
@@ -133,9 +148,9 @@ class Checkpointer:
         except (Unavailable, OutcomeUnknown, Conflict, GenerationMoved) as error:  # the next checkpoint retries
             logger.warning("could not delete what checkpoint %d made superfluous: %s", self.last.number, error)
         except Damaged as error:  # the checkpoint itself is made
-            self.failing.add(_TRUNCATION, error)
+            self.note_failure(_TRUNCATION, error)
         else:
-            self.failing.remove(_TRUNCATION)
+            self.note_success(_TRUNCATION)
         return self.last
 
     def release_history(self) -> None:
@@ -158,16 +173,16 @@ class Checkpointer:
                 logger.info("forgot %d producers that pushed nothing for producers_kept_days", count)
 
     def collect_garbage(self) -> CheckpointGarbage:
-        """Delete what neither a checkpoint nor this process needs. A refusal is in `failing` until a run succeeds."""
+        """Delete what neither a checkpoint nor this process needs. A refusal is in `problems` until a run succeeds."""
         runner = self._runner
         runner.journal.drop_unbound(runner.writer)
         self._released.update(runner.machine.drain_released())
         garbage = runner.checkpoints.collect_garbage(self._live, runner.writer)
         self._released.difference_update(garbage.parts)
         if garbage.refused is not None:
-            self.failing.add(GARBAGE_COLLECTION, garbage.refused)
+            self.note_failure(GARBAGE_COLLECTION, garbage.refused)
         else:
-            self.failing.remove(GARBAGE_COLLECTION)
+            self.note_success(GARBAGE_COLLECTION)
         return garbage
 
     def _live(self) -> _LiveParts:

@@ -19,7 +19,7 @@ _MERGING = "merging of state"
 
 
 class StateMaintenance(Ticker):
-    """Failures are in `Checkpointer.failing`, and are retried after a wait; they stop no transaction."""
+    """Failures are in `Checkpointer.problems`, and are retried after a wait; they stop no transaction."""
 
     def __init__(self, runner: Runner, checkpointer: Checkpointer, turn: threading.RLock) -> None:
         super().__init__("evertide-state-maintenance", _INTERVAL_S)
@@ -37,8 +37,7 @@ class StateMaintenance(Ticker):
         return True
 
     def _try(self, work: str, call: Callable[[], None]) -> None:
-        failing = self._checkpointer.failing
-        if failing.is_waiting(work):
+        if self._checkpointer.is_waiting(work):
             return
         try:
             call()
@@ -46,12 +45,12 @@ class StateMaintenance(Ticker):
             raise
         except EvertideError as error:
             self._runner.observer.on_failure(FailureEvent("maintenance", "", error.error_code))
-            failing.add(work, error)
+            self._checkpointer.note_failure(work, error)
 
     def _merge(self) -> None:
         while not self._stopping.is_set() and self._runner.machine.maintain(self._stopping.is_set):
             pass
-        self._checkpointer.failing.remove(_MERGING)
+        self._checkpointer.note_success(_MERGING)
 
     def _collect_if_due(self) -> None:
         runtime, settings = self._runner.runtime, self._runner.settings

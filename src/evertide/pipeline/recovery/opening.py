@@ -278,10 +278,10 @@ def _hydrate_missing(runner: Runner, stable: Mapping[str, ViewRecord], progress:
         try:
             cohort = hydrate_cohort(machine, runner.members, left, machine.time, digests)
         except ViewFailed as error:
-            runner.set_lost([*runner.lost, ViewFailed(views=error.views, time=machine.time - 1, why=error.why)])
+            runner.note_not_hydrated(error)
             left = [name for name in left if name not in error.views]
     if cohort is not None:
-        machine.add(cohort)
+        runner.add_cohort(cohort)
     wrong = find_differing_views(runner.members, digests.all, left, machine.time) if machine.time else {}
     for name, diverged in wrong.items():
         runner.discard_view(name, diverged)

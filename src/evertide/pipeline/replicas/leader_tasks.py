@@ -147,9 +147,7 @@ class LeaderTasks:
 
     def _list_failures(self) -> list[Problem]:
         """Failures of checkpoints, garbage collection and maintenance."""
-        checkpointer = self.checkpointer
-        found = [] if checkpointer.problem is None else [checkpointer.problem]
-        found += [*self._context.checkpoints.damage.problems(), *checkpointer.failing.problems()]
+        found = self.checkpointer.problems()
         return found if self._maintenance is None else [*found, *self._maintenance.failing.problems()]
 
     def list_thread_problems(self) -> list[Problem]:

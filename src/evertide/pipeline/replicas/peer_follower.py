@@ -184,30 +184,17 @@ class PeerFollower:
     def _hydrate_views(self, views: Sequence[str]) -> None:
         """Hydrate the views as of `runner.time`, and step them through the transaction under way, if any."""
         runner = self._runner
-        machine, outcome = runner.machine, runner.outcome
         runner.follow_shards(views)
         try:
-            cohort = hydrate_cohort(machine, runner.members, views, runner.time, ContentDigests())
+            cohort = hydrate_cohort(runner.machine, runner.members, views, runner.time, ContentDigests())
         except ViewFailed as error:
-            self._note_failure(error)
+            logger.error("a view that a peer has computed fails in this process: %s", error)  # noqa: TRY400 - no bug
+            runner.note_not_hydrated(error)
             left = [name for name in views if name not in error.views]
             if left:
                 self._hydrate_views(left)
             return
-        if outcome is None or not outcome.count:
-            machine.add(cohort)
-            return
-        found, failures = machine.add_late(cohort, outcome.read_table_deltas(runner.members), outcome.time)
-        outcome.add({runner.view_shards[name]: delta for name, delta in found.items()}, failures)
-
-    def _note_failure(self, error: ViewFailed) -> None:
-        """Note that a view that a peer has computed fails here."""
-        runner = self._runner
-        logger.error("a view that a peer has computed fails in this process: %s", error)
-        if runner.outcome is None:
-            runner.set_lost([*runner.lost, ViewFailed(views=error.views, time=runner.time - 1, why=error.why)])
-        else:
-            runner.outcome.add({}, [ViewFailed(views=error.views, time=runner.outcome.time, why=error.why)])
+        runner.add_cohort(cohort)
 
     def _settle(self) -> bool:
         """Adopt what a peer changed. True if the peer committed the transaction that this process computed."""
@@ -278,7 +265,7 @@ class PeerFollower:
                 runner.machine.store.abandon(cohort)
                 why = f"recomputed from the tables, {wrong.where} has {wrong.found}, but its shard has {wrong.expected}"
                 raise self._note_lost_again(views, why)
-            runner.machine.add(cohort)
+            runner.add_cohort(cohort)
         runner.set_lost(())
 
     def _note_lost_again(self, views: Sequence[str], why: str) -> RecomputationDelayed:

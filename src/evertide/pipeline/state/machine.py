@@ -65,7 +65,7 @@ class Machine:
     failures: list[ViewFailed] = field(default_factory=list)
     """Of the last step."""
     broken: BaseException | None = None
-    lost_parts: dict[tuple[str, ...], tuple[str, ...]] = field(default_factory=dict)
+    _lost_parts: dict[tuple[str, ...], tuple[str, ...]] = field(default_factory=dict)
     """By the views of a discarded cohort, the keys of its parts, for the evidence."""
     _results: dict[int, tuple[Cohort, dict[str, pa.Table]]] = field(default_factory=dict)
     """By identity, the cohorts that have applied the current step, and their results."""
@@ -131,8 +131,8 @@ class Machine:
     def replace_tables(self, tables: Tables) -> None:
         """Replace the state of the tables; the parts of the old state are abandoned."""
         before, self.tables = self.tables, tables
-        self.lost_parts[()] = tuple(part.key for kept in before.list_arrangements() for part in kept.parts())
-        self.store.abandoned.extend(self.lost_parts[()])
+        self._lost_parts[()] = tuple(part.key for kept in before.list_arrangements() for part in kept.parts())
+        self.store.abandoned.extend(self._lost_parts[()])
 
     def mark_broken(self, error: BaseException) -> None:
         """A part of a transaction may be applied, so no further step is possible."""
@@ -158,9 +158,20 @@ class Machine:
                 return found
         return None
 
+    def discard_together(self, views: tuple[str, ...], why: str) -> None:
+        """Discard what is left of a cohort that had these views; its parts are the evidence for all of them."""
+        lost = [self.discard(name, why) for name in views]
+        self._lost_parts[views] = tuple(
+            key for one in lost if one is not None for key in self.take_lost_parts(one.views)
+        )
+
+    def take_lost_parts(self, views: tuple[str, ...]) -> tuple[str, ...]:
+        """The keys of the parts of the cohort that was discarded with these views."""
+        return self._lost_parts.pop(views, ())
+
     def _discard_cohort(self, cohort: Cohort, why: str) -> StateDiverged:
         views = tuple(cohort.views)
-        self.lost_parts[views] = self.store.abandon(cohort)
+        self._lost_parts[views] = self.store.abandon(cohort)
         cohort.drop(views)
         return StateDiverged(views=views, time=self.time, why=why)
 

@@ -61,6 +61,7 @@ from evertide.pipeline.definition import (
     make_definition_write,
     read_definition,
 )
+from evertide.pipeline.engine import Cohort
 from evertide.pipeline.input.bound_rows import collect_xids, read_input
 from evertide.pipeline.names import ERRORS
 from evertide.pipeline.process_context import ProcessContext
@@ -285,20 +286,11 @@ class Runner:
             if isinstance(failure, StateDiverged):
                 self._note_lost(failure)
             elif not self.lost_views.issuperset(failure.views):
-                self._note_lost(self._discard_failed_in_replay(failure, cohorts_before))
+                views = next(views for views in cohorts_before if failure.views[0] in views)
+                self.machine.discard_together(views, failure.why)
+                why = f"the view fails in replay, although the committed transaction contains it: {failure.why}"
+                self._note_lost(StateDiverged(views=views, time=failure.time, why=why))
         return {name: delta for name, delta in found.items() if name not in self.lost_views}
-
-    def _discard_failed_in_replay(
-        self, failure: ViewFailed, cohorts_before: Sequence[tuple[str, ...]]
-    ) -> StateDiverged:
-        """Discard the state of the whole cohort. `cohorts_before` has the views of each cohort before the step."""
-        machine = self.machine
-        views = next(views for views in cohorts_before if failure.views[0] in views)
-        others = [machine.discard(name, failure.why) for name in views if name not in failure.views]
-        parts = [key for one in others if one is not None for key in machine.lost_parts.pop(one.views, ())]
-        machine.lost_parts[views] = tuple(parts)
-        why = f"the view fails in replay, although the committed transaction contains it: {failure.why}"
-        return StateDiverged(views=views, time=failure.time, why=why)
 
     def discard_view(self, view: str, error: Diverged) -> None:
         """Discard the cohort of a view whose result differs from the recorded one."""
@@ -318,6 +310,22 @@ class Runner:
         """Continue with the state of a runner that was just restored."""
         self.machine, self.members, self.view_shards = fresh.machine, fresh.members, fresh.view_shards
         self.lost = fresh.lost
+
+    def add_cohort(self, cohort: Cohort) -> None:
+        """Add a cohort that was hydrated as of `time`, with the portions so far of the transaction under way."""
+        outcome = self.outcome
+        if outcome is None or not outcome.count:
+            self.machine.add(cohort)
+            return
+        found, failures = self.machine.add_late(cohort, outcome.read_table_deltas(self.members), outcome.time)
+        outcome.add({self.view_shards[name]: delta for name, delta in found.items()}, failures)
+
+    def note_not_hydrated(self, error: ViewFailed) -> None:
+        """Note member views that could not be hydrated as of `time`."""
+        if self.outcome is None:
+            self.lost.append(ViewFailed(views=error.views, time=self.time - 1, why=error.why))
+        else:
+            self.outcome.add({}, [ViewFailed(views=error.views, time=self.time, why=error.why)])
 
     def follow_shards(self, views: Iterable[str]) -> None:
         """Note that the state of these views belongs to the shards that the definition names."""
@@ -426,7 +434,7 @@ class Runner:
             self.observer.on_failure(FailureEvent("view", name, failure.error_code, time=failure.time))
 
     def _add_evidence(self, failure: StateDiverged) -> StateDiverged:
-        parts = self.machine.lost_parts.pop(failure.views, ())
+        parts = self.machine.take_lost_parts(failure.views)
         return add_evidence(failure, self.definition, parts, self.writer.id, self.members.shards.blob, self.runtime)
 
     def _remove_failed_views(self, outcome: TransactionOutcome) -> None:

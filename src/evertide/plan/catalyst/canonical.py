@@ -39,9 +39,9 @@ _PYTHON_FUNCTION = "org.apache.spark.api.python.PythonFunction"
 
 class CanonicalForms:
     def __init__(self, session: SparkSession, where: str) -> None:
+        """`where` names the view or plan of the expressions, for messages."""
         self._gateway = session._sc._gateway
-        self.where = where
-        """The view or plan of the expressions, for messages."""
+        self._where = where
         self._writers: dict[str, Callable[[Any], Any]] = {}
 
     def describe_expression(self, jvm: Any, labels: Mapping[int, Any]) -> Any:
@@ -115,8 +115,8 @@ class CanonicalForms:
             command = CloudPickleSerializer().loads(pickled)
         except Exception as error:  # whatever a user's class raises when it is unpickled
             why = f"a Python function cannot be unpickled, so Evertide cannot detect changes of it: {error}"
-            raise InvalidInput(where=self.where, why=why) from error
-        return describe_function(command[0] if isinstance(command, tuple) else command, self.where)
+            raise InvalidInput(where=self._where, why=why) from error
+        return describe_function(command[0] if isinstance(command, tuple) else command, self._where)
 
 
 class _Expression:

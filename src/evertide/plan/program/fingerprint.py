@@ -37,9 +37,8 @@ class Fingerprints:
         self.nodes: dict[int, str] = {}
         """By the id of an operator of a view."""
         self.views: dict[str, str] = {}
-        canonical = CanonicalForms(program.catalog.session, "")
         for name, plan in program.views.items():
-            canonical.where = f"view {name!r}"
+            canonical = CanonicalForms(program.catalog.session, f"view {name!r}")
             found = NodeFingerprints(canonical, self._settings, self.views, self.nodes).hash_node(plan)
             self.views[name] = hash_json(["view", [attribute.name for attribute in plan.output], found])
 

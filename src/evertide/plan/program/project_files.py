@@ -85,7 +85,7 @@ def read_files(project: Project, session: ProjectSession) -> Declarations:
     """The declarations of all files; their order has no meaning."""
     declared = Declarations()
     for file in project.sql:
-        declared.statements += parse_script(session, file.text, str(file.path))
+        declared.statements.extend(parse_script(session, file.text, str(file.path)))
     registry = _Registry(declared, session)
     with (
         _change_directory(project.root),
@@ -165,7 +165,7 @@ class _Registry(GraphElementRegistry):  # type: ignore[misc]  # pyspark's classe
         )
 
     def register_sql(self, sql_text: str, file_path: Path) -> None:
-        self._declared.statements += parse_script(self._session, sql_text, str(file_path))
+        self._declared.statements.extend(parse_script(self._session, sql_text, str(file_path)))
 
     def add_flow(self, flow: FlowStatement) -> None:
         self._declared.statements.append(flow)

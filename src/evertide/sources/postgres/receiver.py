@@ -201,6 +201,9 @@ class Receiver:
             self._create_and_read_snapshot()
         self._follow()
 
+    def note_sent(self, lsn: int) -> None:
+        self.sent = max(self.sent, lsn)
+
     def clear_problem(self, beyond: int = 0) -> None:
         """Clear the problem: the source is connected, or has received everything up to `beyond`."""
         if not self._unreadable_lsn or beyond > self._unreadable_lsn:

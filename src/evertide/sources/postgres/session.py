@@ -56,12 +56,13 @@ class SessionEnded(Exception):
 class SessionOwner(Protocol):
     """The receiver, as the session sees it."""
 
-    sent: int
-    """The position up to which the server has sent everything."""
-
     @property
     def goal(self) -> int:
         """The position that a client waits for to be bound."""
+        ...
+
+    def note_sent(self, lsn: int) -> None:
+        """Note that the server has sent everything up to `lsn`."""
         ...
 
     def clear_problem(self, beyond: int = 0) -> None: ...
@@ -150,7 +151,7 @@ class ReplicationSession:
         self._reply_requests = self._reply_requests + message.wants_reply if message.wal_end == self._safe else 0
         self._safe = message.wal_end
         self._received = max(self._received, message.wal_end)
-        self._receiver.sent = max(self._receiver.sent, message.wal_end)
+        self._receiver.note_sent(message.wal_end)
         self._receiver.clear_problem(message.wal_end)
         self._must_reply = self._must_reply or message.wants_reply
 

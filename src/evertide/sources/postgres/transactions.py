@@ -177,6 +177,9 @@ class _Streamed:
     """Truncated tables, each with the subtransaction that truncated it."""
     error: SourceFailed | None = None
 
+    def fail(self, error: SourceFailed) -> None:
+        self.error = error
+
 
 class TransactionAssembler:
     def __init__(
@@ -420,7 +423,7 @@ class TransactionAssembler:
         except SourceFailed as error:
             if self._stream is None:
                 raise
-            self._stream.error = error
+            self._stream.fail(error)
             layouts[relation.oid] = None
             return
         layouts[relation.oid] = layout

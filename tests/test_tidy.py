@@ -77,10 +77,13 @@ FOREIGN_OBJECTS = {
     "evertide/cli/output/logs.py": "the root logger",
     "evertide/cli/output/output.py": "sys.stdout",
     "evertide/metrics/http.py": "samples of the Prometheus client",
+    "evertide/plan/catalyst/network.py": "os.environ",
     "evertide/plan/program/project_files.py": "Spark's module of pipelines",
     "evertide/plan/program/view_function.py": "Spark's active session",
-    "evertide/server/endpoints/health.py": "a response of Starlette",
+    "evertide/server/access/gate.py": "the headers of a response of Starlette",
     "evertide/server/app.py": "the state of a Starlette application",
+    "evertide/server/endpoints/health.py": "a response of Starlette",
+    "evertide/shapes/http/endpoint.py": "the headers of a response of Starlette",
     "evertide/sources/postgres/stream.py": "a connection of psycopg",
     "evertide/store/metas/postgres.py": "a connection that psycopg constructs",
     "evertide/store/retry.py": "a thread-local variable",
@@ -185,7 +188,7 @@ def unwatched_thread(module: Module) -> Iterator[str]:
 
 
 def assigned_elsewhere(module: Module) -> Iterator[str]:
-    """State is owned: a module assigns only to attributes of classes that it defines.
+    """State is owned: a module assigns only to attributes of classes that it defines, and to their entries.
 
     Assignments to an object that the same function has just constructed are allowed.
     """
@@ -207,12 +210,30 @@ def assigned_elsewhere(module: Module) -> Iterator[str]:
                 yield module.at(target.lineno, f"{ast.unparse(target)}: let the owner assign it, in a method")
 
 
+def assigned_through(module: Module) -> Iterator[str]:
+    """No code assigns through an attribute (`self.owner.count = 1`), not even to a class of its own module."""
+    if module.path in FOREIGN_OBJECTS:
+        return
+    for target in (target for node in ast.walk(module.tree) for target in targets(node)):
+        if isinstance(target, ast.Attribute) and isinstance(target.value, ast.Attribute):
+            yield module.at(target.lineno, f"{ast.unparse(target)}: let the owner assign it, in a method")
+
+
 def targets(node: ast.AST) -> list[ast.expr]:
-    """The expressions that a statement assigns to."""
+    """The names and attributes that a statement assigns to or deletes, also those whose entries it changes."""
+    given: list[ast.expr] = []
     if isinstance(node, ast.AugAssign | ast.AnnAssign):
-        return [node.target]
-    given = node.targets if isinstance(node, ast.Assign) else []
-    return [each for one in given for each in (one.elts if isinstance(one, ast.Tuple) else [one])]
+        given = [node.target]
+    elif isinstance(node, ast.Assign | ast.Delete):
+        given = node.targets
+    several = [each for one in given for each in (one.elts if isinstance(one, ast.Tuple) else [one])]
+    return [unwrap(each) for each in several]
+
+
+def unwrap(target: ast.expr) -> ast.expr:
+    while isinstance(target, ast.Subscript):
+        target = target.value
+    return target
 
 
 def declared(node: ast.AST) -> Iterator[str]:
@@ -261,6 +282,7 @@ RULES: list[Callable[[Module], Iterator[str]]] = [
     catch_all,
     unwatched_thread,
     assigned_elsewhere,
+    assigned_through,
     unsorted_exports,
 ]
 
@@ -335,6 +357,14 @@ def test_the_rules_detect_bad_examples() -> None:
     assert not offends(assigned_elsewhere, "class A:\n    def f(self):\n        self.count = 1")
     assert not offends(assigned_elsewhere, "class _Lane:\n    count: int\ndef f(lane):\n    lane.count = 1")
     assert not offends(assigned_elsewhere, "def f():\n    thread = threading.Thread()\n    thread.name = 'x'")
+
+    assert offends(assigned_elsewhere, "def f(machine):\n    machine.lost[1] = 2")
+    assert offends(assigned_elsewhere, "def f(machine):\n    del machine.lost[1]")
+
+    assert offends(assigned_through, "class _Lane:\n    count: int\ndef f(self):\n    self.lane.count = 1")
+    assert offends(assigned_through, "def f(self):\n    self.lane.count[1] += 1")
+    assert offends(assigned_through, "def f(self):\n    del self.lane.count")
+    assert not offends(assigned_through, "def f(self, lane):\n    self.counts[lane.name] = lane.count = 1")
 
     assert offends(vague_name, "", "evertide/store/utils.py")
     assert offends(vague_name, "", "evertide/data/__init__.py")

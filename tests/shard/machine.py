@@ -18,6 +18,7 @@ shrink a failure.
 from __future__ import annotations
 
 from hypothesis import HealthCheck, settings
+from hypothesis import seed as set_seed
 from hypothesis.stateful import invariant, rule, run_state_machine_as_test
 
 from evertide.errors import (
@@ -163,15 +164,20 @@ class ShardMachine(MachineActions):
             assert to_rows(self._read(shard, model.upper - 1)) == model.content(model.upper - 1)
 
 
-def run_machine(examples: int, steps: int, *, derandomize: bool = False) -> None:
+def run_machine(examples: int, steps: int, *, seed: int) -> None:
+    """The seed decides the examples: the same seed repeats a failure."""
+
+    @set_seed(seed)
+    class SeededMachine(ShardMachine):
+        """Hypothesis reads the seed from the class."""
+
     run_state_machine_as_test(
-        ShardMachine,
+        SeededMachine,
         settings=settings(
             max_examples=examples,
             stateful_step_count=steps,
             deadline=None,
             database=None,
-            derandomize=derandomize,
             suppress_health_check=list(HealthCheck),
             print_blob=True,
         ),

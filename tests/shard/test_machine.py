@@ -6,16 +6,30 @@ import os
 
 import pytest
 
-from tests.shard.machine import cross_everywhere, run_machine
+from tests.shard.machine import ShardMachine, cross_everywhere, run_machine
+from tests.shard.machine_actors import Step
 
 
 def test_shards_agree_with_the_model(caplog: pytest.LogCaptureFixture) -> None:
     """The same runs each time, so that a failure is reproducible. `EVERTIDE_MACHINE_EXAMPLES` makes it longer.
 
-    `make soak` runs with random seeds.
+    `make soak` runs with other seeds.
     """
     caplog.set_level("CRITICAL", "evertide")  # a storage that fails all the time logs a lot
-    run_machine(int(os.environ.get("EVERTIDE_MACHINE_EXAMPLES", "40")), 40, derandomize=True)
+    run_machine(int(os.environ.get("EVERTIDE_MACHINE_EXAMPLES", "40")), 40, seed=0)
+
+
+def test_a_seed_decides_the_steps_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A round of `make soak` gets nothing but its seed. Fails if Hypothesis chooses a seed of its own."""
+    steps: list[Step] = []
+    monkeypatch.setattr(ShardMachine, "_perform", lambda _machine, step: steps.append(step))
+    found = []
+    for seed in (7, 7, 8):
+        run_machine(3, 10, seed=seed)
+        found.append([*steps])
+        del steps[:]
+    assert len(found[0]) >= 10
+    assert found[0] == found[1] != found[2]
 
 
 NARROW: dict[str, list[tuple[str, ...]]] = {

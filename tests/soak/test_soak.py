@@ -18,8 +18,8 @@ from tests.soak.rounds import Soak
 def test_machine(soak: Soak, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("CRITICAL", "evertide")
 
-    def run_round(_seed: int) -> str:
-        run_machine(100, 60)
+    def run_round(seed: int) -> str:
+        run_machine(100, 60, seed=seed)
         return "100 examples of 60 steps"
 
     soak.rounds("machine", run_round)

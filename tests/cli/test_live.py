@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from evertide.cli.output.live import LiveDisplay
+from evertide.cli.output.live_display import LiveDisplay
 from evertide.cli.output.output import Output
 from evertide.errors import TimeCompacted
 from tests.cli.kit import open_small, order

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from evertide.cli import main as command
-from evertide.cli.output.live import LiveDisplay
+from evertide.cli.output.live_display import LiveDisplay
 from evertide.cli.output.output import Output
 from evertide.journal.records import Input
 from evertide.pipeline.input.source_positions import read_positions

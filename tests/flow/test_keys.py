@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evertide.flow.state.keys import SHARED_WORD, canonicalize, compare_keys, hash_keys, is_exact
+from evertide.flow.state.key_words import SHARED_WORD, canonicalize, compare_keys, hash_keys, is_exact
 from tests.flow.arranging import grouped
 from tests.kit.arrow import canonical_rows, reencoded, tables
 

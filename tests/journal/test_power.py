@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 import pytest
 
 from evertide.journal.garbage import truncate
-from evertide.journal.log import TimeLog
 from evertide.journal.records import Bound, Committed, Staged
 from evertide.journal.staging import list_staged
+from evertide.journal.time_log import TimeLog
 from evertide.shard.shard import Shard
 from evertide.store import Blob, LocalBlob
 from evertide.store.paths import JOURNAL

@@ -39,7 +39,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from evertide.errors import StorageFull
-from evertide.store.blobs.files import DirectoryEntry
+from evertide.store.blobs.file_system import DirectoryEntry
 from evertide.store.key_notifier import KeyNotifier
 from evertide.store.memory import MemoryMeta
 from evertide.store.meta import Guard, Record, Stale, Write

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from evertide.errors import OutcomeUnknown, StorageFull, Unexpected
-from evertide.store.blobs.files import Files, SystemFiles
+from evertide.store.blobs.file_system import Files, SystemFiles
 from evertide.store.memory import MemoryMeta
 from evertide.store.meta import Guard, Stale, Write
 from evertide.types import SequenceNumber

@@ -13,7 +13,7 @@ import pytest
 import evertide as et
 from evertide.errors import InvalidInput
 from evertide.flow import Circuit, explain
-from evertide.pipeline.script import read_project, read_script
+from evertide.pipeline.script_reader import read_project, read_script
 from evertide.plan.program.program import Program
 
 if TYPE_CHECKING:

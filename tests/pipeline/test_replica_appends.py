@@ -12,7 +12,7 @@ import pytest
 from evertide.errors import Unavailable
 from evertide.pipeline.pipeline import Pipeline
 from evertide.settings import Settings
-from evertide.shard.log import ShardLog
+from evertide.shard.shard_log import ShardLog
 from evertide.shard.state import Appended, LogEntry
 from evertide.store.open import Storage
 from evertide.types import Time

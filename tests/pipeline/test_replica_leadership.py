@@ -24,7 +24,7 @@ from evertide.pipeline.replicas.leadership import Leadership
 from evertide.runtime import SystemRuntime
 from evertide.store.meta import Meta, Write, seal
 from evertide.store.paths import LEADER, beat_key, writer_key
-from evertide.store.process import this_process
+from evertide.store.process_identity import this_process
 from evertide.store.writers import HeartbeatRecord, Registration, Writer, end_silent_writers, read_registrations
 from tests.kit.faulty import Fault, Faults, FaultyMeta
 from tests.pipeline.kit import crash, open_pipeline, rows_of, storage

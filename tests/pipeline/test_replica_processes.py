@@ -22,7 +22,7 @@ import pytest
 from evertide.pipeline.records.ownership import ProcessRole
 from evertide.runtime import SystemRuntime
 from evertide.sources.generated.seeded import RandomStream
-from evertide.store.process import Origin, this_process
+from evertide.store.process_identity import Origin, this_process
 from tests.pipeline.kit import rows_of
 from tests.pipeline.replica import open_replica
 from tests.pipeline.worker import SMALL

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from evertide.errors import InvalidInput
-from evertide.plan.script.script import split_script
+from evertide.plan.script.statement_splitter import split_script
 
 
 @pytest.mark.parametrize(

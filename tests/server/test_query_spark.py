@@ -17,8 +17,8 @@ from evertide.errors import InvalidInput
 from evertide.media import ARROW
 from evertide.pipeline.pipeline import Pipeline
 from evertide.runtime import SystemRuntime
-from evertide.server.query.process import list_processes
 from evertide.server.query.spark_query import SparkQueryEngine
+from evertide.server.query.worker_process import list_processes
 from evertide.settings import Settings
 from tests.server.kit import Answer, Client, limited, order, served
 from tests.server.test_query_workers import workers

@@ -27,8 +27,8 @@ from evertide.server.app import make_app
 from evertide.server.endpoints import formats
 from evertide.server.endpoints.formats import ROW_FORMATS
 from evertide.server.query.answering import _answer
-from evertide.server.query.process import EngineOptions, Worker, list_processes, measure_disk_bytes
 from evertide.server.query.wire import read_frame
+from evertide.server.query.worker_process import EngineOptions, Worker, list_processes, measure_disk_bytes
 from evertide.server.query.workers import Workers
 from evertide.server.server import Server
 from evertide.settings import Settings
@@ -161,7 +161,7 @@ def test_the_server_does_not_decode_the_rows_of_an_answer(
 def test_a_query_that_can_be_interrupted_costs_no_process(here: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails if the worker is killed at once: the next query would wait for another process to start."""
     [before] = workers()
-    monkeypatch.setattr("evertide.server.query.process._GRACE_S", 60.0)  # a machine may be slow
+    monkeypatch.setattr("evertide.server.query.worker_process._GRACE_S", 60.0)  # a machine may be slow
     with limited(here.pipeline, 0.3):
         assert here.ask("SELECT count(*) FROM range(100000000000) a, range(100000) b").status == 422
     assert workers() == [before]

@@ -20,10 +20,10 @@ from evertide.runtime import SystemRuntime
 from evertide.shapes.http.exchange import Admission
 from evertide.shapes.http.subset import _parse_order, _sort_indices
 from evertide.shapes.log import registry
-from evertide.shapes.log.definition import ShapeDefinition
 from evertide.shapes.log.follower import LimitEnforcer, enforce_limits
-from evertide.shapes.log.live import LiveShape
+from evertide.shapes.log.live_shape import LiveShape
 from evertide.shapes.log.registry import Shapes
+from evertide.shapes.log.shape_definition import ShapeDefinition
 from evertide.shapes.log.snapshot import Snapshots
 from evertide.shapes.protocol.requests import Identifier, Refusal, parse_identifiers, parse_request
 from tests.servers.postgres import PostgresServer

@@ -19,7 +19,7 @@ from evertide.server.server import Server
 from evertide.server.shapes_app import make_shapes_app
 from evertide.settings import Settings
 from evertide.shapes.log.follower import enforce_limits
-from evertide.shapes.log.live import LiveShape, LogSpan
+from evertide.shapes.log.live_shape import LiveShape, LogSpan
 from evertide.shapes.log.record import HOLD
 from evertide.shapes.log.stretch import Stretch
 from evertide.shapes.options import ShapeOptions

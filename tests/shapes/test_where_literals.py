@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evertide.pgexpr.literals import InvalidLiteral, read_uuid, read_value
-from evertide.pgexpr.types.output import write_value
 from evertide.pgexpr.types.sqltypes import TYPE_NAMES, SqlType
+from evertide.pgexpr.types.value_text import write_value
 from tests.servers.postgres import PostgresServer
 
 MANY = settings(max_examples=100, deadline=None, derandomize=True)

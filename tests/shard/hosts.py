@@ -15,8 +15,8 @@ from evertide.errors import (
 from evertide.rows.changes import make_changes_schema
 from evertide.runtime import Runtime
 from evertide.settings import Settings
-from evertide.shard.log import ShardLog
 from evertide.shard.shard import Shard, Shards
+from evertide.shard.shard_log import ShardLog
 from evertide.store import (
     Blob,
     BlobEntry,

@@ -27,8 +27,8 @@ from evertide.errors import (
 )
 from evertide.shard.compaction import choose
 from evertide.shard.hold import read_holds
-from evertide.shard.log import ShardLog, Version
 from evertide.shard.parts.part import Part, decode_part
+from evertide.shard.shard_log import ShardLog, Version
 from evertide.store.paths import shard_key, writer_key
 from tests.shard.machine_actions import MachineActions
 from tests.shard.machine_actors import (

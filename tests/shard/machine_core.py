@@ -17,8 +17,8 @@ from evertide.errors import (
 from evertide.settings import Settings
 from evertide.shard.heartbeat import Heartbeat
 from evertide.shard.lease import Lease
-from evertide.shard.log import ShardLog
 from evertide.shard.shard import Shards
+from evertide.shard.shard_log import ShardLog
 from evertide.shard.state import Appended, Finalized, Forgotten, LogEntry, SinceAdvanced
 from evertide.store import MemoryBlob, MemoryMeta
 from evertide.store.meta import unseal

@@ -27,9 +27,9 @@ from evertide.errors import UnsupportedFormat
 from evertide.rows.changes import make_changes_schema
 from evertide.shard.hold import HoldRecord
 from evertide.shard.lease import LeaseRecord
-from evertide.shard.log import Rollup
 from evertide.shard.parts.part import Part, Range
 from evertide.shard.shard import Shard, Shards
+from evertide.shard.shard_log import Rollup
 from evertide.shard.state import (
     Appended,
     Batch,

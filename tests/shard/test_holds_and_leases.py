@@ -6,8 +6,8 @@ import pytest
 
 from evertide.errors import InvalidInput, LeaseLost, OutcomeUnknown, RecordDamaged, TimeCompacted
 from evertide.shard.lease import Lease, LeaseRecord, read_live_leases
-from evertide.shard.log import ShardLog
 from evertide.shard.shard import Shard
+from evertide.shard.shard_log import ShardLog
 from evertide.store import Write
 from evertide.store.meta import unseal
 from evertide.store.paths import hold_key, lease_key, lease_prefix

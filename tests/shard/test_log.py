@@ -18,8 +18,8 @@ from evertide.errors import (
     Unexpected,
     UpperMismatch,
 )
-from evertide.shard.log import Proposal, commit
 from evertide.shard.shard import Shards
+from evertide.shard.shard_log import Proposal, commit
 from evertide.shard.state import Appended, Diff, SinceAdvanced
 from evertide.store import Guard, Record, Write
 from evertide.store.paths import hold_key, part_prefix, rollup_key, rollup_prefix, shard_key, writer_key

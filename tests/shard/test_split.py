@@ -12,8 +12,8 @@ import pytest
 
 from evertide.rows.changes import make_changes_schema
 from evertide.settings import Settings
-from evertide.shard.parts.groups import is_inside
 from evertide.shard.parts.part import Part, encode_parts
+from evertide.shard.parts.part_groups import is_inside
 from evertide.shard.parts.split import Group, Span, split, split_by_time
 from evertide.shard.read import TimeWindow
 

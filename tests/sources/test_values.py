@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evertide.plan.algebra.columns import find_arrow_type
+from evertide.plan.algebra.plan_columns import find_arrow_type
 from evertide.sources.values.columns import from_arrow, from_texts, from_values, is_widened_by
 from evertide.sources.values.values import Misfit, Number, convert_value, parse_value
 from tests.sources.kit import KINDS, VALUES

@@ -19,7 +19,7 @@ from evertide.pipeline.replicas.leadership import Leadership
 from evertide.runtime import SystemRuntime
 from evertide.settings import Settings
 from evertide.store.open import open_storage
-from evertide.store.process import this_process
+from evertide.store.process_identity import this_process
 
 HOST = "box"
 SETTINGS = Settings(writer_ttl_s=2.0, lease_ttl_s=2.0, heartbeat_interval_s=0.2, lead_interval_s=0.1, retry_limit_s=5.0)

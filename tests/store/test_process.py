@@ -9,7 +9,7 @@ import sys
 import msgspec
 import pytest
 
-from evertide.store.process import Origin, _start_ticks, this_process
+from evertide.store.process_identity import Origin, _start_ticks, this_process
 
 
 def other(**changed: object) -> Origin:

@@ -29,7 +29,7 @@ from evertide.checkpoint.verification import read_file
 from evertide.errors import ArchiveDamaged, InvalidInput, RecordDamaged, UnsupportedFormat
 from evertide.runtime import Runtime
 from evertide.settings import Settings
-from evertide.store.blobs.files import SystemFiles
+from evertide.store.blobs.file_system import SystemFiles
 from evertide.store.blobs.local import convert_os_error
 from evertide.store.open import FORMAT_TEXT, FORMAT_VERSION, Storage, open_for_repair
 from evertide.store.paths import FORMAT

@@ -10,7 +10,7 @@ from typing import TypeAlias, TypeVar
 from evertide.checkpoint.records import StateFile, make_state_file
 from evertide.runtime import Runtime
 from evertide.settings import Settings
-from evertide.shard.log import ShardLog
+from evertide.shard.shard_log import ShardLog
 from evertide.store.blob import Blob
 from evertide.store.meta import Guard, Meta, Stale, Write
 from evertide.store.retry import commit_until_known, put_until_known, retry_read

@@ -31,13 +31,13 @@ from evertide.checkpoint.records import (
 )
 from evertide.checkpoint.verification import OnFileRead, check_files, read_manifest
 from evertide.errors import BlobMissing, Damaged, EvertideError, InvalidInput, RecordDamaged, UnsupportedFormat
-from evertide.journal.log import TimeLog
 from evertide.journal.producers import Producer
 from evertide.journal.records import Bound, Committed
 from evertide.journal.staging import list_staged
+from evertide.journal.time_log import TimeLog
 from evertide.shard.hold import HoldRecord
 from evertide.shard.lease import LeaseRecord
-from evertide.shard.log import Rollup
+from evertide.shard.shard_log import Rollup
 from evertide.shard.state import parts_removed
 from evertide.store.meta import Record, check_seal, unseal
 from evertide.store.open import FORMAT_TEXT, FORMAT_VERSION

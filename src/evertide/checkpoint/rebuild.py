@@ -21,7 +21,7 @@ from evertide.checkpoint.registration import change
 from evertide.checkpoint.verification import check_files, read_file
 from evertide.errors import Damaged, EvertideError
 from evertide.shard.hold import HoldRecord
-from evertide.shard.log import Rollup
+from evertide.shard.shard_log import Rollup
 from evertide.shard.state import Appended, Created, Finalized, LogEntry, ShardState, SinceAdvanced, apply
 from evertide.store.meta import Write, seal, unseal
 from evertide.store.paths import Name, hold_key, rollup_blob_key, rollup_key, shard_key

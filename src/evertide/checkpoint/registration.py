@@ -1,8 +1,8 @@
 """`register_for_repair`: registers a repair, so that it works alone on its storage.
 
 1. If a live process is registered, the repair raises `NotAllowedNow` before it changes anything. A process counts as
-   live unless its end is proven (`evertide.store.process`) or its heartbeat is older than its time to live. If its
-   registration is damaged, only its heartbeat decides.
+   live unless its end is proven (`evertide.store.process_identity`) or its heartbeat is older than its time to live. If
+   its registration is damaged, only its heartbeat decides.
 2. The repair registers as a writer with the label `REPAIRING`, and writes heartbeats. Meanwhile no process may run the
    pipeline (`evertide.pipeline.records.ownership`). Both sides check for each other again after they registered, so at
    most one of two that start at the same moment continues.

@@ -64,8 +64,8 @@ from evertide.errors import (
     RecordDamaged,
     UnsupportedFormat,
 )
-from evertide.journal.log import TimeLog
 from evertide.journal.records import Bound, Committed, Input
+from evertide.journal.time_log import TimeLog
 from evertide.store.meta import Write, check_seal, seal
 from evertide.store.open import FORMAT_TEXT, FORMAT_VERSION
 from evertide.store.paths import (

@@ -1,4 +1,4 @@
-"""Read one task on an executor: the requested rows of its parts, as Arrow (`evertide.shard.parts.groups`).
+"""Read one task on an executor: the requested rows of its parts, as Arrow (`evertide.shard.parts.part_groups`).
 
 1. Columns and rows that were not requested are dropped before diffs are summed. This does not change the result, since
    a row is dropped whether a change adds or removes it.
@@ -19,11 +19,11 @@ from evertide.pipeline.reading.reader import check_is_there
 from evertide.rows.changes import DIFF, TIME, consolidate
 from evertide.runtime import SystemRuntime
 from evertide.shard.lease import renew_lease
-from evertide.shard.log import ShardLog
-from evertide.shard.parts.groups import is_inside, read_group
 from evertide.shard.parts.part import Part
+from evertide.shard.parts.part_groups import is_inside, read_group
 from evertide.shard.parts.split import is_ordered
 from evertide.shard.read import PartListing, fetch
+from evertide.shard.shard_log import ShardLog
 from evertide.store.open import open_storage
 from evertide.types import SequenceNumber
 

@@ -53,8 +53,8 @@ lists every error as rendered.
 from __future__ import annotations
 
 from evertide.errors.base import EvertideError
-from evertide.errors.request import Closed, Forbidden, InvalidInput, LimitExceeded, NotAllowedNow, Unauthorized
-from evertide.errors.running import (
+from evertide.errors.request_errors import Closed, Forbidden, InvalidInput, LimitExceeded, NotAllowedNow, Unauthorized
+from evertide.errors.running_errors import (
     Diverged,
     QueryEnded,
     RecomputationDelayed,
@@ -71,7 +71,7 @@ from evertide.errors.running import (
     Unexpected,
     ViewFailed,
 )
-from evertide.errors.storage import (
+from evertide.errors.storage_errors import (
     ArchiveDamaged,
     BlobDamaged,
     BlobMissing,

@@ -32,7 +32,7 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from evertide.errors import EvertideError, InvalidInput, SparkAway, StateInconsistent, Unexpected
-from evertide.errors.running import name_views
+from evertide.errors.running_errors import name_views
 from evertide.flow.aggregates.top import Top
 from evertide.flow.aggregates.totals import Totals
 from evertide.flow.blame import FailedSteps, SuspectedFailure, retry_step
@@ -42,8 +42,8 @@ from evertide.flow.stage import Stage, find_lookups
 from evertide.flow.state.arrangement import Arrangement, ArrangementManifest
 from evertide.flow.state.row_groups import RowGroupCache
 from evertide.flow.trace import cut_plan, find_shared
-from evertide.plan.algebra.columns import make_arrow_schema
 from evertide.plan.algebra.nodes import Aggregate, Attribute, PlanNode, Scan, TopK
+from evertide.plan.algebra.plan_columns import make_arrow_schema
 from evertide.plan.catalyst.failure import check_spark, classify_error, describe_error, silence_traces
 from evertide.plan.fragment.fragment import Fragment
 from evertide.plan.program.program import Program

@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 from evertide.flow.aggregates.groups import group_rows
 from evertide.flow.leaf_rows import cancel_out
 from evertide.flow.state.arrangement import Arrangement
-from evertide.plan.algebra.columns import name_column
 from evertide.plan.algebra.nodes import Attribute, PlanNode
+from evertide.plan.algebra.plan_columns import name_column
 from evertide.rows.changes import DIFF, DIFF_FIELD
 from evertide.rows.conform import conform_table
 

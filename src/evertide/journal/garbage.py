@@ -27,9 +27,9 @@ from dataclasses import dataclass
 import msgspec
 
 from evertide.errors import StorageFull, Unexpected
-from evertide.journal.log import NumberedRecord, TimeLog
 from evertide.journal.records import Bound, Committed
 from evertide.journal.staging import list_staged, parse_source
+from evertide.journal.time_log import NumberedRecord, TimeLog
 from evertide.store.blob import Blob
 from evertide.store.paths import Name, staged_prefix
 from evertide.store.retry import retry_read

@@ -33,10 +33,10 @@ import pyarrow as pa
 
 from evertide.errors import Conflict, GenerationMoved, TimeCompacted, Unexpected
 from evertide.journal import garbage
-from evertide.journal.log import TimeLog
 from evertide.journal.producers import Producers, add_before
 from evertide.journal.records import Bound, Committed, Input, Staged
 from evertide.journal.staging import StagingArea, list_staged, settle_named
+from evertide.journal.time_log import TimeLog
 from evertide.runtime import Runtime
 from evertide.settings import Settings
 from evertide.store.blob import Blob

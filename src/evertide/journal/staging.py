@@ -26,8 +26,8 @@ import pyarrow as pa
 import xxhash
 
 from evertide.errors import BlobDamaged, BlobMissing, EvertideError, Unavailable, Unexpected, UnsupportedFormat
-from evertide.journal.log import TimeLog
 from evertide.journal.records import Bound, Staged
+from evertide.journal.time_log import TimeLog
 from evertide.runtime import Runtime
 from evertide.settings import Settings
 from evertide.store.blob import Blob

@@ -25,8 +25,8 @@ import pyarrow as pa
 from evertide.errors import InvalidInput
 from evertide.pgexpr.literals import InvalidLiteral
 from evertide.pgexpr.types.columns import ARROW_TYPES, combine_column, normalize_array, to_values
-from evertide.pgexpr.types.output import write_value
 from evertide.pgexpr.types.sqltypes import BOOL, NUMERIC, TEXT, SqlType
+from evertide.pgexpr.types.value_text import write_value
 
 __all__ = [
     "FAILURES",

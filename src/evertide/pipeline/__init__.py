@@ -4,11 +4,11 @@ Imports only go down this list (`.importlinter`):
 
 pipeline         `Pipeline`, the public API
 
-advance          one transaction after the other, with the peers
-reading          reading collections
-script           reads a script: text, a file or a project
-script_change    what a script changes in a storage, for people
-spark_engine     the engine on Spark
+advance        one transaction after the other, with the peers
+reading        reading collections
+script_reader  reads a script: text, a file or a project
+script_change  what a script changes in a storage, for people
+spark_engine   the engine on Spark
 
 recovery         opening and replay
 status           what a pipeline is doing, and what is wrong

@@ -49,8 +49,8 @@ from evertide.pipeline.recovery.storage_wait import StorageWait, register_with_r
 from evertide.pipeline.replicas.leader_tasks import LeaderTasks
 from evertide.pipeline.replicas.leadership import Leadership
 from evertide.pipeline.replicas.liveness import HangLog, HeartbeatGate, Liveness, register_opening, watch_for_hang
-from evertide.pipeline.script import read_script
 from evertide.pipeline.script_change import Approve, read_script_change
+from evertide.pipeline.script_reader import read_script
 from evertide.pipeline.sinks.delivery_threads import PreparedSinks
 from evertide.pipeline.sinks.sink_record import SinkRecords
 from evertide.pipeline.spark_engine import SparkEngine

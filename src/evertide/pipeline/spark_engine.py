@@ -16,8 +16,8 @@ from evertide.flow.explanation.explanation import Explanations
 from evertide.flow.state.arrangement import Arrangement
 from evertide.flow.state.state_part import PartEntry
 from evertide.pipeline.engine import Cohort, DeclaredTable, DeclaredView, StateStore, drain
-from evertide.plan.algebra.columns import make_arrow_schema
 from evertide.plan.algebra.nodes import Attribute
+from evertide.plan.algebra.plan_columns import make_arrow_schema
 from evertide.plan.catalyst.driver import BACKFILL_POOL, read_activity, use_pool
 from evertide.plan.catalyst.result_settings import read_result_settings
 from evertide.plan.catalyst.session import Session

@@ -2,7 +2,7 @@
 
 shard        `Shard` and `Shards`: the interface of the package
 state        the state of a shard, and how a diff changes it (pure)
-log          the durable log of the state: read, compare-and-set, roll-up
+shard_log    the durable log of the state: read, compare-and-set, roll-up
 append       appends, to one shard or several at once
 read         windows, listings, fetches and snapshots
 frontier     how far a reader has progressed (pure)

@@ -24,8 +24,8 @@ from evertide.errors import Conflict, EvertideError, InvalidInput, OutcomeUnknow
 from evertide.rows.changes import check_changes
 from evertide.runtime import Runtime
 from evertide.settings import Settings
-from evertide.shard.log import Proposal, ShardLog, commit
 from evertide.shard.parts.part import Part, encode_parts
+from evertide.shard.shard_log import Proposal, ShardLog, commit
 from evertide.shard.state import Appended, ShardState
 from evertide.store.blob import Blob
 from evertide.store.meta import Guard, Write

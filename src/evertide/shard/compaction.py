@@ -33,8 +33,8 @@ from evertide.rows.digest import add_digests
 from evertide.rows.slices import SLICES_MAX, Slices, count_slices
 from evertide.settings import Settings
 from evertide.shard.append import store_parts, withdraw
-from evertide.shard.log import Proposal, ShardLog, commit
 from evertide.shard.parts.part import Part, decode_part, verify_rows
+from evertide.shard.shard_log import Proposal, ShardLog, commit
 from evertide.shard.state import Batch, Compacted, ShardState
 from evertide.store.retry import retry_read
 from evertide.store.writers import Writer

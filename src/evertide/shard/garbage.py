@@ -27,7 +27,7 @@ from typing import TypeAlias
 
 from evertide.errors import StorageFull
 from evertide.shard.lease import read_live_leases
-from evertide.shard.log import Proposal, Rollup, ShardLog, commit
+from evertide.shard.shard_log import Proposal, Rollup, ShardLog, commit
 from evertide.shard.state import Forgotten, LogEntry, ShardState, parts_removed
 from evertide.store.paths import Name, part_prefix, rollup_key, rollup_prefix
 from evertide.store.retry import retry_read

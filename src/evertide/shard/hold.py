@@ -19,7 +19,7 @@ import msgspec
 
 from evertide.errors import Conflict, RecordDamaged, TimeCompacted
 from evertide.shard.lease import read_live_leases
-from evertide.shard.log import Proposal, ShardLog, commit
+from evertide.shard.shard_log import Proposal, ShardLog, commit
 from evertide.shard.state import ShardState, SinceAdvanced
 from evertide.store.meta import Write, seal, unseal
 from evertide.store.paths import hold_key

@@ -7,7 +7,7 @@ from typing import Any
 
 from evertide.shard.hold import read_holds
 from evertide.shard.lease import LeaseRecord
-from evertide.shard.log import ShardLog
+from evertide.shard.shard_log import ShardLog
 from evertide.store.meta import unseal
 from evertide.store.paths import lease_prefix
 

@@ -28,7 +28,7 @@ import msgspec
 from evertide.errors import LeaseLost, StorageFull
 from evertide.runtime import Runtime
 from evertide.settings import Settings
-from evertide.shard.log import ShardLog
+from evertide.shard.shard_log import ShardLog
 from evertide.store.meta import Meta, Stale, Write, seal, unseal
 from evertide.store.paths import lease_key, lease_prefix
 from evertide.store.retry import commit_under_new_id, commit_until_known, retry_read, truncate_sometimes

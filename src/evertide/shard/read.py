@@ -23,8 +23,8 @@ import pyarrow.compute as pc
 from evertide.errors import BlobMissing, EvertideError, NotAllowedNow, ShardEnded, TimeCompacted
 from evertide.rows.changes import TIME, compute_content, make_changes_schema
 from evertide.shard.lease import Lease, Leases
-from evertide.shard.log import ShardLog, Version
 from evertide.shard.parts.part import Part, decode_part
+from evertide.shard.shard_log import ShardLog, Version
 from evertide.shard.state import ShardState
 from evertide.store.retry import retry_read
 from evertide.types import SequenceNumber, Time

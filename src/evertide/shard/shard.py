@@ -16,8 +16,8 @@ from evertide.shard.garbage import Pinned, ShardGarbage, collect_garbage, pin_no
 from evertide.shard.hold import advance_since, encode_first_holds, read_holds, release_hold, set_hold
 from evertide.shard.inspect import Inspection, inspect
 from evertide.shard.lease import Leases
-from evertide.shard.log import Proposal, ShardLog, commit
 from evertide.shard.read import Snapshot, read_inline_changes, take_changes, take_snapshot, wait_for_upper
+from evertide.shard.shard_log import Proposal, ShardLog, commit
 from evertide.shard.source import ShardSource
 from evertide.shard.state import Created, Finalized, LogEntry, ShardState
 from evertide.store.blob import Blob

@@ -31,9 +31,9 @@ import pyarrow as pa
 from evertide.errors import BlobMissing, EvertideError, LeaseLost, OutcomeUnknown, Unavailable, Unexpected
 from evertide.shard.frontier import Frontier
 from evertide.shard.lease import Lease, Leases
-from evertide.shard.log import ShardLog
 from evertide.shard.parts.part import Part
 from evertide.shard.read import Lister, PartListing, TimeWindow, fetch
+from evertide.shard.shard_log import ShardLog
 from evertide.threads.watched import WatchedThread
 from evertide.types import SequenceNumber, Time
 

@@ -1,7 +1,8 @@
 """The state of a shard and its transitions: a pure state machine.
 
-Stored as diffs 1, 2, 3, ... in the Meta log `shard/<shard>`, and as a roll-up blob now and then (`evertide.shard.log`).
-Version 1. Writers append diffs by compare-and-set; garbage collection truncates the diffs that a roll-up covers.
+Stored as diffs 1, 2, 3, ... in the Meta log `shard/<shard>`, and as a roll-up blob now and then
+(`evertide.shard.shard_log`). Version 1. Writers append diffs by compare-and-set; garbage collection truncates the diffs
+that a roll-up covers.
 
 A *batch* has the changes of the times in [lower, upper), as parts; times in it may have been moved up to its `since`.
 Batches are in order of time and do not overlap; nothing changed at times between them.

@@ -28,7 +28,7 @@ from evertide.errors import BlobMissing, InvalidInput, RecordDamaged, Unsupporte
 from evertide.runtime import Runtime
 from evertide.settings import Settings
 from evertide.store.blob import Blob
-from evertide.store.blobs.files import SystemFiles
+from evertide.store.blobs.file_system import SystemFiles
 from evertide.store.blobs.local import LocalBlob, convert_os_error
 from evertide.store.blobs.s3 import S3Blob
 from evertide.store.memory import MemoryMeta

@@ -27,7 +27,7 @@ from evertide.runtime import Runtime
 from evertide.settings import Settings
 from evertide.store.meta import Guard, Meta, Stale, Write, seal, unseal
 from evertide.store.paths import GENERATION, beat_key, writer_key
-from evertide.store.process import Origin, this_process
+from evertide.store.process_identity import Origin, this_process
 from evertide.store.retry import commit_under_new_id, commit_until_known, retry_read, truncate_sometimes
 from evertide.types import Generation
 
@@ -57,7 +57,8 @@ class Registration(msgspec.Struct, frozen=True, omit_defaults=True):
     registered_at_s: float
     ttl_s: float
     boot: str = ""
-    """This and the next two distinguish processes with the same host name and pid: see `evertide.store.process`."""
+    """This and the next two distinguish processes with the same host name and pid: see
+    `evertide.store.process_identity`."""
     namespace: str = ""
     start_ticks: int = 0
     instance: str = ""

@@ -14,7 +14,7 @@ from evertide.errors import Damaged, Forbidden, InvalidInput
 from evertide.pgexpr.restriction import NOTHING, UNRESTRICTED, Restriction
 from evertide.pipeline.definition import AwayReason, ViewRecord
 from evertide.server.access import Access, Role, Token
-from evertide.shapes.log.definition import resolve_subject
+from evertide.shapes.log.shape_definition import resolve_subject
 from evertide.shapes.protocol.requests import Identifier, Refusal
 from tests.server.access.kit import ACCESS, RESTRICTIONS, TEXTS, Guarded, bearer, guarded
 from tests.shapes.kit import Follower, ids, order

@@ -14,7 +14,7 @@ import typer
 from rich.text import Text
 
 from evertide.cli import options
-from evertide.cli.output.live import LiveDisplay
+from evertide.cli.output.live_display import LiveDisplay
 from evertide.cli.output.output import Bars, Output, report_errors
 from evertide.cli.recompute import Comparison, recompute_views
 from evertide.cli.running.open_pipeline import open_pipeline, stop_by_signals

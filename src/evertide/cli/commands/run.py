@@ -16,7 +16,7 @@ import typer
 from rich.text import Text
 
 from evertide.cli import options
-from evertide.cli.output.live import LiveDisplay
+from evertide.cli.output.live_display import LiveDisplay
 from evertide.cli.output.logs import LogFormat, LogOptions
 from evertide.cli.output.output import Bars, Output, report_errors
 from evertide.cli.running.consent import render_change
@@ -28,7 +28,7 @@ from evertide.pipeline.input.pushed_files import PushFormat
 from evertide.pipeline.reading.reader import StorageReader, is_there
 from evertide.pipeline.records.ownership import ProcessRole
 from evertide.pipeline.replicas.leadership import promote as promote_replica
-from evertide.pipeline.script import read_script
+from evertide.pipeline.script_reader import read_script
 from evertide.problem import ComponentState
 from evertide.settings import Settings
 

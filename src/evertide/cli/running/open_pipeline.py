@@ -17,7 +17,7 @@ from evertide.observer import NO_OBSERVER, Observer
 from evertide.pipeline.reading.reader import StorageReader, check_is_there, is_there
 from evertide.pipeline.records.ownership import ProcessRole
 from evertide.pipeline.replicas.liveness import watch_for_hang
-from evertide.pipeline.script import read_script
+from evertide.pipeline.script_reader import read_script
 from evertide.runtime import SystemRuntime
 from evertide.settings import Settings
 

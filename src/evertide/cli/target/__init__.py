@@ -1,7 +1,7 @@
 """The target of a command: a storage that it opens, or a server that it calls.
 
-target     the interface `CommandTarget`, and the choice between the two
-local      a storage
-remote     a server
-push_file  the file that `push` reads
+target          the interface `CommandTarget`, and the choice between the two
+storage_target  a storage
+server_target   a server
+push_file       the file that `push` reads
 """

@@ -101,14 +101,14 @@ def open_target(
     with ExitStack() as stack:
         if server.url is not None:
             _refuse_storage_options(options)
-            from evertide.cli.target.remote import ServerTarget  # noqa: PLC0415 - httpx, not needed locally
+            from evertide.cli.target.server_target import ServerTarget  # noqa: PLC0415 - httpx, not needed locally
 
             yield stack.enter_context(ServerTarget.open(server))
             return
         if options.storage is None and needs_storage:
             why = "set --storage, or use a server: `evertide --url URL COMMAND`"
             raise InvalidInput(where="--storage", why=why)
-        from evertide.cli.target.local import StorageTarget  # noqa: PLC0415
+        from evertide.cli.target.storage_target import StorageTarget  # noqa: PLC0415
 
         yield StorageTarget(options, output, stack, stack.enter_context(Bars(output)))
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from evertide.flow.state.keys import canonicalize
+from evertide.flow.state.key_words import canonicalize
 from evertide.rows.columns import FIXED, WIDE, Longs, read_bits, read_validity, remove_encoding, to_array
 from evertide.rows.digest import hash_rows
 from evertide.rows.equality import compare_rows

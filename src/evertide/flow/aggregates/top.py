@@ -18,8 +18,8 @@ import pyarrow as pa
 from evertide.flow.collection import Arrange, CircuitCollection
 from evertide.flow.leaf_rows import add_sign, get_diffs
 from evertide.flow.state.arrangement import Arrangement
-from evertide.plan.algebra.columns import make_arrow_schema
 from evertide.plan.algebra.nodes import TopK
+from evertide.plan.algebra.plan_columns import make_arrow_schema
 from evertide.plan.fragment.fragment import Fragment
 from evertide.rows.changes import DIFF, consolidate_delta, expand
 

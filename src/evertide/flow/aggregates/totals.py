@@ -24,8 +24,8 @@ from evertide.flow.aggregates.limbs import GroupedRows
 from evertide.flow.collection import Arrange, CircuitCollection
 from evertide.flow.leaf_rows import add_sign, cancel_out, get_diffs
 from evertide.flow.state.arrangement import Arrangement
-from evertide.plan.algebra.columns import find_arrow_type, make_arrow_schema, name_column
 from evertide.plan.algebra.nodes import Aggregate, Function
+from evertide.plan.algebra.plan_columns import find_arrow_type, make_arrow_schema, name_column
 from evertide.rows.changes import consolidate_delta
 from evertide.rows.columns import Bools, to_array
 from evertide.rows.conform import conform_table

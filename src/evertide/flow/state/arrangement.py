@@ -5,8 +5,8 @@ Recent rows are in memory, others in parts on the blob (`evertide.flow.state.sta
 
 A look-up takes these steps:
 
-1. The keys become words (`evertide.flow.state.keys`), which are searched for in every run. In parts, the index selects
-   the row groups to read.
+1. The keys become words (`evertide.flow.state.key_words`), which are searched for in every run. In parts, the index
+   selects the row groups to read.
 2. The keys of the found rows are verified. If the word is the key (a single integer-like column), only `SHARED_WORD`
    needs that. Otherwise each found row is compared with the keys that share its word, nearly always one.
 3. The diffs of equal rows are summed. A sum below 0 is damage: a delta removed a row that did not exist.
@@ -31,7 +31,7 @@ import pyarrow as pa
 
 from evertide.errors import StateInconsistent, UnsupportedFormat
 from evertide.flow.state.block import RowBlock, check_columns, check_key, make_block, make_table, merge_blocks
-from evertide.flow.state.keys import SHARED_WORD, canonicalize, compare_keys, hash_keys, is_exact
+from evertide.flow.state.key_words import SHARED_WORD, canonicalize, compare_keys, hash_keys, is_exact
 from evertide.flow.state.merge import merge
 from evertide.flow.state.part_reader import CachedParts
 from evertide.flow.state.row_groups import RowGroupCache

@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 
 from evertide.errors import Unexpected
-from evertide.flow.state.keys import hash_keys
+from evertide.flow.state.key_words import hash_keys
 from evertide.rows.changes import DIFF_FIELD, sum_diffs
 from evertide.rows.columns import Longs, to_array
 from evertide.rows.conform import are_alike, conform

@@ -22,8 +22,8 @@ from evertide.pgexpr.literals import read_uuid, read_value
 from evertide.pgexpr.operators.arithmetic import in_range, round_numeric, round_to_float4
 from evertide.pgexpr.types import sqltypes as sql
 from evertide.pgexpr.types.calendar import DAY_US, check_moment
-from evertide.pgexpr.types.output import write_value
 from evertide.pgexpr.types.sqltypes import SqlType
+from evertide.pgexpr.types.value_text import write_value
 
 __all__ = ["UUID", "cast_operation", "resize_operation"]
 

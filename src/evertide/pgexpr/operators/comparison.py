@@ -21,8 +21,8 @@ from evertide.pgexpr.literals import find_shape
 from evertide.pgexpr.operators.arithmetic import EXACT, round_numeric
 from evertide.pgexpr.types.calendar import interval_order
 from evertide.pgexpr.types.columns import ARROW_TYPES
-from evertide.pgexpr.types.output import write_value
 from evertide.pgexpr.types.sqltypes import BOOL, FLOAT4, FLOAT8, INTERVAL, NUMERIC, SqlType
+from evertide.pgexpr.types.value_text import write_value
 
 __all__ = [
     "MIRRORED",

@@ -20,8 +20,8 @@ import pyarrow.compute as pc
 import pyarrow.types as kinds
 
 from evertide.pgexpr.types.columns import combine_column, normalize_array, split_by_row, to_values
-from evertide.pgexpr.types.output import write_array, write_value
 from evertide.pgexpr.types.sqltypes import DATE, JSONB, NUMERIC, TIMESTAMP, TIMESTAMPTZ, is_list, type_of
+from evertide.pgexpr.types.value_text import write_array, write_value
 from evertide.sources.values.kinds import is_variant, variant_json
 
 __all__ = ["describe_column", "write_column"]

@@ -28,7 +28,7 @@ from evertide.errors import (
     UpperMismatch,
     ViewFailed,
 )
-from evertide.errors.running import name_views
+from evertide.errors.running_errors import name_views
 from evertide.observer import FailureEvent
 from evertide.pipeline.definition import AwayReason, find_tables_under, make_shard_name, mark_redefined
 from evertide.pipeline.engine import Cohort

@@ -31,7 +31,7 @@ from evertide.errors import (
     Unavailable,
     ViewFailed,
 )
-from evertide.errors.running import name_views
+from evertide.errors.running_errors import name_views
 from evertide.pipeline.backfill.backfill import Backfill
 from evertide.pipeline.definition import find_tables_under
 from evertide.pipeline.state.divergence import RecomputationBackoff, list_divergences

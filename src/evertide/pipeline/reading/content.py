@@ -17,8 +17,8 @@ from typing import Protocol
 import pyarrow as pa
 
 from evertide.rows.changes import DIFF, expand_in_tables
-from evertide.shard.parts.groups import is_inside, read_group
 from evertide.shard.parts.part import Part
+from evertide.shard.parts.part_groups import is_inside, read_group
 from evertide.shard.parts.split import Group, is_ordered, split
 from evertide.shard.read import Snapshot
 from evertide.shard.shard import Shard

@@ -3,7 +3,7 @@
 Location: the registrations of writers, with a label; the Meta key `leader`, version 1, names the leader.
 
 1. A process that wants to run the pipeline alone is refused while another process runs or repairs it.
-2. If the other process has ended (`evertide.store.process`), or its heartbeat is older than its `ttl_s`, its
+2. If the other process has ended (`evertide.store.process_identity`), or its heartbeat is older than its `ttl_s`, its
    registration is ended by compare-and-set. If it comes back, it is fenced (I16).
 3. A replica ends no silent writer when it starts: after a storage outage, its peers are about to resume their
    heartbeats (`evertide.pipeline.replicas.leadership`).

@@ -16,7 +16,7 @@ import msgspec
 
 from evertide.checkpoint.context import CollectionKind
 from evertide.errors import Damaged, EvertideError
-from evertide.errors.running import name_views
+from evertide.errors.running_errors import name_views
 from evertide.pipeline.definition import (
     AwayReason,
     Definition,

@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from evertide.checkpoint.publication import RestoredCheckpoint
 from evertide.errors import CheckpointDamaged, Conflict, ViewFailed
-from evertide.errors.running import name_views
+from evertide.errors.running_errors import name_views
 from evertide.journal.records import Input
 from evertide.journal.replay import check_replay, check_times
 from evertide.observer import TransactionOrigin

@@ -25,7 +25,7 @@ from evertide.errors import (
     Unavailable,
     ViewFailed,
 )
-from evertide.errors.running import name_views
+from evertide.errors.running_errors import name_views
 from evertide.journal.records import Committed
 from evertide.journal.replay import ReplayResult, ReplayStretch, check_replay
 from evertide.observer import TransactionOrigin

@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 
 from evertide.errors import InvalidInput
 from evertide.flow.state.arrangement import Arrangement, ArrangementManifest
-from evertide.flow.state.keys import canonicalize
+from evertide.flow.state.key_words import canonicalize
 from evertide.journal.records import Content
 from evertide.pipeline.engine import DeclaredTable, StateStore
 from evertide.pipeline.names import ERRORS, encode_path_name

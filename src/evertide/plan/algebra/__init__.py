@@ -2,7 +2,7 @@
 
 algebra            the conversion, operator by operator
 nodes              the kinds of operators
-columns            columns of a plan as Arrow types
+plan_columns       columns of a plan as Arrow types
 aggregates         Aggregates, split by how their functions are maintained
 conditions         keys in the conditions of joins
 deduplicate        dropDuplicates as a window

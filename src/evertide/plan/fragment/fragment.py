@@ -27,8 +27,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from evertide.plan.algebra.columns import make_arrow_schema
 from evertide.plan.algebra.nodes import Attribute, Expand, Filter, Generate, JoinType, Map, PlanNode, Union
+from evertide.plan.algebra.plan_columns import make_arrow_schema
 from evertide.plan.catalyst.catalyst import Catalyst
 from evertide.plan.catalyst.walk import get_kind, read_list, walk_own_nodes
 from evertide.plan.fragment.forms import Form, find_outer_joins, rewrite_to_form

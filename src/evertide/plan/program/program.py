@@ -18,8 +18,8 @@ from pyspark.sql import SparkSession
 
 from evertide.errors import InvalidInput
 from evertide.plan.algebra.algebra import Algebra
-from evertide.plan.algebra.columns import check_type, contains_type
 from evertide.plan.algebra.nodes import Attribute, PlanNode
+from evertide.plan.algebra.plan_columns import check_type, contains_type
 from evertide.plan.algebra.refusals import refuse_unmaintainable
 from evertide.plan.algebra.row_key import derive_key
 from evertide.plan.catalyst.catalyst import Catalyst

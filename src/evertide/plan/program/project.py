@@ -1,7 +1,7 @@
 """The files of a project of Spark Declarative Pipelines, as plain values without Spark.
 
-`evertide.pipeline.script` reads a project from a directory; `evertide.plan.program.project_files` converts its files
-to statements.
+`evertide.pipeline.script_reader` reads a project from a directory; `evertide.plan.program.project_files` converts its
+files to statements.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The statements of a script, and the catalog in which Spark analyzes their queries.
 
-script         splits a script into statements
-statements     statements as values, without STREAM in their queries
-error_list     collects the errors of a script
-script_errors  errors of Spark as errors of a script, with their position and a remedy
-catalog        tables and views for Spark's analyzer
+statement_splitter  splits a script into statements
+statements          statements as values, without STREAM in their queries
+error_list          collects the errors of a script
+script_errors       errors of Spark as errors of a script, with their position and a remedy
+catalog             tables and views for Spark's analyzer
 """

@@ -17,7 +17,7 @@ from evertide.errors import InvalidInput
 from evertide.plan.catalyst.failure import read_first_line
 from evertide.plan.catalyst.walk import read_option
 from evertide.plan.query.functions import ALLOWED
-from evertide.plan.script.script import StatementText
+from evertide.plan.script.statement_splitter import StatementText
 from evertide.suggestions import find_similar, list_names, suggest
 
 __all__ = ["QueryText", "explain_error", "find_offset", "make_statement_error"]

@@ -32,8 +32,8 @@ from evertide.plan.catalyst.failure import silence_traces
 from evertide.plan.catalyst.parsed import walk_parsed
 from evertide.plan.catalyst.walk import get_kind, read_list, read_map, read_option
 from evertide.plan.script.error_list import ErrorList
-from evertide.plan.script.script import StatementText, split_script
 from evertide.plan.script.script_errors import QueryText, make_statement_error
+from evertide.plan.script.statement_splitter import StatementText, split_script
 
 __all__ = [
     "AppendStatement",

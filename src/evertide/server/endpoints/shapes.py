@@ -12,7 +12,7 @@ from starlette.responses import Response
 from evertide.media import JSON
 from evertide.server.http.answers import answer_struct, make_not_found
 from evertide.server.http.endpoint import Endpoint, NoQuery
-from evertide.shapes.log.live import LiveShape
+from evertide.shapes.log.live_shape import LiveShape
 from evertide.shapes.log.record import ShapeRecord, estimate_log_rows
 from evertide.shapes.log.registry import Shapes
 from evertide.shapes.service import ShapeService

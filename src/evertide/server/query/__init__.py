@@ -2,7 +2,7 @@
 
 endpoint        `POST /v1/query`
 workers         the worker processes, and which of them answers
-process         a worker process, as the server sees it, and the memory and disk that it takes
+worker_process  a worker process, as the server sees it, and the memory and disk that it takes
 worker          the start of a worker process
 answering       the loop of a worker process
 wire            frames between server and worker

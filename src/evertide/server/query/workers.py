@@ -27,8 +27,8 @@ from evertide.media import ARROW
 from evertide.pipeline.reading.query import Answer, EngineChoice, Question
 from evertide.runtime import Runtime
 from evertide.server.query.bounds import choose_spark_bytes
-from evertide.server.query.process import EngineOptions, Worker, WorkerEnded, make_stop_error
 from evertide.server.query.wire import Frame
+from evertide.server.query.worker_process import EngineOptions, Worker, WorkerEnded, make_stop_error
 from evertide.settings import Settings
 from evertide.store.open import StorageAddress
 

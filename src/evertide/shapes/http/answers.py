@@ -18,7 +18,7 @@ from starlette.responses import Response, StreamingResponse
 
 from evertide import __version__
 from evertide.runtime import Runtime
-from evertide.shapes.log.live import LiveShape
+from evertide.shapes.log.live_shape import LiveShape
 from evertide.shapes.options import ShapeOptions
 from evertide.shapes.protocol.offsets import BEFORE_ALL, Offset
 from evertide.shapes.protocol.requests import Refusal, ShapeRequest

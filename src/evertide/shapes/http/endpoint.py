@@ -32,8 +32,8 @@ from evertide.errors import (
 from evertide.pgexpr.restriction import read_restriction
 from evertide.shapes.http.answers import answer_options, answer_refusal, make_cors_headers
 from evertide.shapes.http.exchange import Admission, Exchange
-from evertide.shapes.log.definition import ShapeDefinition
 from evertide.shapes.log.registry import Shapes
+from evertide.shapes.log.shape_definition import ShapeDefinition
 from evertide.shapes.protocol.requests import (
     Refusal,
     ShapeRequest,

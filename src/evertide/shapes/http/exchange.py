@@ -28,10 +28,10 @@ from evertide.errors import Conflict, EvertideError, InvalidInput, NotAllowedNow
 from evertide.runtime import Runtime
 from evertide.shapes.http.answers import AnswerBuilder, answer_stream
 from evertide.shapes.http.subset import answer_subset
-from evertide.shapes.log.definition import ShapeDefinition
-from evertide.shapes.log.live import LiveShape, LogSpan
-from evertide.shapes.log.messages import write_up_to_date
+from evertide.shapes.log.live_shape import LiveShape, LogSpan
 from evertide.shapes.log.registry import NotFollowed, Shapes
+from evertide.shapes.log.row_messages import write_up_to_date
+from evertide.shapes.log.shape_definition import ShapeDefinition
 from evertide.shapes.options import ShapeOptions
 from evertide.shapes.protocol.offsets import BEFORE_ALL, INF, Offset, SnapshotChunk
 from evertide.shapes.protocol.requests import (

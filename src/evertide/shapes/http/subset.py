@@ -20,9 +20,9 @@ from starlette.responses import Response, StreamingResponse
 from evertide.pgexpr.tokens import shorten
 from evertide.rows.changes import DIFF
 from evertide.shapes.http.answers import take_first_blocks, write_array
-from evertide.shapes.log.definition import ShapeDefinition, parse_where_parameter
-from evertide.shapes.log.live import LiveShape
+from evertide.shapes.log.live_shape import LiveShape
 from evertide.shapes.log.registry import Shapes
+from evertide.shapes.log.shape_definition import ShapeDefinition, parse_where_parameter
 from evertide.shapes.log.snapshot import write_snapshot
 from evertide.shapes.protocol.requests import ShapeRequest, SubsetRequest, parse_identifiers, refuse_invalid
 

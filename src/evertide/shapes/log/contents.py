@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from evertide.pgexpr.clause import Where
 from evertide.rows.changes import DIFF, consolidate_delta
-from evertide.shapes.log.definition import ShapeDefinition, Subject
+from evertide.shapes.log.shape_definition import ShapeDefinition, Subject
 from evertide.shard.shard import Shard
 
 __all__ = ["Contents"]

@@ -21,9 +21,9 @@ import numpy as np
 from evertide.errors import EvertideError
 from evertide.rows.columns import Longs
 from evertide.shapes.log.copies import Copies
-from evertide.shapes.log.definition import Subject
 from evertide.shapes.log.index import ShapeIndex
-from evertide.shapes.log.live import LiveShape, LogSpan, cut_entries, measure_entries
+from evertide.shapes.log.live_shape import LiveShape, LogSpan, cut_entries, measure_entries
+from evertide.shapes.log.shape_definition import Subject
 from evertide.shapes.log.stretch import ShapeEntry, Stretch, TxIds
 from evertide.shapes.protocol.offsets import BEFORE_LOG, Offset
 from evertide.shard.shard import Shard

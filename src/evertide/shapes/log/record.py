@@ -21,8 +21,8 @@ import re
 import msgspec
 
 from evertide.errors import TimeCompacted
-from evertide.shapes.log.definition import ShapeDefinition
 from evertide.shapes.log.numbers import TransactionNumbers, VisibleNumbers
+from evertide.shapes.log.shape_definition import ShapeDefinition
 from evertide.shard.hold import make_hold_write, read_holds
 from evertide.shard.shard import Shard, Shards
 from evertide.shard.state import ShardState

@@ -29,12 +29,12 @@ from evertide.journal.xids import Xids
 from evertide.pipeline.reading.collections import Collections
 from evertide.problem import ComponentState, Problem
 from evertide.shapes.log.contents import Contents
-from evertide.shapes.log.definition import ShapeDefinition, Subject, define_shape, resolve_subject
 from evertide.shapes.log.feed import Feed, FeedFailure
-from evertide.shapes.log.live import LaterSnapshot, LiveShape, LogSpan, cut_entries
-from evertide.shapes.log.messages import write_snapshot_end
+from evertide.shapes.log.live_shape import LaterSnapshot, LiveShape, LogSpan, cut_entries
 from evertide.shapes.log.numbers import TransactionNumbers
 from evertide.shapes.log.record import ShapeRecord, ShapeRecords, estimate_log_rows
+from evertide.shapes.log.row_messages import write_snapshot_end
+from evertide.shapes.log.shape_definition import ShapeDefinition, Subject, define_shape, resolve_subject
 from evertide.shapes.log.snapshot import Chunks, Snapshots, write_snapshot
 from evertide.shapes.options import ShapeOptions
 from evertide.shapes.protocol.offsets import Offset, SnapshotChunk

@@ -25,7 +25,7 @@ import pyarrow as pa
 from evertide.errors import EvertideError, NotAllowedNow, Unexpected
 from evertide.rows.changes import DIFF
 from evertide.scratch import using_scratch
-from evertide.shapes.log.messages import MessageWriter, RowTexts
+from evertide.shapes.log.row_messages import MessageWriter, RowTexts
 from evertide.shapes.log.stretch import make_copy_key
 from evertide.shapes.options import ShapeOptions
 

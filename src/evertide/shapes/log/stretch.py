@@ -23,7 +23,7 @@ from evertide.rows.changes import DIFF, TIME
 from evertide.rows.columns import Longs, Words
 from evertide.rows.digest import hash_rows
 from evertide.shapes.log.copies import count_copies_before
-from evertide.shapes.log.messages import MessageWriter, RowTexts, Value
+from evertide.shapes.log.row_messages import MessageWriter, RowTexts, Value
 from evertide.shapes.protocol.offsets import Offset
 
 __all__ = ["RenderedChanges", "ShapeEntry", "Stretch", "TxIds"]

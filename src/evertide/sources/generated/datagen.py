@@ -16,8 +16,8 @@
 | columns.<name>.length | of texts and BINARY: 8; the maximum of lists and mappings: 3 |
 | columns.<name>.kind | sequence or random; the first column of the key is a sequence, all others are random |
 
-Row n is a function of (seed, n) (`evertide.sources.generated.values`). An update has the key of an earlier row and new
-values, a delete has only the key. A position is the number of the next row, a fragment is a range of numbers.
+Row n is a function of (seed, n) (`evertide.sources.generated.random_columns`). An update has the key of an earlier row
+and new values, a delete has only the key. A position is the number of the next row, a fragment is a range of numbers.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from evertide.options import Options
 from evertide.rows.columns import Longs
 from evertide.runtime import Runtime
 from evertide.sources.contract import DELETE, UPSERT, Rows, TableDeclaration
+from evertide.sources.generated.random_columns import Recipe, can_generate, default_range, make_values, to_units
 from evertide.sources.generated.seeded import RandomStream, hash_numbers
 from evertide.sources.generated.series import GeneratedSource, RowRange, Series
-from evertide.sources.generated.values import Recipe, can_generate, default_range, make_values, to_units
 from evertide.sources.values.fit import Ops, make_rows_schema
 from evertide.sources.values.kinds import sql_name
 from evertide.sources.values.values import Misfit, parse_value

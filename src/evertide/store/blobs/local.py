@@ -42,7 +42,7 @@ from evertide.errors import (
     Unavailable,
 )
 from evertide.store.blob import BlobEntry
-from evertide.store.blobs.files import Files, SystemFiles
+from evertide.store.blobs.file_system import Files, SystemFiles
 from evertide.store.keys import TEMPORARY, KeyLocks, check_blob_key, check_blob_prefix, check_range, is_reserved
 from evertide.store.paths import FORMAT
 

@@ -46,7 +46,7 @@ from evertide.errors import (
 )
 from evertide.runtime import Runtime
 from evertide.settings import Settings
-from evertide.store.blobs.files import SystemFiles
+from evertide.store.blobs.file_system import SystemFiles
 from evertide.store.blobs.local import convert_os_error
 from evertide.store.meta import Guard, Stale, Write
 from evertide.store.metas.sql import SqlMeta

@@ -21,8 +21,8 @@ import pyarrow as pa
 from evertide.pgexpr.types.texts import write_column
 from evertide.rows.digest import hash_rows
 from evertide.rows.utf8 import find_invalid_rows
-from evertide.shapes.log.definition import SCHEMA, ShapeDefinition
 from evertide.shapes.log.numbers import VisibleNumbers
+from evertide.shapes.log.shape_definition import SCHEMA, ShapeDefinition
 from evertide.shapes.protocol.offsets import Offset
 
 __all__ = ["MessageWriter", "RowTexts", "Value", "write_snapshot_end", "write_up_to_date"]

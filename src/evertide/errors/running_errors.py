@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from evertide.errors.base import EvertideError
-from evertide.errors.storage import Unavailable
+from evertide.errors.storage_errors import Unavailable
 
 __all__ = [
     "Diverged",

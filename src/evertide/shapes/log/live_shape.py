@@ -14,9 +14,9 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from evertide.shapes.log.definition import ShapeDefinition
-from evertide.shapes.log.messages import MessageWriter
 from evertide.shapes.log.record import ShapeRecord
+from evertide.shapes.log.row_messages import MessageWriter
+from evertide.shapes.log.shape_definition import ShapeDefinition
 from evertide.shapes.log.stretch import ShapeEntry
 from evertide.shapes.protocol.offsets import BEFORE_LOG, Offset
 

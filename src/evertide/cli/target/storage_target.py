@@ -23,7 +23,7 @@ from evertide.journal.journal import TransactionSummary
 from evertide.pipeline.input.pushed_files import PushFormat, read_pushed_file
 from evertide.pipeline.reading.query import Answer, Question
 from evertide.pipeline.reading.reader import StorageReader
-from evertide.pipeline.script import read_script
+from evertide.pipeline.script_reader import read_script
 from evertide.pipeline.status.status import Status
 from evertide.rows.changes import TIME, consolidate, make_empty_changes
 from evertide.shard.source import Delivered, Frozen, Progressed, Restarted, ShardSource

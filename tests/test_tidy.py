@@ -84,7 +84,7 @@ FOREIGN_OBJECTS = {
     "evertide/server/app.py": "the state of a Starlette application",
     "evertide/server/endpoints/health.py": "a response of Starlette",
     "evertide/shapes/http/endpoint.py": "the headers of a response of Starlette",
-    "evertide/sources/postgres/stream.py": "a connection of psycopg",
+    "evertide/sources/postgres/session.py": "a connection of psycopg",
     "evertide/store/metas/postgres.py": "a connection that psycopg constructs",
     "evertide/store/retry.py": "a thread-local variable",
     "evertide/threads/steps.py": "a thread-local variable",

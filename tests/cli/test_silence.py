@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from evertide.cli.running.silence import end_if_silent
+from evertide.cli.running.open_pipeline import end_if_silent
 from evertide.observer import Observer
 from evertide.store.memory import MemoryBlob, MemoryMeta
 from evertide.store.observed import observe

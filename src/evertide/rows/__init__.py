@@ -1,8 +1,7 @@
 """The row algebra: rows with a diff, and the functions over them.
 
 changes      rows with a time and a diff, and their consolidation
-digest       the digest of a set of changes
-equality     bit-exact equality of rows and values
+digest       the digest of a set of changes; bit-exact equality of rows and values
 conform      conversion of columns to the types of a shard
 columns      Arrow columns as numpy arrays
 slices       rows distributed over files by hash or time

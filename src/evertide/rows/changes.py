@@ -23,8 +23,7 @@ import pyarrow.compute as pc
 from evertide.errors import InvalidInput, StateInconsistent
 from evertide.rows.columns import Bools, Longs, Words, remove_encoding, to_array
 from evertide.rows.conform import are_alike, conform, explain_refusal, find_first_null, forbids_null
-from evertide.rows.digest import RowHashes, hash_rows
-from evertide.rows.equality import compare_rows
+from evertide.rows.digest import RowHashes, compare_rows, hash_rows
 from evertide.rows.python_rows import to_python_rows
 
 __all__ = [

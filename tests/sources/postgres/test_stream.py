@@ -7,7 +7,7 @@ import pytest
 
 from evertide.pipeline.engine import DeclaredTable
 from evertide.sources.postgres.partitions import TablePartition, compare_partitions
-from evertide.sources.postgres.stream import Replication
+from evertide.sources.postgres.session import Replication
 from tests.sources.postgres.kit import ID, ORDERS_SQL, Feeding, bound_lsn, check_confirmed, table
 from tests.sources.postgres.server import Database
 
@@ -372,7 +372,7 @@ def test_j10_a_bound_transaction_that_is_sent_again_is_dropped(db: Database, mon
     with Feeding(db, notes) as f:
         f.until(lambda: f.position.at == "stream")
         f.until_streaming()
-        monkeypatch.setattr("evertide.sources.postgres.stream.Replication.send_status", lambda *_, **__: None)
+        monkeypatch.setattr("evertide.sources.postgres.session.Replication.send_status", lambda *_, **__: None)
         told = db.confirmed()
         for number in range(5):
             db.run(f"INSERT INTO notes VALUES ('{number}')")

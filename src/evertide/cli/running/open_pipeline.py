@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import socket
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from evertide.cli.output.output import Bars, Output
+from evertide.cli.output.output import Bars, Output, report_error
 from evertide.cli.running.consent import Consent
-from evertide.cli.running.silence import end_if_silent
+from evertide.errors import EvertideError, OutcomeUnknown, Unavailable
 from evertide.observer import NO_OBSERVER, Observer
 from evertide.pipeline.reading.reader import StorageReader, check_is_there, is_there
 from evertide.pipeline.records.ownership import ProcessRole
@@ -20,14 +23,19 @@ from evertide.pipeline.replicas.liveness import watch_for_hang
 from evertide.pipeline.script_reader import read_script
 from evertide.runtime import SystemRuntime
 from evertide.settings import Settings
+from evertide.store.observed import Silence, find_silence
+from evertide.threads.watched import WatchedThread
 
 if TYPE_CHECKING:
     from evertide.pipeline.pipeline import Pipeline
     from evertide.plan.catalyst.session import Session
 
-__all__ = ["open_pipeline", "open_spark", "stop_by_signals"]
+__all__ = ["end_if_silent", "open_pipeline", "open_spark", "stop_by_signals"]
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+_CHECK_EVERY_S = 0.25
 
 
 @contextmanager
@@ -123,3 +131,55 @@ def open_spark(master: str | None) -> Iterator[Session]:
         yield session
     finally:
         session.close()
+
+
+@contextmanager
+def end_if_silent(pipeline: Pipeline, *, is_json: bool, end: Callable[[int], object] = os._exit) -> Iterator[None]:
+    """A signal ends the command even if a call to storage does not return. `end` is called with the exit code.
+
+    A call that fails at once ends the command in an orderly way (`evertide.runtime.StoppableRuntime`). A call that does
+    not return blocks its thread, and if that is the main thread, which receives the signals, Python runs no signal
+    handler. So another thread learns of the signal, waits until a storage call has had no answer for too long
+    (`find_silence`), reports it, and ends the process. If the call is a write, it may have happened, so the error is
+    `OutcomeUnknown`. This is as safe as `kill -9`: Spark and the workers of queries end with the process, and the next
+    start continues from what is durable.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signals, wake = socket.socketpair()
+    wake.settimeout(0)
+    before = signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
+    is_over = threading.Event()
+
+    def watch() -> None:
+        if not signals.recv(1):  # the block has ended
+            return
+        pipeline.stop()
+        stopping_s = SystemRuntime().monotonic_s()
+        while not is_over.wait(_CHECK_EVERY_S):
+            silent = find_silence(pipeline.storage, stopping_s)
+            if silent:
+                error = _make_error(silent, pipeline.storage.root)
+                report_error(error, is_json=is_json)
+                sys.stderr.flush()
+                end(error.exit_code)
+                return
+
+    thread = WatchedThread("evertide-silence", watch)
+    thread.start()
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(before)
+        is_over.set()
+        wake.close()
+        thread.join()
+        signals.close()
+
+
+def _make_error(silence: Silence, root: str) -> EvertideError:
+    end = "this process ends without a checkpoint, and the next start replays more transactions; nothing is lost"
+    if silence.may_have_written:
+        return OutcomeUnknown(path=f"storage at {root}", why=f"{silence.why}; {end}")
+    return Unavailable(path=root, why=f"{silence.why}; {end}")

@@ -13,8 +13,7 @@ import pyarrow as pa
 
 from evertide.flow.state.key_words import canonicalize
 from evertide.rows.columns import FIXED, WIDE, Longs, read_bits, read_validity, remove_encoding, to_array
-from evertide.rows.digest import hash_rows
-from evertide.rows.equality import compare_rows
+from evertide.rows.digest import compare_rows, hash_rows
 
 __all__ = ["group_rows"]
 

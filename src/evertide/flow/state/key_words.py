@@ -38,8 +38,7 @@ from evertide.rows.columns import (
     to_array,
 )
 from evertide.rows.conform import list_fields, make_validity_buffer
-from evertide.rows.digest import hash_rows
-from evertide.rows.equality import compare_values
+from evertide.rows.digest import compare_values, hash_rows
 
 __all__ = ["SHARED_WORD", "canonicalize", "compare_keys", "hash_keys", "is_exact"]
 

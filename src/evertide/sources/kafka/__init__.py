@@ -10,6 +10,5 @@ formats          bytes of keys and values: JSON, Avro, CSV, text
 debezium         Debezium's envelope
 unavailable      placeholders for values that Debezium omits
 json_batch       many JSON records at once
-schema_registry  schemas of Avro records
-avro_bounds      Avro schemas whose data are unbounded
+schema_registry  schemas of Avro records, and those whose data are unbounded
 """

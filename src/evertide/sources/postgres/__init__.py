@@ -3,8 +3,7 @@
 connector     the options, and the name of a table's source
 source        the source: offers, reads, status
 receiver      the thread that creates slot and snapshot and follows the stream
-session       one replication stream, from start to end
-stream        a replication connection
+session       one replication stream, from start to end, and its connection
 messages      messages of the stream
 batches       many messages at once
 transactions  messages to committed transactions, staged in fragments

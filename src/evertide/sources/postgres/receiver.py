@@ -24,10 +24,9 @@ from evertide.sources.postgres.partitions import compare_partitions, find_newly_
 from evertide.sources.postgres.positions import PostgresPosition, ReadStage
 from evertide.sources.postgres.ready_queue import Entry, ReadyQueue
 from evertide.sources.postgres.server import READ_AGAIN, SourceServer, check_slot, find_slot
-from evertide.sources.postgres.session import ReceiverOptions, ReplicationSession, SessionEnded
+from evertide.sources.postgres.session import ReceiverOptions, Replication, ReplicationSession, SessionEnded
 from evertide.sources.postgres.slot_monitor import SlotMonitor
 from evertide.sources.postgres.snapshot import create_slot, ensure_publication, read_chunks
-from evertide.sources.postgres.stream import Replication
 from evertide.sources.postgres.transactions import Columns, CompleteTransactions, TransactionAssembler
 from evertide.threads.watched import WatchedThread
 

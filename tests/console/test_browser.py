@@ -135,6 +135,16 @@ def test_hostile_values_and_names_are_shown_as_text(browser: Page, here: Shop) -
     )
 
 
+@pytest.mark.parametrize("path", ["/nowhere", "/constructor", "/x/orders"])
+def test_an_unknown_address_is_named_and_has_links(browser: Page, path: str) -> None:
+    """Fails if the overview is shown instead, or if a name that every object has counts as a screen."""
+    browser.ask(f"location.hash = '#{path}'")
+    browser.see('main[data-screen="unknown"]', f"The console has no page {path}")
+    browser.see("h1", "Page not found")
+    browser.do(click='main a:text-is("Collections")')
+    browser.see('main[data-screen="collections"]')
+
+
 def test_the_browser_itself_refuses_markup_and_inline_script(browser: Page) -> None:
     """The policy protects even if one of our modules is wrong."""
     refused = """(() => {

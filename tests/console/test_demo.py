@@ -86,7 +86,7 @@ def test_the_pipeline_can_be_paused_and_resumed(browser: Page) -> None:
     go(browser, "overview")
     browser.ask("window.confirm = () => true")
     browser.do(click='button:text-is("Pause")')
-    browser.see(".health", "Paused: the pipeline takes no new transactions")
+    browser.see(".health", "Paused: the pipeline starts no new transactions")
     browser.do(click='button:text-is("Resume")')
     browser.see(".health", "Everything is up to date and running")
 

@@ -1,6 +1,6 @@
 """`demo`: runs a simulated auction house (Nexmark), and nine views of it that are always up to date.
 
-It is an ordinary pipeline (`demo.sql` beside this file). After any end, even `kill -9`, a new start continues where
+It is an ordinary pipeline (`demo.sql` beside this file). After any exit, even kill -9, a new start continues where
 the last one stopped.
 """
 
@@ -67,8 +67,8 @@ def demo(
     """Run a live demo: people, auctions and bids (Nexmark), and nine views of them.
 
     Open the console, whose address the command prints, in a browser. Ctrl-C ends the demo with a checkpoint. After any
-    end, even `kill -9`, a new start continues where the last one stopped. With --transactions, every view is compared
-    at the end with what Spark computes from scratch.
+    exit, even kill -9, a new start continues where the last one stopped. With --transactions, every view is compared
+    at the end with its full computation by Spark.
 
     Example: evertide demo --rate 5000
     """

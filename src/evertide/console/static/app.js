@@ -19,6 +19,7 @@ import overview from "./screens/overview.js"
 import query from "./screens/query.js"
 import reference from "./screens/reference.js"
 import shapes from "./screens/shapes.js"
+import unknown from "./screens/unknown.js"
 
 // A screen: {title, needs, open(pieces of the address, redraw) -> {view(model), close?()}}
 const SCREENS = { overview, flow, collections, collection, query, checkpoints, journal, shapes, errors, logs, api: reference }
@@ -52,11 +53,11 @@ function openScreen() {
   shown.screen?.close?.()
   const before = shown.name
   const [name, ...pieces] = address.slice(1).split("/").map(decodePiece)
-  const known = SCREENS[name] ?? overview
-  shown = { address, name: SCREENS[name] ? name : "overview", title: known.title, screen: known.open(pieces, redraw) }
+  const found = Object.hasOwn(SCREENS, name) ? { name, kind: SCREENS[name], pieces } : { name: "unknown", kind: unknown, pieces: [address] }
+  shown = { address, name: found.name, title: found.kind.title, screen: found.kind.open(found.pieces, redraw) }
   isMenuOpen = false
-  document.title = `${known.title} · Evertide`
-  setNeeds(known.needs ?? [])
+  document.title = `${found.kind.title} · Evertide`
+  setNeeds(found.kind.needs ?? [])
   redraw()
   if (shown.name === before && name === "flow") return // the graph stays where it is
   requestAnimationFrame(() => document.getElementById("content")?.focus({ preventScroll: true }))

@@ -55,6 +55,11 @@ export function plural(number, one, many = `${one}s`) {
   return `${count(number)} ${number === 1 ? one : many}`
 }
 
+// The last transaction that a collection contains.
+export function lastTime(upper) {
+  return upper > 0 ? count(upper - 1) : "none"
+}
+
 // A cell: any JSON value, in one line.
 export function cell(value) {
   if (value == null) return "NULL"

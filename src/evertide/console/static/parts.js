@@ -5,7 +5,7 @@ import { h } from "./dom.js"
 import { bytes, cell, count, isNumberType, moment, NOTHING, seconds } from "./format.js"
 
 const GOOD = new Set(["running", "active", "leads", "committed", "live"])
-const WAITING = new Set(["hydrating", "replaying", "reconnecting", "waiting", "lagging", "paused", "warning", "undeclared", "bound", "follows", "read-only", "starting", "polling"])
+const WAITING = new Set(["hydrating", "replaying", "reconnecting", "waiting", "lagging", "paused", "warning", "undeclared", "not finished", "follows", "read-only", "starting", "polling"])
 
 export function tone(state) {
   if (!state) return "quiet"

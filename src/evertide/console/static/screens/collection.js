@@ -2,7 +2,7 @@
 
 import { sparkline } from "../charts.js"
 import { h } from "../dom.js"
-import { bytes, count, isNumberType, plural } from "../format.js"
+import { bytes, count, isNumberType, lastTime, plural } from "../format.js"
 import { badge, button, card, empty, errorBox, link, loadingOrError, pathOf, table, tile, value } from "../parts.js"
 import { LiveRows } from "../shape.js"
 import { highlightSql } from "../sql.js"
@@ -30,7 +30,7 @@ function view(model, screen, redraw) {
     h("dl", { class: "tiles" },
       tile("State", badge(found.state), found.kind),
       tile("Rows", count(found.rows), sparkline(model.samples.map((one) => [one.at_s, one.rows[found.name]]), `Rows of ${found.name}`)),
-      tile("Upper", count(found.upper), "the first time that is not complete"),
+      tile("Complete up to transaction", lastTime(found.upper)),
       tile("Stored", bytes(found.bytes), plural(found.parts, "part")),
     ),
     rows(found, screen, redraw),

@@ -2,7 +2,7 @@
 
 import { sparkline } from "../charts.js"
 import { h } from "../dom.js"
-import { bytes, count, plural } from "../format.js"
+import { bytes, count, lastTime, plural } from "../format.js"
 import { badge, card, errorBox, link, loadingOrError, pathOf, table } from "../parts.js"
 
 export default {
@@ -41,7 +41,7 @@ function view(model, filter, redraw) {
           { name: "state", show: (row) => badge(row.state) },
           { name: "rows", isNumber: true, show: (row) => count(row.rows) },
           { name: "recent", show: (row) => sparkline(model.samples.map((one) => [one.at_s, one.rows[row.name]]), `Rows of ${row.name}`) },
-          { name: "upper", isNumber: true, show: (row) => count(row.upper) },
+          { name: "upper", title: "complete up to transaction", isNumber: true, show: (row) => lastTime(row.upper) },
           { name: "parts", isNumber: true, show: (row) => count(row.parts) },
           { name: "bytes", title: "size", isNumber: true, show: (row) => bytes(row.bytes) },
           { name: "reads", show: (row) => reads(row) },

@@ -1,7 +1,7 @@
 // The data flow: sources, tables, views, sinks. The operators of the chosen view are shown below.
 
 import { h } from "../dom.js"
-import { brief, bytes, count, seconds } from "../format.js"
+import { brief, bytes, lastTime, seconds } from "../format.js"
 import { graph } from "../graph.js"
 import { icon } from "../icons.js"
 import { measureWidth } from "../measure.js"
@@ -55,16 +55,16 @@ function drawFlow(found, chosen) {
 function node(one, chosen) {
   const isChosen = one.kind === "view" && one.name === chosen
   const facts = [
-    one.upper != null && ["upper", count(one.upper)],
+    one.upper != null && ["as of", lastTime(one.upper), "complete up to transaction"],
     one.lag_s != null && ["lag", seconds(one.lag_s)],
     one.rows != null && ["rows", brief(one.rows)],
     one.rows == null && one.bytes ? ["size", bytes(one.bytes)] : null,
     one.rows_per_s != null && ["rows/s", brief(one.rows_per_s)],
   ].filter(Boolean)
-  const label = `${one.kind} ${one.name}, ${one.state || "state unknown"}, ${facts.map((each) => each.join(" ")).join(", ")}`
+  const label = `${one.kind} ${one.name}, ${one.state || "state unknown"}, ${facts.map(([name, value, words]) => `${words ?? name} ${value}`).join(", ")}`
   const inside = [
     h("span", { class: "node-head" }, icon(one.kind), h("span", { class: "node-name" }, one.name), h("span", { class: `dot-mark ${tone(one.state)}`, title: one.state })),
-    h("span", { class: "node-facts" }, facts.map(([name, value]) => h("span", { class: "node-fact" }, h("small", null, name), h("b", null, value)))),
+    h("span", { class: "node-facts" }, facts.map(([name, value, words]) => h("span", { class: "node-fact", title: words ?? null }, h("small", null, name), h("b", null, value)))),
   ]
   const props = { class: `node ${one.kind} ${tone(one.state)} ${isChosen ? "chosen" : ""}`, "aria-label": label, "data-node": one.name }
   if (one.kind === "view") return h("a", { ...props, href: `#${isChosen ? "/flow" : pathOf("flow", one.name)}`, "aria-current": isChosen ? "true" : null }, inside)

@@ -31,7 +31,7 @@ function view(poll, screen, go) {
   )
   return [
     errorBox(poll.error, "the journal"),
-    h("p", { class: "quiet hint" }, "A record is durable before its transaction is visible. Records that no checkpoint needs are deleted."),
+    h("p", { class: "quiet hint" }, "The input of a transaction is stored here before the transaction is computed. Records that no checkpoint needs are deleted."),
     card("Transactions", { class: "flush", actions: moves }, table({
       label: "Journal",
       rows: lines,
@@ -39,12 +39,12 @@ function view(poll, screen, go) {
       none: "The journal has no records.",
       columns: [
         { name: "time", isNumber: true, show: (row) => count(row.time) },
-        { name: "", title: "state", show: (row) => badge(row.committed ? "committed" : "bound") },
+        { name: "", title: "state", show: (row) => badge(row.committed ? "committed" : "not finished") },
         { name: "rows", isNumber: true, show: (row) => count(row.rows) },
         { name: "bytes", title: "staged", isNumber: true, show: (row) => (row.bytes ? bytes(row.bytes) : "–") },
         { name: "input", show: inputs },
         { name: "generation", isNumber: true, show: (row) => count(row.generation) },
-        { name: "bound", show: (row) => moment(row.bound_at_s) },
+        { name: "bound", title: "stored at", show: (row) => moment(row.bound_at_s) },
       ],
     })),
   ]

@@ -7,7 +7,7 @@ import { clock, count } from "../format.js"
 import { card, empty, errorBox, loadingOrError } from "../parts.js"
 
 const LIMIT = 300
-const LEVELS = { debug: "everything", info: "info and worse", warning: "warnings and worse", error: "errors" }
+const LEVELS = { debug: "everything", info: "INFO and above", warning: "WARNING and above", error: "ERROR and above" }
 
 export default {
   title: "Logs",

@@ -62,13 +62,13 @@ function pausing({ state }, control) {
     refresh()
   }
   if (state === "paused") return button("Resume", go("/v1/resume"), { class: "primary", disabled: control.isBusy })
-  return state === "running" && button("Pause", go("/v1/pause", "Pause the pipeline? It takes no new transactions until it is resumed."), { disabled: control.isBusy })
+  return state === "running" && button("Pause", go("/v1/pause", "Pause the pipeline? It starts no new transactions until it is resumed."), { disabled: control.isBusy })
 }
 
 function sentence({ state, collections }) {
   const hydrating = collections.filter((one) => one.state === "hydrating")
   if (state === "running" && hydrating.length) return `Running; hydrating ${plural(hydrating.length, "view")}`
-  return { running: "Everything is up to date and running", paused: "Paused: the pipeline takes no new transactions", stopped: "Stopped: no process runs the pipeline", stalled: "A transaction waits", reconnecting: "Reconnecting to a source", replaying: "Replaying transactions after a restart" }[state] ?? `The pipeline is ${state}`
+  return { running: "Everything is up to date and running", paused: "Paused: the pipeline starts no new transactions", stopped: "Stopped: no process runs the pipeline", stalled: "Stalled: the pipeline cannot finish a transaction", reconnecting: "Reconnecting to a source", replaying: "Replaying transactions after a restart" }[state] ?? `The pipeline is ${state}`
 }
 
 function tiles({ status, transactions, now_s: now }) {
@@ -80,7 +80,7 @@ function tiles({ status, transactions, now_s: now }) {
   const newest = status.checkpoints[0]
   const [tables, views] = ["table", "view"].map((kind) => status.collections.filter((one) => one.kind === kind).length)
   return [
-    tile("Last transaction", count(status.time), status.bound > status.time ? `${count(status.bound - status.time)} bound, not committed yet` : transactions.length ? ago(transactions.at(-1).at_s, now) : ""),
+    tile("Last transaction", count(status.time), status.bound > status.time ? `${plural(status.bound - status.time, "transaction is", "transactions are")} stored and not finished yet` : transactions.length ? ago(transactions.at(-1).at_s, now) : ""),
     tile("Rows a second", brief(rows / RATE_S), `in ${plural(lately.length, "transaction")} of the last ${RATE_S} s`),
     tile("A transaction takes", took.length ? seconds(took[Math.floor(took.length / 2)] / 1000) : "–", took.length ? `the slowest of ${took.length}: ${seconds(took.at(-1) / 1000)}` : ""),
     tile("Lag", lags.length ? seconds(Math.max(...lags)) : "–", lags.length ? "of the source furthest behind" : "no source reports it"),

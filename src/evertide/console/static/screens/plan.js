@@ -59,7 +59,7 @@ function drawPlan(name, explanation) {
 function describeRuns(runs) {
   if (!runs) return ""
   const { small, large, recompute } = runs
-  return `Since the process started: ${plural(small, "small run")} in this process, ${count(large)} spread over Spark, ${count(recompute)} from scratch.`
+  return `Since the process started: ${plural(small, "small run")} in this process, ${count(large)} distributed over executors, ${count(recompute)} recomputed in full.`
 }
 
 // Matches the style: the text wraps, and all other lines are cut off at the end of the box.

@@ -39,7 +39,7 @@ function view({ collections }, screen) {
         h("div", { class: "question-foot" },
           h("button", { type: "submit", class: "primary", disabled: isBusy }, isBusy ? "Running…" : "Run"),
           isBusy ? button("Stop", () => screen.stop.abort()) : h("kbd", { class: "hide-small" }, "Ctrl Enter"),
-          h("span", { class: "quiet" }, "Read only. All collections are read at the same time."),
+          h("span", { class: "quiet" }, "Read only. All collections are read as of one transaction."),
         )),
       collections && h("div", { class: "chips", "aria-label": "Collections" }, collections.map((one) => button(one.name, () => { screen.sql = `SELECT * FROM ${quoteName(one.name)} LIMIT 100`; run(screen) }, { key: one.name, class: "chip", title: `Show rows of ${one.name}` })))),
     screen.error && errorBox(screen.error, "the answer"),

@@ -40,6 +40,7 @@ CAUSES = {
     "invalid_input": "A script, an option, a row, a query or a command is wrong.",
     "not_allowed_now": "The pipeline is paused, the replica is read-only, or a transaction has ended.",
     "closed": "The pipeline was closed, by this process or because it failed.",
+    "setup_incomplete": "An optional package or Java is not installed, or Spark does not start.",
     "conflict": "Another process holds the object, or has changed it at the same time.",
     "upper_mismatch": "Two processes wrote the same times of a shard; one of them was first.",
     "shard_ended": "Another process dropped the table or view, or replaced its content, while this one used it.",

@@ -82,13 +82,13 @@ def test_a_view_with_xpath_is_refused_where_a_row_could_make_the_jvm_fetch_a_dtd
 
 
 START = """
-from evertide.errors import InvalidInput
+from evertide.errors import SetupIncomplete
 from evertide.plan.catalyst.session import open_session
 try:
     session = open_session(None, {master!r}, {{"spark.driver.memory": {memory!r}}}, is_quiet=True)
     print(session.spark.range(3).count())
     session.close()
-except InvalidInput as error:
+except SetupIncomplete as error:
     print("refused:", error.why)
 """
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from evertide.errors import InvalidInput
+from evertide.errors import InvalidInput, SetupIncomplete
 from evertide.plan.program.program import Program
 from evertide.plan.program.properties import SinkProperties, check_properties, read_sinks
 from evertide.secrets import Secrets
@@ -103,7 +103,7 @@ def test_connector_key_and_name_are_checked(tmp_path: Path) -> None:
 def test_a_package_that_is_not_installed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "evertide.sinks.delta", raising=False)
     monkeypatch.setitem(sys.modules, "deltalake", None)
-    with pytest.raises(InvalidInput, match=r"needs the package 'deltalake': pip install 'evertide\[delta\]'"):
+    with pytest.raises(SetupIncomplete, match=r"the package 'deltalake' is missing: pip install 'evertide\[delta\]'"):
         prepare_sinks([declare(tmp_path, "delta")])
 
 

@@ -18,6 +18,7 @@ from evertide.errors import (
     InvalidInput,
     OutcomeUnknown,
     RecordDamaged,
+    SetupIncomplete,
     StorageForbidden,
     Unavailable,
     UnsupportedFormat,
@@ -310,7 +311,7 @@ def test_names_of_schemas_are_checked(schema: str, runtime: SystemRuntime, setti
 
 def test_without_psycopg(runtime: SystemRuntime, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "psycopg", None)
-    with pytest.raises(InvalidInput, match=r"pip install 'evertide\[postgres\]'"):
+    with pytest.raises(SetupIncomplete, match=r"'psycopg' is missing: pip install 'evertide\[postgres\]'"):
         PostgresMeta("postgresql://localhost/db", runtime, settings)
 
 

@@ -12,8 +12,8 @@ import pytest
 from evertide.errors import (
     Conflict,
     EvertideError,
-    InvalidInput,
     OutcomeUnknown,
+    SetupIncomplete,
     StorageForbidden,
     StorageFull,
     Unavailable,
@@ -177,5 +177,5 @@ def test_secrets_are_never_shown(s3_server: S3Server, blob: S3Blob) -> None:
 
 def test_without_obstore(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "obstore", None)
-    with pytest.raises(InvalidInput, match=r"pip install 'evertide\[s3\]'"):
+    with pytest.raises(SetupIncomplete, match=r"'obstore' is missing: pip install 'evertide\[s3\]'"):
         S3Blob("bucket", "prefix")

@@ -7,6 +7,7 @@ happened.
     ├── InvalidInput            the caller's input is wrong: correct it; nothing was changed
     ├── NotAllowedNow           right input at the wrong moment (paused, read-only): change that state, then retry
     ├── Closed                  the pipeline or connection was closed: open it again
+    ├── SetupIncomplete         a package, Java or Spark is missing or does not start: install or correct it
     ├── Conflict                another process changed the same object first: read it again and decide
     │   ├── UpperMismatch       the shard's upper is not the expected one
     │   ├── ShardEnded          the collection was dropped or its content replaced: open it again
@@ -53,7 +54,15 @@ lists every error as rendered.
 from __future__ import annotations
 
 from evertide.errors.base import EvertideError
-from evertide.errors.request_errors import Closed, Forbidden, InvalidInput, LimitExceeded, NotAllowedNow, Unauthorized
+from evertide.errors.request_errors import (
+    Closed,
+    Forbidden,
+    InvalidInput,
+    LimitExceeded,
+    NotAllowedNow,
+    SetupIncomplete,
+    Unauthorized,
+)
 from evertide.errors.running_errors import (
     Diverged,
     QueryEnded,
@@ -114,6 +123,7 @@ __all__ = [
     "RecomputationDelayed",
     "RecordDamaged",
     "ScratchUnavailable",
+    "SetupIncomplete",
     "ShardEnded",
     "SinkFailed",
     "SourceAway",

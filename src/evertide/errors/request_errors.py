@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from evertide.errors.base import EvertideError
 
-__all__ = ["Closed", "Forbidden", "InvalidInput", "LimitExceeded", "NotAllowedNow", "Unauthorized"]
+__all__ = ["Closed", "Forbidden", "InvalidInput", "LimitExceeded", "NotAllowedNow", "SetupIncomplete", "Unauthorized"]
 
 
 @dataclass(eq=False, repr=False)
@@ -48,6 +48,20 @@ class Closed(EvertideError):
     remedy = "Nothing was changed; open it again."
 
     where: str
+
+
+@dataclass(eq=False, repr=False)
+class SetupIncomplete(EvertideError):
+    """`where` names what cannot be used, `why` what is missing on this machine, and how to install or start it."""
+
+    error_code = "setup_incomplete"
+    exit_code = 21
+    summary = "Something that Evertide needs is not installed, or does not start"
+    message_format = "{where}: {why}"
+    remedy = "Nothing was changed; correct the installation or its settings, then start again."
+
+    where: str
+    why: str
 
 
 @dataclass(eq=False, repr=False)

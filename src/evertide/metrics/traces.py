@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from evertide.errors import InvalidInput
+from evertide.extras import import_extra
 from evertide.observer import (
     CheckpointEvent,
     DeliveryEvent,
@@ -143,13 +144,11 @@ class Traces(Observer):
 
 def open_traces(runtime: Runtime, exporter: SpanExporter | None = None) -> Traces:
     """Configured by the environment; `exporter`, if given, replaces the configured one."""
-    try:
-        from opentelemetry.sdk.resources import Resource  # noqa: PLC0415 - an extra
-        from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415
-        from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor  # noqa: PLC0415
-    except ImportError as error:
-        why = "OpenTelemetry is not installed; run pip install 'evertide[traces]', or omit --traces"
-        raise InvalidInput(where="--traces", why=why) from error
+    import_extra("opentelemetry.sdk", "traces", "the option --traces")
+    from opentelemetry.sdk.resources import Resource  # noqa: PLC0415 - an extra
+    from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor  # noqa: PLC0415
+
     defaults = {} if os.environ.get("OTEL_SERVICE_NAME") else {"service.name": "evertide"}
     provider = TracerProvider(resource=Resource.create(defaults), shutdown_on_exit=False)
     if exporter is not None:

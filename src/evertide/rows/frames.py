@@ -8,13 +8,13 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.types as kinds
 
-from evertide.errors import InvalidInput, NotAllowedNow
+from evertide.errors import InvalidInput
+from evertide.extras import import_extra
 from evertide.rows.python_rows import to_python_rows
 from evertide.rows.utf8 import replace_invalid_utf8
 
@@ -47,7 +47,7 @@ def _from_pandas(frame: Any, where: str) -> Any:
 
 
 def to_pandas(rows: pa.Table) -> Any:
-    pandas = _import("pandas")
+    pandas = import_extra("pandas", "pandas", "a data frame of pandas")
     rows = replace_invalid_utf8(rows)
     frame = pandas.DataFrame({at: _to_series(column, pandas) for at, column in enumerate(rows.columns)})
     frame.columns = rows.schema.names
@@ -69,7 +69,7 @@ def _to_series(column: Any, pandas: Any) -> Any:
 
 
 def to_polars(rows: pa.Table) -> Any:
-    polars = _import("polars")
+    polars = import_extra("polars", "polars", "a data frame of polars")
     return polars.from_arrow(make_names_unique(replace_invalid_utf8(rows)))
 
 
@@ -84,11 +84,3 @@ def make_names_unique(rows: pa.Table) -> pa.Table:
             unique = f"{name}_{counts[name]}"
         names[unique] = None
     return rows.rename_columns([*names])
-
-
-def _import(library: str) -> Any:
-    try:
-        return import_module(library)
-    except ModuleNotFoundError as error:
-        why = f"the package is missing; install it with `pip install 'evertide[{library}]'`"
-        raise NotAllowedNow(where=library, why=why) from error

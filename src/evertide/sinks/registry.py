@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from importlib import import_module
 from types import MappingProxyType
 
 from evertide.errors import InvalidInput
+from evertide.extras import import_extra
 from evertide.rows.changes import DIFF
 from evertide.sinks.contract import Prepared, SinkDeclaration
 from evertide.suggestions import suggest
@@ -51,11 +51,9 @@ def _prepare(declaration: SinkDeclaration, where: str) -> Prepared:
     if DIFF in declaration.schema.names:
         raise InvalidInput(where=where, why=f"a column cannot be named {DIFF!r}: Evertide uses that name")
     module, _, function = CONNECTORS[declaration.connector].partition(":")
-    try:
-        prepare: Callable[[SinkDeclaration], Prepared] = getattr(import_module(module), function)
-    except ModuleNotFoundError as error:
-        why = f"the sink needs the package {error.name!r}: pip install 'evertide[{declaration.connector}]'"
-        raise InvalidInput(where=where, why=why) from error
+    prepare: Callable[[SinkDeclaration], Prepared] = getattr(
+        import_extra(module, declaration.connector, where), function
+    )
     return prepare(declaration)
 
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
 
 from evertide.errors import InvalidInput, Unexpected
+from evertide.extras import import_extra
 from evertide.runtime import Runtime
 from evertide.sources.contract import OP, Source, StagingStore, TableDeclaration
 from evertide.sources.files.source import FORMATS, open_files
@@ -42,12 +42,8 @@ def _open_lazily(module: str, function: str) -> Callable[[str, Sequence[TableDec
     """Import the module of a connector when a table uses it, as its packages may not be installed."""
 
     def open_source(name: str, tables: Sequence[TableDeclaration], runtime: Runtime, base: Path) -> Source:
-        try:
-            opener: Callable[..., Source] = getattr(import_module(module), function)
-        except ModuleNotFoundError as error:
-            connector = tables[0].connector.lower()
-            why = f"connector {connector!r} needs the package {error.name!r}: pip install 'evertide[{connector}]'"
-            raise InvalidInput(where=tables[0].place, why=why) from error
+        connector = tables[0].connector.lower()
+        opener: Callable[..., Source] = getattr(import_extra(module, connector, tables[0].place), function)
         return opener(name, tables, runtime, base)
 
     return open_source

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from evertide.errors import InvalidInput, SinkFailed
+from evertide.errors import InvalidInput, SetupIncomplete, SinkFailed
 from evertide.sinks.registry import prepare_sinks
 from tests.sinks.postgres.kit import ITEMS, Place, items
 from tests.sources.postgres.server import LOCKED, running_logical
@@ -52,7 +52,7 @@ def test_unsupported_columns_are_refused(place: Place, field: pa.Field, why: str
 def test_a_package_that_is_not_installed_is_named(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "evertide.sinks.postgres.sink", raising=False)
     monkeypatch.setitem(sys.modules, "psycopg", None)
-    with pytest.raises(InvalidInput, match=r"needs the package 'psycopg': pip install 'evertide\[postgres\]'"):
+    with pytest.raises(SetupIncomplete, match=r"the package 'psycopg' is missing: pip install 'evertide\[postgres\]'"):
         prepare_sinks([place.declare()])
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
 
-from evertide.errors import SourceFailed, Unexpected
+from evertide.errors import SourceFailed
 from evertide.journal.records import Staged
 from evertide.postgres import TableName
 from evertide.sources.contract import DELETE, OP, TRUNCATE, UPSERT, TableDeclaration
@@ -23,6 +25,7 @@ from evertide.sources.postgres.messages import (
     StreamAbort,
     StreamCommit,
     Truncate,
+    UnknownMessage,
     decode,
     decode_keepalive,
     decode_new_row,
@@ -32,9 +35,11 @@ from evertide.sources.postgres.messages import (
     parse_lsn,
     read_lsn,
 )
+from evertide.sources.postgres.receiver import Receiver
 from evertide.sources.postgres.server import SourceAddress
 from evertide.sources.postgres.transactions import BufferLimits, CompleteTransactions, TransactionAssembler
 from evertide.sources.postgres.types import PgType
+from tests.kit.runtime import ManualRuntime
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("note", pa.string())])
 
@@ -92,9 +97,9 @@ def test_every_message_is_decoded() -> None:
         assert decode(ignored, is_streamed=False) is None
     assert decode_new_row(insert("1", None, xid=b"\0\0\0\3"), is_streamed=True) == (3, 5, [b"1", None])
     assert decode_new_row(update, is_streamed=False) is None
-    with pytest.raises(Unexpected, match="unknown kind"):
+    with pytest.raises(UnknownMessage, match="unknown kind"):
         decode(b"?", is_streamed=False)
-    with pytest.raises(Unexpected, match="unknown kind"):
+    with pytest.raises(UnknownMessage, match="unknown kind"):
         decode(b"I" + struct.pack(">I", 5) + b"N" + struct.pack(">h", 1) + b"b", is_streamed=False)
 
 
@@ -102,7 +107,7 @@ def test_outer_messages_and_positions() -> None:
     data, life = b"w" + struct.pack(">QQq", 5, 6, 0) + b"B", b"k" + struct.pack(">Qqb", 6, 0, 1)
     assert (is_data(data), read_lsn(data)) == (True, 5)
     assert (is_data(life), decode_keepalive(life)) == (False, Keepalive(6, wants_reply=True))
-    with pytest.raises(Unexpected, match="unknown kind"):
+    with pytest.raises(UnknownMessage, match="unknown kind"):
         decode_keepalive(b"z")
     assert parse_lsn("1/A0") == (1 << 32) | 0xA0
     assert format_lsn(parse_lsn("16/B374D848")) == "16/B374D848"
@@ -240,3 +245,20 @@ def test_a_key_that_moves_and_a_truncate_are_rows_in_order() -> None:
     take(several, begin(100), relation("id", "note"), moved, cut, deleted, commit(100))
     several.flush()
     assert staged(done, staging) == [(DELETE, 1), (UPSERT, 2), (TRUNCATE, None), (DELETE, 2)]
+
+
+def test_a_message_that_pgoutput_does_not_have_is_a_failure_of_the_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen to fail: the problem asked the user to report a bug, though a server or a proxy sent the message."""
+    queue: Any = SimpleNamespace(is_closed=False, epoch=0)
+    server: Any = SimpleNamespace(address=SourceAddress("", str, "evertide", "here"))
+    receiver = Receiver(server, [], cast("Any", SimpleNamespace(slot="s")), queue, cast("Any", None), ManualRuntime())
+
+    def fail(_: Receiver) -> None:
+        queue.is_closed = True
+        decode_keepalive(b"z")
+
+    monkeypatch.setattr(Receiver, "_session", fail)
+    receiver._run()
+    assert receiver.problem is not None
+    assert (receiver.problem.error_code, receiver.problem.source) == ("source_failed", "evertide")
+    assert receiver.problem.why == "the server, or a proxy before it, sent a message of the unknown kind b'z'"

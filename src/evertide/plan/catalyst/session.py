@@ -23,7 +23,7 @@ from pyspark.errors import PySparkException
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import DataFrame, SparkSession
 
-from evertide.errors import InvalidInput, NotAllowedNow
+from evertide.errors import NotAllowedNow, SetupIncomplete
 from evertide.plan.catalyst.failure import describe_error
 from evertide.plan.catalyst.network import REMEDY, bind_to_loopback, find_exposure, make_network_settings
 from evertide.scratch import using_scratch
@@ -120,7 +120,7 @@ def _start(master: str, settings: Mapping[str, str], printed: IO[bytes] | None) 
         why = f"Spark did not start: {' / '.join([describe_error(error), *_read_last_lines(printed)])}"
         if _NO_SECRET in why:
             why = f"{why}. {REMEDY}"
-        raise InvalidInput(where=f"master {master!r}", why=why) from error
+        raise SetupIncomplete(where=f"master {master!r}", why=why) from error
     spark_session.sparkContext.setLogLevel("ERROR")
     return _check(Session(spark_session, is_own=True))
 
@@ -160,12 +160,12 @@ def _check_threads(session: SparkSession) -> None:
     Python thread needs its own JVM thread."""
     if not isinstance(session.sparkContext._gateway, ClientServer):
         why = "Python threads of this session share JVM threads; set PYSPARK_PIN_THREAD=true before Spark starts"
-        raise InvalidInput(where="Spark session", why=why)
+        raise SetupIncomplete(where="the Spark session", why=why)
 
 
 def _check_java() -> None:
     home = os.environ.get("JAVA_HOME")
     if shutil.which("java") is None and not (home and shutil.which("java", path=f"{home}/bin")):
-        raise InvalidInput(
+        raise SetupIncomplete(
             where="Java", why="Spark needs Java 17 or newer, and no Java was found; install it or set JAVA_HOME"
         )

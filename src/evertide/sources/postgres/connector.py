@@ -25,10 +25,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 
 from evertide.errors import InvalidInput
+from evertide.extras import import_extra
 from evertide.options import Options
 from evertide.runtime import Runtime
 from evertide.secrets import Secrets
@@ -55,10 +55,7 @@ def open_postgres(
     name: str, tables: Sequence[TableDeclaration], runtime: Runtime, base: Path, staging: StagingStore
 ) -> Source:
     where = tables[0].place
-    if find_spec("psycopg") is None:
-        raise InvalidInput(
-            where=where, why="connector 'postgres' needs the package 'psycopg': pip install 'evertide[postgres]'"
-        )
+    import_extra("psycopg", "postgres", where)
     from evertide.sources.postgres.source import open_source  # noqa: PLC0415 - psycopg is an extra
 
     secrets = Secrets(base)

@@ -15,8 +15,6 @@ from typing import Final
 
 import msgspec
 
-from evertide.errors import Unexpected
-
 __all__ = [
     "UNCHANGED",
     "Begin",
@@ -31,6 +29,7 @@ __all__ = [
     "StreamStart",
     "StreamStop",
     "Truncate",
+    "UnknownMessage",
     "Value",
     "decode",
     "decode_keepalive",
@@ -42,7 +41,6 @@ __all__ = [
     "read_lsn",
 ]
 
-_STREAM = "the replication stream"
 _EPOCH_S = 946_684_800
 """Seconds from 1970 to 2000, the epoch of PostgreSQL."""
 
@@ -57,6 +55,10 @@ _STREAM_START = struct.Struct(">Ib")
 _WAL = struct.Struct(">QQq")
 _KEEPALIVE = struct.Struct(">Qqb")
 _STATUS = struct.Struct(">cQQQqb")
+
+
+class UnknownMessage(Exception):
+    """The server, or a proxy before it, sent something that pgoutput does not have. The receiver names the source."""
 
 
 class _Unchanged:
@@ -166,7 +168,7 @@ def read_lsn(content: bytes) -> int:
 
 def decode_keepalive(content: bytes) -> Keepalive:
     if content[:1] != b"k":
-        raise Unexpected(where=_STREAM, why=f"the server sent a message of the unknown kind {content[:1]!r}")
+        raise UnknownMessage(f"a message of the unknown kind {content[:1]!r}")
     end, _, reply = _KEEPALIVE.unpack_from(content, 1)
     return Keepalive(end, bool(reply))
 
@@ -201,7 +203,7 @@ def decode(content: bytes, *, is_streamed: bool) -> Message | None:
     if found is not None:
         return found(content, is_streamed)
     if kind not in (b"O", b"Y", b"M"):  # origin, type, message of an application
-        raise Unexpected(where=_STREAM, why=f"the server sent a message of the unknown kind {kind!r}")
+        raise UnknownMessage(f"a message of the unknown kind {kind!r}")
     return None
 
 
@@ -290,7 +292,7 @@ def _values(content: bytes, at: int) -> tuple[list[Value], int]:
         elif kind == 0x75:  # u
             append(UNCHANGED)
         else:
-            raise Unexpected(where=_STREAM, why=f"the server sent a value of the unknown kind {chr(kind)!r}")
+            raise UnknownMessage(f"a value of the unknown kind {chr(kind)!r}")
     return values, at
 
 

@@ -19,7 +19,7 @@ from evertide.problem import ComponentState, Problem
 from evertide.runtime import Runtime
 from evertide.sources.contract import StagingStore, TableDeclaration, to_problem
 from evertide.sources.postgres.catalog import UpstreamTable, check_server, check_tables, has_older_rows
-from evertide.sources.postgres.messages import format_lsn
+from evertide.sources.postgres.messages import UnknownMessage, format_lsn
 from evertide.sources.postgres.partitions import compare_partitions, find_newly_attached, pack, unpack
 from evertide.sources.postgres.positions import PostgresPosition, ReadStage
 from evertide.sources.postgres.ready_queue import Entry, ReadyQueue
@@ -172,6 +172,8 @@ class Receiver:
                 self._report_and_wait(
                     SourceFailed(source=self._server.address.source, where=error.where, why=error.why)
                 )
+            except UnknownMessage as error:
+                self._report_and_wait(self._server.address.failure(f"the server, or a proxy before it, sent {error}"))
             except EvertideError as error:
                 self._report_and_wait(error)
             except Exception as error:  # the thread must not die silently: that would be a silent stall (I13)

@@ -22,12 +22,12 @@ from evertide.errors import (
     BlobMissing,
     Conflict,
     EvertideError,
-    InvalidInput,
     OutcomeUnknown,
     StorageForbidden,
     StorageFull,
     Unavailable,
 )
+from evertide.extras import import_extra
 from evertide.store.blob import BlobEntry
 from evertide.store.keys import KeyLocks, check_blob_key, check_blob_prefix, check_range
 
@@ -49,7 +49,7 @@ class S3Blob:
         self._place = f"s3://{bucket}/{check_blob_prefix(prefix.strip('/'))}"
         self._arguments = (bucket, prefix, options)
         self._key_locks = KeyLocks()
-        self._obstore = _import_obstore()
+        self._obstore = import_extra("obstore", "s3", "an S3 storage")
         client = {**_CLIENT, **options.get("client_options", {})}
         self._store = importlib.import_module("obstore.store").S3Store(
             bucket,
@@ -185,12 +185,3 @@ class S3Blob:
 
 def _unpickle(bucket: str, prefix: str, options: dict[str, Any]) -> S3Blob:
     return S3Blob(bucket, prefix, **options)
-
-
-def _import_obstore() -> Any:
-    try:
-        return importlib.import_module("obstore")
-    except ImportError:
-        raise InvalidInput(
-            where="an S3 storage", why="the package 'obstore' is missing: pip install 'evertide[s3]'"
-        ) from None

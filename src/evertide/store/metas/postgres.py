@@ -36,6 +36,7 @@ from evertide.errors import (
     Unavailable,
     UnsupportedFormat,
 )
+from evertide.extras import import_extra
 from evertide.runtime import Runtime
 from evertide.settings import Settings
 from evertide.store.meta import Guard, Stale, Write
@@ -117,7 +118,7 @@ class PostgresMeta(SqlMeta["Connection"]):
     def __init__(self, dsn: str, runtime: Runtime, settings: Settings, schema: str = "evertide") -> None:
         if not _SCHEMA.fullmatch(schema):
             raise InvalidInput(where=f"schema {schema!r}", why="expected 1 to 63 of a-z, 0-9 and _")
-        self._psycopg = _import_psycopg()
+        self._psycopg = import_extra("psycopg", "postgres", "a PostgreSQL Meta")
         self._parameters = self._parse(dsn)
         self._password = str(self._parameters.get("password") or "")
         self._schema = schema
@@ -244,15 +245,6 @@ class PostgresMeta(SqlMeta["Connection"]):
     def _text(self, error: psycopg.Error) -> str:
         text = " ".join(str(error).split())
         return text.replace(self._password, "***") if self._password else text
-
-
-def _import_psycopg() -> Any:
-    try:
-        return importlib.import_module("psycopg")
-    except ImportError:
-        raise InvalidInput(
-            where="a PostgreSQL Meta", why="the package 'psycopg' is missing: pip install 'evertide[postgres]'"
-        ) from None
 
 
 def _describe_place(parameters: dict[str, Any], schema: str) -> str:

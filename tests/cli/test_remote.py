@@ -12,6 +12,7 @@ import pytest
 from typer.testing import Result
 
 from evertide.pipeline.pipeline import Pipeline
+from evertide.problem import ComponentState
 from evertide.runtime import SystemRuntime
 from evertide.store.open import open_storage
 from tests.cli.kit import document, evertide, lines, one_error, open_small, order
@@ -130,13 +131,13 @@ def test_a_view_that_a_service_made_fail_is_retried_on_request(tmp_path: Path) -
         is_away = True
         p.push("orders", [order(1)])
         p.commit()
-        assert p.definition.list_away("failed") == ["revenue"]
+        assert p.definition.list_away(ComponentState.FAILED) == ["revenue"]
         failed = far(url, "retry", "revenue")
         assert (failed.exit_code, failed.stdout) == (12, "")
         assert "the service is unavailable" in failed.stderr.splitlines()[-1]
         is_away = False
         p.advance()
-        assert p.definition.list_away("failed") == ["revenue"]
+        assert p.definition.list_away(ComponentState.FAILED) == ["revenue"]
         assert far(url, "retry", "REVENUE").stdout == "computed: REVENUE\n"
         assert (rows_of(p, "revenue"), p.time) == ([("ann", 10)], 1)
         assert "only a failed view can be retried" in one_error(far(url, "retry", "revenue"), 19)
@@ -144,7 +145,7 @@ def test_a_view_that_a_service_made_fail_is_retried_on_request(tmp_path: Path) -
         is_away = True
         p.push("orders", [order(2)])
         p.commit()
-        assert p.definition.list_away("failed") == ["revenue"]
+        assert p.definition.list_away(ComponentState.FAILED) == ["revenue"]
         is_away = False
         assert document(far(url, "retry", "revenue", "--json")) == {"views": ["revenue"]}
         assert rows_of(p, "revenue") == [("ann", 20)]

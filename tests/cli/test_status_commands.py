@@ -17,7 +17,7 @@ from evertide.cli.output.output import Output
 from evertide.journal.records import Input
 from evertide.pipeline.input.source_positions import read_positions
 from evertide.pipeline.reading.reader import StorageReader
-from evertide.problem import Problem
+from evertide.problem import ComponentState, Problem
 from evertide.runtime import SystemRuntime
 from evertide.settings import Settings
 from evertide.sources.contract import Lag
@@ -182,8 +182,8 @@ def test_the_docs_page_of_commands_lists_all_of_them() -> None:
     assert names == set(re.findall(r"`evertide ([a-z]+)", page))
 
 
-AWAY = Problem("reconnecting", "source_away", "no route to host", "Wait.", 5.0)
-RISK = Problem("warning", "slot_at_risk", "12 bytes are left", "Hurry.", 6.0)
+AWAY = Problem(ComponentState.RECONNECTING, "source_away", "no route to host", "Wait.", 5.0)
+RISK = Problem(ComponentState.WARNING, "slot_at_risk", "12 bytes are left", "Hurry.", 6.0)
 
 
 def test_status_has_the_reports_of_the_sources(tmp_path: Path) -> None:

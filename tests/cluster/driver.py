@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from evertide.errors import EvertideError
 from evertide.pipeline.pipeline import Pipeline
+from evertide.problem import ComponentState
 from evertide.runtime import SystemRuntime
 from evertide.settings import Settings
 from evertide.sources.generated.seeded import RandomStream
@@ -139,7 +140,9 @@ def main(master: str, storage: str) -> None:
                 for each in p.explain()
                 for view in each.views
             }
-            print_json(time=time, digests=digests(p, time), large=large, failed=p.definition.list_away("failed"))
+            print_json(
+                time=time, digests=digests(p, time), large=large, failed=p.definition.list_away(ComponentState.FAILED)
+            )
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from evertide.observer import Lap, TransactionEvent, TransactionOrigin, WrittenS
 from evertide.pipeline.pipeline import Pipeline
 from evertide.pipeline.records.ownership import ProcessRole
 from evertide.pipeline.records.replica_record import ReplicaReporter
-from evertide.problem import Problem
+from evertide.problem import ComponentState, Problem
 from evertide.runtime import SystemRuntime
 from evertide.sources.contract import Lag
 from evertide.store.memory import MemoryBlob, MemoryMeta
@@ -103,7 +103,9 @@ def test_errors_are_counted_by_part_and_error_code() -> None:
     source = CandidSource("shop", ("notes",))
     with with_sources(source), observed_shop(store, engine("share", "counts")) as (p, metrics):
         source.error = SourceAway(source="shop", where="there", why="connection refused")
-        source.problems = (Problem("reconnecting", "source_away", "connection refused", "wait", 5.0, 0.25),)
+        source.problems = (
+            Problem(ComponentState.RECONNECTING, "source_away", "connection refused", "wait", 5.0, 0.25),
+        )
         p.push("orders", [order(1, amount=0)])  # the view divides by it
         p.commit()
         calls = iter([Fault.REFUSED])

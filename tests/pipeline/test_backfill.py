@@ -19,6 +19,7 @@ from evertide.pipeline.pipeline import Pipeline
 from evertide.pipeline.state.machine import Machine
 from evertide.pipeline.state.members import Members
 from evertide.pipeline.transaction.runner import Runner
+from evertide.problem import ComponentState
 from evertide.runtime import SystemRuntime
 from evertide.shard.shard import Shard
 from evertide.store.memory import MemoryMeta
@@ -108,7 +109,7 @@ def failed(p: Pipeline) -> None:
     p._leader_tasks.backfills._tried_s["share"] = 1e18
     p.push("orders", [order(1, 4)])
     p.commit()
-    assert p.definition.list_away("failed") == ["share"]
+    assert p.definition.list_away(ComponentState.FAILED) == ["share"]
 
 
 @pytest.mark.parametrize("settings", [SELDOM, PORTIONS], ids=["whole", "portions"])
@@ -215,7 +216,7 @@ def test_x2_a_join_is_retried_if_storage_does_not_answer(
             p.retry("share")
         p.push("orders", [order(2, 10)])
         p.commit()
-        if p.definition.list_away("failed"):
+        if p.definition.list_away(ComponentState.FAILED):
             p.retry("share")
         p.push("orders", deletes=[2])
         p.commit()
@@ -340,7 +341,7 @@ def test_x3_a_view_fails_while_a_peer_changes_the_generation() -> None:
             second._advancer.step()
         caught_up(first, second)
         for p in (first, second):
-            assert p.definition.list_away("failed") == ["counts"]
+            assert p.definition.list_away(ComponentState.FAILED) == ["counts"]
             check(p, "revenue", "share")
         first.push("orders", deletes=[6, 7, 8])
         first.commit()
@@ -491,7 +492,7 @@ def test_j12_a_row_corrected_during_the_backfill_makes_the_view_recover(is_befor
         with once_computed(repair, is_before=is_before):
             p.push("orders", [order(2, 5)])
             p.commit()
-        assert p.definition.list_away("failed") == ["share"]
+        assert p.definition.list_away(ComponentState.FAILED) == ["share"]
         p.advance()
         check(p, "revenue", "share")
 

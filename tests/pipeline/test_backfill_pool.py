@@ -12,6 +12,7 @@ from pyspark.sql.functions import udf
 import evertide as et
 from evertide.plan.catalyst.driver import BACKFILL_POOL, use_pool
 from evertide.plan.fragment.fragment import ROWS_SMALL_MAX
+from evertide.problem import ComponentState
 from evertide.runtime import SystemRuntime
 from tests.pipeline.test_threads import wait_until
 
@@ -71,7 +72,7 @@ def commit_during_backfill(spark: SparkSession, folder: Path) -> None:
             for number in range(4):
                 (gate / f"ticket-{number}").touch()
             wait_until(commit.done)
-            assert p.definition.list_away("hydrating") == ["filled"]
+            assert p.definition.list_away(ComponentState.HYDRATING) == ["filled"]
             assert p.view("seen").to_arrow().num_rows == ROWS + 1
         finally:
             (gate / "open").touch()

@@ -12,6 +12,7 @@ import pytest
 from evertide.errors import Conflict, SinkFailed
 from evertide.pipeline.sinks.sink_record import read_sinks
 from evertide.pipeline.sinks.sink_status import SinkStatus
+from evertide.problem import ComponentState
 from evertide.runtime import SystemRuntime
 from evertide.types import SequenceNumber
 from tests.kit.delivering import deliver_all, deliver_once
@@ -217,7 +218,7 @@ def test_a_files_sink_writes_real_files(tmp_path: Path) -> None:
         for number in range(1, 4):
             push_orders(p, [order(number, "ann" if number < 3 else "bob")])
             deliver_once(p)
-        assert p.status().sinks == (SinkStatus("lake", "revenue", "files", 3, 0, "running"),)
+        assert p.status().sinks == (SinkStatus("lake", "revenue", "files", 3, 0, ComponentState.RUNNING),)
     found = pq.read_table(tmp_path / "log").sort_by([("__time", "ascending"), ("__diff", "ascending")])
     assert [(*each.values(),) for each in found.to_pylist()] == [
         ("ann", 10, 1, 1),

@@ -16,6 +16,7 @@ from evertide.pipeline.pipeline import Pipeline
 from evertide.pipeline.records.ownership import ProcessRole
 from evertide.pipeline.state.divergence import DivergenceEvidence, RecomputationBackoff, list_divergences
 from evertide.pipeline.status.status import read_status
+from evertide.problem import ComponentState
 from evertide.rows.changes import DIFF
 from evertide.store.open import Storage
 from tests.kit.faulty import Fault, Faults, FaultyBlob
@@ -349,7 +350,7 @@ def test_x7_a_follower_that_cannot_compute_a_view_of_its_peers_continues(is_open
         is_failing[0] = True
     with pytest.raises(RecomputationDelayed, match="ZeroDivisionError"):
         advance_all(second)
-    assert first.definition.list_away("failed") == []
+    assert first.definition.list_away(ComponentState.FAILED) == []
     is_failing[0] = False
     first.push("orders", [order(3)])
     first.commit()

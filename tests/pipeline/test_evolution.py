@@ -19,6 +19,7 @@ from evertide.pipeline.pipeline import Pipeline
 from evertide.pipeline.reading.collections import StaleViewWarning
 from evertide.pipeline.state.hydration import make_view_record
 from evertide.pipeline.state.table_deltas import ERRORS
+from evertide.problem import ComponentState
 from evertide.settings import Settings
 from evertide.store.open import Storage
 from tests.kit.small_engine import SmallEngine, SmallView
@@ -271,7 +272,9 @@ def test_a_backfill_that_a_crash_interrupted_restarts() -> None:
     p._runner.change(
         views={
             **p.definition.views,
-            "share": make_view_record(engine("share"), "share", "", AwayReason("hydrating", 3, "it is computed", 0.0)),
+            "share": make_view_record(
+                engine("share"), "share", "", AwayReason(ComponentState.HYDRATING, 3, "it is computed", 0.0)
+            ),
         }
     )
     crash(p)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -11,12 +12,12 @@ import pytest
 from evertide.flow.state.arrangement import ArrangementManifest
 from evertide.flow.state.state_part import PartEntry
 from evertide.pipeline.definition import AwayReason, Definition, LastPosition, TableRecord, ViewRecord
-from evertide.pipeline.records.ownership import Leader
+from evertide.pipeline.records.ownership import Leader, ReplicaRole
 from evertide.pipeline.records.replica_record import LongWork, ReplicaRecord
 from evertide.pipeline.records.source_record import SinkStateRecord, SourceRecord, SourceRecords
 from evertide.pipeline.records.state_record import PipelineStateRecord
 from evertide.pipeline.state.machine import CohortState, MachineState
-from evertide.problem import Problem
+from evertide.problem import ComponentState, Problem
 from evertide.sources.contract import Lag
 from evertide.store.meta import seal, unseal
 from evertide.types import Generation, Time
@@ -40,7 +41,9 @@ RECORDS: dict[str, msgspec.Struct] = {
         },
         views={
             "revenue": ViewRecord(b"schema", "f" * 32, ("orders",), "revenue.89abcdef"),
-            "share": ViewRecord(b"s", "0" * 32, ("orders",), "", AwayReason("failed", 2**40, "division by zero", 1.5)),
+            "share": ViewRecord(
+                b"s", "0" * 32, ("orders",), "", AwayReason(ComponentState.FAILED, 2**40, "division by zero", 1.5)
+            ),
         },
         sources=("push", "orders"),
         fingerprint="e" * 32,
@@ -74,7 +77,7 @@ RECORDS: dict[str, msgspec.Struct] = {
                 "f" * 32,
                 ("orders",),
                 "revenue.89abcdef",
-                AwayReason("hydrating", 2**40, "it came to something else", 1.5, "state_diverged"),
+                AwayReason(ComponentState.HYDRATING, 2**40, "it came to something else", 1.5, "state_diverged"),
             ),
         },
         sources=(),
@@ -82,26 +85,34 @@ RECORDS: dict[str, msgspec.Struct] = {
         change="0123456789abcdef",
     ),
     "health": PipelineStateRecord(
-        "0123456789abcdef", "frozen", 1.5, "fedcba9876543210", "blob_missing", "why", "what to do"
+        "0123456789abcdef", ComponentState.FROZEN, 1.5, "fedcba9876543210", "blob_missing", "why", "what to do"
     ),
     "leader": Leader("0123456789abcdef", 1.5, "fedcba9876543210"),
-    "replica": ReplicaRecord("0123456789abcdef", "read-only", "running", 2**40, 1.5, "fedcba9876543210"),
+    "replica": ReplicaRecord(
+        "0123456789abcdef", ReplicaRole.READ_ONLY, ComponentState.RUNNING, 2**40, 1.5, "fedcba9876543210"
+    ),
     "replica-at-work": ReplicaRecord(
-        "0123456789abcdef", "leads", "hydrating", -1, 1.5, "fedcba9876543210", LongWork("backfill", 1, 2**40)
+        "0123456789abcdef",
+        ReplicaRole.LEADS,
+        ComponentState.HYDRATING,
+        -1,
+        1.5,
+        "fedcba9876543210",
+        LongWork("backfill", 1, 2**40),
     ),
     "sources": SourceRecords(
         writer="0123456789abcdef",
         told_at_s=1.5,
         change="fedcba9876543210",
         sources={
-            "push": SourceRecord(("notes", "zß€"), "running"),
+            "push": SourceRecord(("notes", "zß€"), ComponentState.RUNNING),
             "shop": SourceRecord(
                 ("orders", "lines"),
-                "reconnecting",
+                ComponentState.RECONNECTING,
                 Lag(bytes=2**40, rows=None, files=None, seconds=0.25),
                 (
-                    Problem("reconnecting", "source_away", "why", "what to do", 1.25),
-                    Problem("warning", "slot_at_risk", "why", "what to do", 1.0),
+                    Problem(ComponentState.RECONNECTING, "source_away", "why", "what to do", 1.25),
+                    Problem(ComponentState.WARNING, "slot_at_risk", "why", "what to do", 1.0),
                 ),
             ),
         },
@@ -112,8 +123,10 @@ RECORDS: dict[str, msgspec.Struct] = {
         change="fedcba9876543210",
         sources={},
         sinks={
-            "lake": SinkStateRecord("lagging", Problem("lagging", "", "why", "what to do", 1.25)),
-            "zß€": SinkStateRecord("running"),
+            "lake": SinkStateRecord(
+                ComponentState.LAGGING, Problem(ComponentState.LAGGING, "", "why", "what to do", 1.25)
+            ),
+            "zß€": SinkStateRecord(ComponentState.RUNNING),
         },
     ),
     "sources-feeds": SourceRecords(
@@ -121,14 +134,14 @@ RECORDS: dict[str, msgspec.Struct] = {
         told_at_s=1.5,
         change="fedcba9876543210",
         sources={},
-        feeds=(Problem("frozen", "blob_missing", "why", "what to do", 1.25),),
+        feeds=(Problem(ComponentState.FROZEN, "blob_missing", "why", "what to do", 1.25),),
     ),
     "sources-warnings": SourceRecords(
         writer="0123456789abcdef",
         told_at_s=1.5,
         change="fedcba9876543210",
         sources={},
-        warnings=(Problem("warning", "record_damaged", "why", "what to do", 1.25),),
+        warnings=(Problem(ComponentState.WARNING, "record_damaged", "why", "what to do", 1.25),),
     ),
     "machine-state": MachineState(
         time=Time(2**40),
@@ -148,3 +161,15 @@ def test_records_equal_the_golden_files(name: str) -> None:
     stored = path.read_bytes()
     assert unseal(stored, type(value), "there") == value
     assert seal(value) == stored
+
+
+def test_states_and_roles_of_a_later_version_are_read_and_written_as_they_are() -> None:
+    """Fails if a replica cannot read the records of a newer one during an upgrade, or changes what they say."""
+    away = {"state": "resting", "time": 1, "why": "why", "since_s": 1.5}
+    problem = {"state": "curious", "error_code": "", "why": "", "remedy": "", "since_s": 1.5}
+    replica = {"writer": "w", "role": "advises", "state": "resting", "time": 1, "told_at_s": 1.5, "change": "c"}
+    for kind, content in ((AwayReason, away), (Problem, problem), (ReplicaRecord, replica)):
+        record: Any = msgspec.msgpack.decode(msgspec.msgpack.encode(content), type=kind)
+        assert record.state == content["state"]
+        assert record.state not in [*ComponentState]
+        assert msgspec.to_builtins(record).items() >= content.items()

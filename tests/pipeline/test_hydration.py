@@ -16,6 +16,7 @@ from evertide.pipeline.pipeline import Pipeline
 from evertide.pipeline.records.ownership import ProcessRole
 from evertide.pipeline.state import hydration
 from evertide.pipeline.state.members import Members
+from evertide.problem import ComponentState
 from evertide.store.memory import MemoryBlob
 from evertide.store.open import Storage
 from tests.kit.small_engine import SmallCohort, SmallEngine, SmallView
@@ -173,7 +174,7 @@ def test_a_hydration_that_storage_interrupts_leaves_nothing(monkeypatch: pytest.
 
     monkeypatch.setattr(Members, "read_table_portions", broken)
     p = open_pipeline(kept, made, settings=SMALL)
-    assert p.definition.list_away("hydrating") == ["counts"]
+    assert p.definition.list_away(ComponentState.HYDRATING) == ["counts"]
     crash(p)
     monkeypatch.undo()
     with open_pipeline(kept, made, settings=SMALL) as p:

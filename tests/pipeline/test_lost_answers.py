@@ -18,6 +18,7 @@ import pytest
 
 from evertide.errors import OutcomeUnknown, Unavailable
 from evertide.pipeline.pipeline import Pipeline
+from evertide.problem import ComponentState
 from evertide.shard.maintenance import Maintenance
 from evertide.store.open import Storage
 from evertide.store.paths import JOURNAL
@@ -109,7 +110,7 @@ def run(outage: Outage, bucket: Bucket) -> dict[str, list[tuple[object, ...]]]:
         retry(p._leader_tasks.checkpointer.collect_garbage)
     with opened(outage, "revenue", "counts", "share") as p:
         push(p, [order(4, "c", 10)], "n4")
-        while p.definition.list_away("failed") or p.definition.list_away("hydrating"):
+        while p.definition.list_away(ComponentState.FAILED) or p.definition.list_away(ComponentState.HYDRATING):
             retry(p.advance)
             p._leader_tasks.backfills._due.update(p.definition.views)
         while not retry(lambda: is_right(p, bucket)):

@@ -30,6 +30,7 @@ from evertide.pipeline.records.ownership import ProcessRole
 from evertide.pipeline.replicas.leadership import promote
 from evertide.pipeline.state.machine import Machine
 from evertide.pipeline.transaction.runner import Runner
+from evertide.problem import ComponentState
 from evertide.store.open import Storage
 from evertide.store.paths import staged_prefix
 from tests.kit.faulty import Fault, Faults, FaultyBlob, FaultyMeta
@@ -112,7 +113,7 @@ def test_x23_a_step_is_repeated_if_spark_fails_after_a_view_failed_in_it() -> No
             p.commit()
         p.advance()
         assert rows_of(p, "revenue") == [("ann", 10)]
-        assert p.definition.list_away("failed") == ["share"]
+        assert p.definition.list_away(ComponentState.FAILED) == ["share"]
         p.push("orders", [order(2, 5)])
         p.commit()
         p.advance()
@@ -394,7 +395,7 @@ def test_x7_damage_that_only_a_backfill_reads_does_not_end_the_pipeline(threads:
         [found] = [one for one in p.status().problems if one.error_code == "blob_missing"]
         assert "view 'share'" in found.why
         is_damaged[0] = False
-        while p.definition.list_away("hydrating"):
+        while p.definition.list_away(ComponentState.HYDRATING):
             p.advance()
             p.wait_until_hydrated()
         check(p, "revenue", "share")

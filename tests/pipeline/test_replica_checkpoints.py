@@ -17,6 +17,7 @@ from evertide.pipeline.input.pushes import PushTransaction
 from evertide.pipeline.maintenance.checkpointer import Checkpointer
 from evertide.pipeline.pipeline import Pipeline
 from evertide.pipeline.state.machine import Machine
+from evertide.problem import ComponentState
 from evertide.shard.maintenance import Maintenance
 from tests.pipeline.kit import Row, crash, open_pipeline, rows_of
 from tests.pipeline.replica_kit import QUICK, caught_up, order, pair, replica, shared
@@ -153,7 +154,7 @@ def test_x5_a_checkpoint_is_right_if_a_follower_changes_the_generation_meanwhile
 
         monkeypatch.setattr(Machine, "save", save)
         entry = first.checkpoint()
-        assert (entry.time, first.definition.list_away("failed")) == (3, ["share"])
+        assert (entry.time, first.definition.list_away(ComponentState.FAILED)) == (3, ["share"])
         assert first._context.checkpoints.read(entry).generation == second.definition.generation
 
 

@@ -16,6 +16,7 @@ from evertide.pipeline.reading.reader import StorageReader
 from evertide.pipeline.records.ownership import ProcessRole
 from evertide.pipeline.records.replica_record import LongWork, ReplicaStatus
 from evertide.pipeline.transaction.runner import Runner
+from evertide.problem import ComponentState
 from evertide.runtime import SystemRuntime
 from evertide.store.open import open_storage
 from tests.cli.kit import document, evertide, order
@@ -106,7 +107,7 @@ def test_a_backfill_whose_generation_changed_is_retried(tmp_path: Path, monkeypa
     moved: list[int] = []
 
     def raced(self: Runner, **what: Any) -> None:
-        if "share" in self.definition.list_away("hydrating") and "fingerprint" not in what and not moved:
+        if "share" in self.definition.list_away(ComponentState.HYDRATING) and "fingerprint" not in what and not moved:
             moved.append(self.time)
             raise GenerationMoved(writer=self.writer.id, why="a peer made another one")
         change(self, **what)

@@ -20,6 +20,7 @@ from evertide.pipeline.pipeline import Pipeline
 from evertide.pipeline.records.ownership import ProcessRole, end_registration
 from evertide.pipeline.spark_engine import SparkEngine
 from evertide.plan.catalyst.session import open_session
+from evertide.problem import ComponentState
 from evertide.runtime import SystemRuntime
 from evertide.shard.maintenance import Maintenance
 from evertide.sources.generated.seeded import RandomStream
@@ -160,7 +161,7 @@ class Replicas:
                 one.advance()
         for one in self.several.values():
             last = one._context.journal.committed_upper - 1
-            while one.time < last or one.definition.list_away("failed"):
+            while one.time < last or one.definition.list_away(ComponentState.FAILED):
                 one.advance()
             assert one.status().state == "running"
             assert rows_of(one, "orders") == sorted((tuple(row.values()) for row in self.orders.values()), key=repr)

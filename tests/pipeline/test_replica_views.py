@@ -13,6 +13,7 @@ from evertide.errors import (
     RecomputationDelayed,
 )
 from evertide.pipeline.transaction.runner import Runner
+from evertide.problem import ComponentState
 from tests.pipeline.kit import Row, crash, engine, rows_of
 from tests.pipeline.replica_kit import QUICK, advance_all, caught_up, order, pair, replica, shared
 
@@ -74,7 +75,7 @@ def test_a_failing_view_leaves_and_recovers_on_all_replicas() -> None:
         first.push("orders", [order(2, 0)])
         first.commit()
         caught_up(first, second)
-        assert second.definition.list_away("failed") == ["share"]
+        assert second.definition.list_away(ComponentState.FAILED) == ["share"]
         assert [list(cohort.views) for cohort in second._runner.machine.cohorts] == [["revenue"]]
         second.push("orders", [order(2, 4)])
         second.commit()
@@ -94,7 +95,7 @@ def test_a_view_that_fails_at_a_follower_leaves_at_the_leader() -> None:
         second.push("orders", [order(1, 0)])
         second.commit()
         caught_up(first, second)
-        assert first.definition.list_away("failed") == ["share"]
+        assert first.definition.list_away(ComponentState.FAILED) == ["share"]
         first.push("orders", [order(1, 50)])
         first.commit()
         caught_up(first, second)

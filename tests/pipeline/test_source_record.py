@@ -10,7 +10,7 @@ from evertide.errors import SourceAway, SourceFailed
 from evertide.pipeline.pipeline import Pipeline
 from evertide.pipeline.records.source_record import SourceReporter, read_source_records
 from evertide.pipeline.status.status import SourceStatus, Status, read_status
-from evertide.problem import Problem
+from evertide.problem import ComponentState, Problem
 from evertide.runtime import Runtime, SystemRuntime
 from evertide.shard.shard import Shards
 from evertide.sources.contract import Lag
@@ -30,8 +30,8 @@ from tests.pipeline.kit import (
     with_sources,
 )
 
-AWAY = Problem("reconnecting", "source_away", "no route to host", "wait", 5.0, 0.25)
-RISK = Problem("warning", "slot_at_risk", "12 bytes are left", "hurry", 6.0)
+AWAY = Problem(ComponentState.RECONNECTING, "source_away", "no route to host", "wait", 5.0, 0.25)
+RISK = Problem(ComponentState.WARNING, "slot_at_risk", "12 bytes are left", "hurry", 6.0)
 
 
 def reporter_of(p: Pipeline) -> SourceReporter:

@@ -14,7 +14,7 @@ from evertide.errors import BlobMissing, Unexpected
 from evertide.pipeline.maintenance.state_maintenance import StateMaintenance
 from evertide.pipeline.pipeline import Pipeline
 from evertide.pipeline.state.machine import Machine
-from evertide.problem import Problem
+from evertide.problem import ComponentState, Problem
 from evertide.runtime import SystemRuntime
 from tests.kit.runtime import ManualRuntime
 from tests.kit.small_engine import SmallEngine
@@ -67,7 +67,7 @@ def test_x1_a_backfill_with_an_unexpected_error_is_reported_and_retried() -> Non
         p.commit()
         assert rows_of(p, "revenue") == [("ann", 10)]
         is_broken.clear()
-        while p.definition.list_away("hydrating"):
+        while p.definition.list_away(ComponentState.HYDRATING):
             p.advance()
         assert rows_of(p, "share") == [(1, 20), (2, 20)]
         p.wait_until_hydrated()
@@ -108,7 +108,11 @@ def test_opening_with_an_unexpected_error_leaves_the_state_failed() -> None:
 
 def test_problems_of_a_server_are_in_the_status() -> None:
     with open_pipeline(storage(), engine("revenue")) as p:
-        p.watch(lambda: [Problem("warning", "unexpected", "the thread evertide-http died", "Start it again.", 1.0)])
+        p.watch(
+            lambda: [
+                Problem(ComponentState.WARNING, "unexpected", "the thread evertide-http died", "Start it again.", 1.0)
+            ]
+        )
         assert whys(p) == ["the thread evertide-http died"]
         assert p.status().state == "running"
 

@@ -14,6 +14,7 @@ import duckdb
 import pyarrow as pa
 
 import evertide as et
+from evertide.problem import ComponentState
 from evertide.sources.generated.seeded import RandomStream
 
 if TYPE_CHECKING:
@@ -117,10 +118,10 @@ def churn(spark: SparkSession, storage: Path, *, seed: int, rounds: int, rows: i
                 model.fill(p, rows)
             model.put(p, [(1, 0)])  # a row without a share
             model.commit(p)
-            assert "risky" in p.definition.list_away("failed")
+            assert "risky" in p.definition.list_away(ComponentState.FAILED)
             model.put(p, [(1, 7)])
             model.commit(p)
-            while p.definition.list_away("failed") or p.definition.list_away("hydrating"):
+            while p.definition.list_away(ComponentState.FAILED) or p.definition.list_away(ComponentState.HYDRATING):
                 model.change(p)
                 compare(p, model, STAYING, p.time)
                 beside += 1

@@ -9,6 +9,7 @@ import pytest
 
 from evertide.pipeline.definition import AwayReason
 from evertide.pipeline.names import ERRORS
+from evertide.problem import ComponentState
 from evertide.sources.contract import Fault
 from tests.pipeline.kit import (
     ORDERS,
@@ -64,7 +65,7 @@ def test_a_table_without_a_shard_and_a_failed_view_are_listed() -> None:
     with open_pipeline(storage(), engine("revenue", tables=(without_shard(ORDERS),))) as p, served(p) as client:
         client.post(ROWS, [order(1)])
         members = p._runner.members
-        away = AwayReason("failed", 2, "division by zero", 5.0)
+        away = AwayReason(ComponentState.FAILED, 2, "division by zero", 5.0)
         views = {"revenue": msgspec.structs.replace(p.definition.views["revenue"], away=away)}
         p._runner.members = p._runner.members.move_to(msgspec.structs.replace(p.definition, views=views))
         found = by_name(client.get("/v1/collections").body["collections"])
@@ -85,7 +86,7 @@ def test_a_view_whose_query_changed_is_refused_until_it_is_computed() -> None:
     with shop() as (p, client):
         client.post(ROWS, [order(1)])
         members = p._runner.members
-        away = AwayReason("hydrating", 1, "the view is computed from its tables", 0.0, is_redefined=True)
+        away = AwayReason(ComponentState.HYDRATING, 1, "the view is computed from its tables", 0.0, is_redefined=True)
         views = {**p.definition.views, "revenue": msgspec.structs.replace(p.definition.views["revenue"], away=away)}
         p._runner.members = members.move_to(msgspec.structs.replace(p.definition, views=views))
         for path in ("/v1/views/revenue/rows", "/v1/views/revenue/changes?since=0"):

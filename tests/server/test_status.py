@@ -13,7 +13,7 @@ from evertide.errors import SourceAway, SourceFailed
 from evertide.json_values import to_json_value
 from evertide.pipeline.definition import AwayReason
 from evertide.pipeline.status.stored_facts import StoredFacts
-from evertide.problem import Problem
+from evertide.problem import ComponentState, Problem
 from evertide.server.endpoints import push as pushing
 from evertide.server.endpoints.health import StatusEndpoints
 from evertide.sources.contract import Lag
@@ -60,7 +60,7 @@ def test_problems_of_sources_are_in_the_status_and_do_not_make_it_unhealthy() ->
     source = CandidSource("shop", ("orders",))
     source.lag = Lag(rows=12, seconds=0.5)
     source.error = SourceAway(source="shop", where="there", why="connection refused")
-    source.problems = (Problem("reconnecting", "source_away", "connection refused", "wait", 5.0, 0.25),)
+    source.problems = (Problem(ComponentState.RECONNECTING, "source_away", "connection refused", "wait", 5.0, 0.25),)
     with with_sources(source), open_pipeline(storage()) as p, served(p) as client:
         p.advance()
         told = next(one for one in client.get("/v1/status").body["sources"] if one["name"] == "shop")
@@ -74,7 +74,7 @@ def test_problems_of_sources_are_in_the_status_and_do_not_make_it_unhealthy() ->
 def test_views_that_are_hydrating_are_named() -> None:
     with shop() as (p, client):
         views = dict(p.definition.views)
-        away = AwayReason("hydrating", 0, "the view is computed from its tables", 0.0)
+        away = AwayReason(ComponentState.HYDRATING, 0, "the view is computed from its tables", 0.0)
         views["revenue"] = msgspec.structs.replace(views["revenue"], away=away)
         p._runner.members = p._runner.members.move_to(msgspec.structs.replace(p.definition, views=views))
         health = client.get("/v1/health")

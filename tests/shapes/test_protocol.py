@@ -10,6 +10,7 @@ import pytest
 
 from evertide import __version__
 from evertide.pipeline.definition import AwayReason
+from evertide.problem import ComponentState
 from evertide.server.access import Access, Role, Token
 from evertide.shapes.options import ShapeOptions
 from tests.shapes.kit import Follower, Shop, order, shop
@@ -262,7 +263,7 @@ def test_a_hydrating_view_is_503_until_it_is_ready() -> None:
         s.push(rows=[order(1)])
         runner = s.pipeline._runner
         there = runner.members
-        away = AwayReason("hydrating", 1, "the view is computed from its tables", 0.0)
+        away = AwayReason(ComponentState.HYDRATING, 1, "the view is computed from its tables", 0.0)
         view = msgspec.structs.replace(there.definition.views["revenue"], shard="", away=away)
         views = {**there.definition.views, "revenue": view}
         runner.members = there.move_to(msgspec.structs.replace(there.definition, views=views, change="not yet"))

@@ -14,6 +14,7 @@ import pytest
 
 from evertide.errors import TimeCompacted
 from evertide.pipeline.reading.reader import StorageReader
+from evertide.problem import ComponentState
 from evertide.runtime import SystemRuntime
 from evertide.server.server import Server
 from evertide.server.shapes_app import make_shapes_app
@@ -253,7 +254,7 @@ def test_shapes_of_a_failed_view_are_served_until_the_view_recovers() -> None:
         s.push(rows=[order(1, "ann", 5)])
         client = Follower(s, {"table": "share"}).caught_up()
         s.push(rows=[order(2, "ann", 0)])
-        assert s.pipeline.definition.list_away("failed") == ["share"]
+        assert s.pipeline.definition.list_away(ComponentState.FAILED) == ["share"]
         assert client.step().changes == []
         assert Follower(s, {"table": "share"}).caught_up().content() == client.content() == [("1", "20")]
         waiting = aside.submit(client.step, live=True)

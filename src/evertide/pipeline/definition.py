@@ -85,7 +85,7 @@ class TableRecord(msgspec.Struct, frozen=True):
 class AwayReason(msgspec.Struct, frozen=True):
     """Why a view is not a member: its state (`hydrating` or `failed`), the transaction, and the reason."""
 
-    state: str
+    state: ComponentState
     time: int
     why: str
     since_s: float
@@ -136,7 +136,7 @@ class Definition(msgspec.Struct, frozen=True):
         """The views that are members."""
         return {name: view for name, view in self.views.items() if view.away is None}
 
-    def list_away(self, state: str) -> list[str]:
+    def list_away(self, state: ComponentState) -> list[str]:
         return [name for name, view in self.views.items() if view.away is not None and view.away.state == state]
 
     def find_diverged(self) -> dict[str, AwayReason]:

@@ -439,7 +439,7 @@ class Pipeline(ReadablePipeline):
             return pushed.time
         return self.time if advanced is None else advanced
 
-    def _publish_progress(self) -> tuple[str, int]:
+    def _publish_progress(self) -> tuple[ComponentState, int]:
         """A separate thread calls it, so that storage shows a hang of the thread that makes transactions."""
         if not self._is_open:
             self._process_state.publish_replaying()

@@ -13,6 +13,7 @@ import pytest
 from evertide.errors import Damaged, Forbidden, InvalidInput
 from evertide.pgexpr.restriction import NOTHING, UNRESTRICTED, Restriction
 from evertide.pipeline.definition import AwayReason, ViewRecord
+from evertide.problem import ComponentState
 from evertide.server.access import Access, Role, Token
 from evertide.shapes.log.shape_definition import resolve_subject
 from evertide.shapes.protocol.requests import Identifier, Refusal
@@ -173,7 +174,7 @@ def test_positions_do_not_count_rows_that_the_token_may_not_see() -> None:
 
 def test_a_restricted_token_does_not_see_why_a_view_has_no_content() -> None:
     """The reason may contain a value of a table that the token may not see."""
-    away = AwayReason("failed", 1, "the value 'hidden' is no number", since_s=0)
+    away = AwayReason(ComponentState.FAILED, 1, "the value 'hidden' is no number", since_s=0)
     view = ViewRecord(b"", "", ("orders",), shard="", away=away)
     members = SimpleNamespace(definition=SimpleNamespace(tables={}, views={"totals": view}))
     for restriction, is_told in [(UNRESTRICTED, True), (Restriction.to({}, frozenset({"totals"})), False)]:

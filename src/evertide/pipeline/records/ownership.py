@@ -17,6 +17,7 @@ import msgspec
 
 from evertide.checkpoint.registration import REPAIRING
 from evertide.errors import Conflict
+from evertide.problem import OpenStrEnum
 from evertide.runtime import Runtime
 from evertide.settings import Settings
 from evertide.store.meta import Meta, Write, unseal
@@ -54,7 +55,7 @@ class ProcessRole(enum.Enum):
     READ_ONLY = "read-only"
 
 
-class ReplicaRole(enum.StrEnum):
+class ReplicaRole(OpenStrEnum):
     """What a replica does now; `ProcessRole` is what it was started as."""
 
     LEADS = "leads"

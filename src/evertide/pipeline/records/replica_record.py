@@ -54,9 +54,8 @@ class LongWork:
 
 class ReplicaRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     writer: str
-    role: str
-    """A `ReplicaRole`."""
-    state: str
+    role: ReplicaRole
+    state: ComponentState
     time: int
     """The last transaction that the replica has; -1 while it opens."""
     told_at_s: float
@@ -70,8 +69,8 @@ class ReplicaStatus:
     writer: str
     host: str
     pid: int
-    role: str
-    state: str
+    role: ReplicaRole
+    state: ComponentState
     time: int
     behind: int
     """Committed transactions that the replica does not have yet."""
@@ -81,9 +80,11 @@ class ReplicaStatus:
 
 
 class ReplicaReporter(Ticker):
-    def __init__(self, role: Callable[[], str], meta: Meta, writer: str, runtime: Runtime, settings: Settings) -> None:
+    def __init__(
+        self, role: Callable[[], ReplicaRole], meta: Meta, writer: str, runtime: Runtime, settings: Settings
+    ) -> None:
         super().__init__("evertide-replica", settings.lead_interval_s)
-        self._progress_of: Callable[[], tuple[str, int]] = lambda: (ComponentState.RUNNING, -1)
+        self._progress_of: Callable[[], tuple[ComponentState, int]] = lambda: (ComponentState.RUNNING, -1)
         """State and time; the time is -1 until the pipeline is open."""
         self._role = role
         self._meta = meta
@@ -91,9 +92,9 @@ class ReplicaReporter(Ticker):
         self._runtime = runtime
         self._settings = settings
         self._work: LongWork | None = None
-        self._last: tuple[str, str, int, LongWork | None] = ("", "", -1, None)
+        self._last: tuple[ReplicaRole, ComponentState, int, LongWork | None] | None = None
 
-    def watch(self, progress: Callable[[], tuple[str, int]]) -> None:
+    def watch(self, progress: Callable[[], tuple[ComponentState, int]]) -> None:
         """Report the state and the time that `progress` returns; the thread of this reporter calls it."""
         self._progress_of = progress
 
@@ -118,7 +119,7 @@ class ReplicaReporter(Ticker):
                 self._remove(lambda writer, alive: writer not in alive)
         return True
 
-    def _read_progress(self) -> tuple[str, str, int, LongWork | None]:
+    def _read_progress(self) -> tuple[ReplicaRole, ComponentState, int, LongWork | None]:
         state, time = self._progress_of()
         work = self._work
         if state == ComponentState.RUNNING and (time < 0 or (work is not None and work.what not in _HYDRATING)):

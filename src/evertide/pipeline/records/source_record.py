@@ -19,7 +19,7 @@ import msgspec
 
 from evertide.errors import EvertideError
 from evertide.pipeline.records.state_record import write_report
-from evertide.problem import Problem
+from evertide.problem import ComponentState, Problem
 from evertide.runtime import Runtime
 from evertide.settings import Settings
 from evertide.sources.contract import Lag
@@ -40,7 +40,7 @@ _SAME_LAG_S = 30.0
 
 class SourceRecord(msgspec.Struct, frozen=True):
     tables: tuple[str, ...]
-    state: str
+    state: ComponentState
     lag: Lag | None = None
     problems: tuple[Problem, ...] = ()
 
@@ -48,7 +48,7 @@ class SourceRecord(msgspec.Struct, frozen=True):
 class SinkStateRecord(msgspec.Struct, frozen=True):
     """The state of a sink. Its position is in another record (`evertide.pipeline.sinks.sink_record`)."""
 
-    state: str
+    state: ComponentState
     problem: Problem | None = None
 
 

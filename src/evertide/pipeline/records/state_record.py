@@ -12,7 +12,7 @@ import threading
 import msgspec
 
 from evertide.errors import EvertideError
-from evertide.problem import Problem
+from evertide.problem import ComponentState, Problem
 from evertide.runtime import Runtime
 from evertide.settings import Settings
 from evertide.store.meta import Guard, Meta, Write, seal, unseal
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 class PipelineStateRecord(msgspec.Struct, frozen=True):
     writer: str
-    state: str
+    state: ComponentState
     since_s: float
     change: str
     """A unique id, by which a writer recognizes its own commit after an unknown outcome."""

@@ -158,7 +158,7 @@ class DeliveryThreads:
         delivery, problem = sink_thread.delivery, sink_thread.problem
         declaration, behind = delivery.declaration, time - delivery.position
         waits_for = delivery.waits_for or self._explain_away(declaration.collection)
-        state: str = ComponentState.RUNNING
+        state = ComponentState.RUNNING
         if problem is not None:
             state = problem.state
         elif waits_for and behind:

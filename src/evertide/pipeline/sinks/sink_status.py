@@ -24,7 +24,7 @@ class SinkStatus:
     """The last transaction that was written to the sink."""
     behind: int
     """Transactions that the sink has not received; some may not change its collection."""
-    state: str
+    state: ComponentState
     """`running`, `waiting`, `lagging`, `stalled`, or `failed`; `stopped` if no process runs the pipeline; empty if not
     reported yet."""
     problem: Problem | None = None
@@ -40,7 +40,7 @@ def read_sink_statuses(  # noqa: PLR0917
 ) -> tuple[SinkStatus, ...]:
     """The recorded status, for a process that does not deliver. `live` is the live leader's registration."""
     states = reports.sinks if reports is not None and reports.is_from(live) else {}
-    unknown = SinkStateRecord("" if live is not None else ComponentState.STOPPED)
+    unknown = SinkStateRecord(ComponentState.NOT_REPORTED if live is not None else ComponentState.STOPPED)
     records = read_sinks(meta, runtime, settings)
     return tuple(
         _make_sink_status(name, one.record, states.get(name, unknown), time)

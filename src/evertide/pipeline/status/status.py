@@ -69,7 +69,7 @@ _ENDED = (ComponentState.FAILED, ComponentState.DIVERGED, ComponentState.FROZEN)
 class CollectionStatus:
     name: str
     kind: CollectionKind
-    state: str
+    state: ComponentState
     """`running`, `hydrating`, `failed` or `undeclared`; without a process that runs the
     pipeline, `stopped` instead of `running`."""
     upper: int
@@ -93,7 +93,7 @@ class SourceStatus:
     name: str
     tables: tuple[str, ...]
     position: str
-    state: str
+    state: ComponentState
     """`running`, `reconnecting` or `stalled`; `stopped` if no process runs the pipeline; empty if not reported yet."""
     lag: Lag | None = None
     """None if the source does not report it."""
@@ -107,7 +107,7 @@ class SourceStatus:
 class Status:
     """The state of a pipeline and of its parts, as every process and the HTTP API report it."""
 
-    state: str
+    state: ComponentState
     since_s: float
     why: str
     remedy: str
@@ -278,13 +278,14 @@ def _make_source_statuses(
     for name, position in positions.items():
         # A source without a record has the table of the same name, if there is one.
         tables = (name,) if definition is not None and name in definition.tables else ()
-        record = known.get(name) or SourceRecord(tables, "")
+        record = known.get(name) or SourceRecord(tables, ComponentState.NOT_REPORTED)
         if reports is not None and reports.is_from(live):
             one = SourceStatus(
                 name, record.tables, position, record.state, record.lag, record.problems, reports.told_at_s
             )
         else:
-            one = SourceStatus(name, record.tables, position, "" if live is not None else ComponentState.STOPPED)
+            state = ComponentState.NOT_REPORTED if live is not None else ComponentState.STOPPED
+            one = SourceStatus(name, record.tables, position, state)
         found.append(one)
     return tuple(found)
 
@@ -306,7 +307,7 @@ def make_collection_statuses(
     """Unless `is_fresh`, from the shard states in memory and without shapes: no storage call is made."""
     definition = members.definition
     running = ComponentState.STOPPED if is_stopped else ComponentState.RUNNING
-    listed: list[tuple[str, CollectionKind, str, str, str]] = [
+    listed: list[tuple[str, CollectionKind, str, ComponentState, str]] = [
         (name, CollectionKind.TABLE, table.shard, running if table.is_declared else ComponentState.UNDECLARED, "")
         for name, table in definition.tables.items()
         if table.shard

@@ -45,7 +45,7 @@ CAUSES = {
     "upper_mismatch": "Two processes wrote the same times of a shard; one of them was first.",
     "shard_ended": "Another process dropped the table or view, or replaced its content, while this one used it.",
     "time_compacted": "The time is older than the history kept: that of the two newest checkpoints, and of leases.",
-    "fenced": "This process was silent for longer than its time to live, or someone promoted another one.",
+    "fenced": "This process was silent for longer than its time to live, or an operator promoted another process.",
     "generation_moved": "A replica added, dropped or changed views at the same moment.",
     "lease_lost": "A reader was idle for longer than its lease lasts, or its process was suspended.",
     "unavailable": "The disk, the object store or the database of Meta does not answer.",

@@ -113,7 +113,7 @@ def bound_only(kept: Storage, rows: list[Row]) -> None:
     p = open_pipeline(kept)
     p.push("orders", rows)
     p._pushes.offer_pushed(p._pushed)
-    inputs, _ = p._input_reader.read()
+    inputs, _ = p._input_reader.read(p.definition)
     p._runner.bind(inputs)
     crash(p)
 
@@ -163,7 +163,7 @@ def test_u4_an_append_whose_answer_was_lost_is_not_repeated() -> None:
     real = p._runner.commit
     p._runner.commit = lambda: None  # type: ignore[method-assign]
     p._pushes.offer_pushed(p._pushed)
-    inputs, batches = p._input_reader.read()
+    inputs, batches = p._input_reader.read(p.definition)
     p._runner.complete(p._runner.bind(inputs), batches)
     real()
     crash(p)

@@ -143,7 +143,7 @@ def test_j4_a_source_in_the_journal_that_the_script_lacks_is_reported() -> None:
     kept = storage()
     with with_sources(source):
         p = open_pipeline(kept)
-        inputs, _ = p._input_reader.read()
+        inputs, _ = p._input_reader.read(p.definition)
         p._runner.bind(inputs)
         crash(p)
     with with_sources(), pytest.raises(SourceChanged, match="'orders'"):

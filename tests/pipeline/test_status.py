@@ -26,7 +26,7 @@ def test_s1_a_bound_transaction_that_does_not_commit_is_a_stall() -> None:
     with open_pipeline(storage(), runtime=runtime) as p:
         p.push("orders", [order(1)])
         p._pushes.offer_pushed(p._pushed)
-        inputs, _ = p._input_reader.read()
+        inputs, _ = p._input_reader.read(p.definition)
         p._runner.bind(inputs)
         assert p.status().state == "running"
         runtime.advance_s(10)
@@ -46,7 +46,7 @@ def test_a_transaction_that_commits_during_a_status_does_not_count_as_waiting(mo
     with open_pipeline(storage()) as p:
         p.push("orders", [order(1)])
         p._pushes.offer_pushed(p._pushed)
-        inputs, _ = p._input_reader.read()
+        inputs, _ = p._input_reader.read(p.definition)
         p._runner.bind(inputs)
         upper = Journal.__dict__["committed_upper"]
 
@@ -106,7 +106,7 @@ def test_j5_a_checkpoint_lies_between_two_transactions() -> None:
     with open_pipeline(storage()) as p:
         p.push("orders", [order(1)])
         p._pushes.offer_pushed(p._pushed)
-        inputs, read = p._input_reader.read()
+        inputs, read = p._input_reader.read(p.definition)
         bound = p._runner.bind(inputs)
         commit, p._runner.commit = p._runner.commit, lambda: None  # type: ignore[method-assign]
         p._runner.complete(bound, read)  # computed, and not yet committed

@@ -184,7 +184,7 @@ def test_numbers_survive_crashes_and_checkpoints_and_are_equal_in_every_process(
             assert read_txids(first) == {at: [xids[at]] for at in range(2, 5)}
         xids[5] = run_statements(db, "INSERT INTO lasting VALUES (5, 'ann', 1)")
         wait_for_input(pipeline, "lasting")
-        inputs, read = pipeline._input_reader.read()
+        inputs, read = pipeline._input_reader.read(pipeline.definition)
         pipeline._runner.bind(inputs)  # bound, and not committed
         del read
         pipeline._runner.sources["lasting"].close()  # as its connection would be

@@ -373,7 +373,7 @@ class Pipeline(ReadablePipeline):
         self._until_answered(leadership.try_acquire)
         self._process_state.publish_replaying()
         self._runner = runner = self._until_answered(lambda: open_in_role(context, leadership, stopping, self._role))
-        self._input_reader = reader = InputReader(context, lambda: runner.definition)
+        self._input_reader = reader = InputReader(context)
         self._process_state.watch(reader)
         self._pushed = PushTransaction(self._pushes)
         self.collections = Collections(lambda: runner.members, lambda rows: make_frame(self.spark, rows))

@@ -86,7 +86,7 @@ class Advancer:
             bound = journal.read(pending)
             return self._complete(bound, None) if leads or bound.writer == self._context.writer.id else None
         self._runner.phases.enter(Phase.READ, pending)
-        inputs, read = self._input_reader.read(None if leads else self._asked)
+        inputs, read = self._input_reader.read(self._runner.definition, None if leads else self._asked)
         if all(given.before == given.after for given in inputs.values()):
             self._runner.phases.enter_wait(self._runner.time)
             return None

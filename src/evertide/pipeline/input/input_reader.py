@@ -7,7 +7,7 @@ in Evertide's own storage, and may be larger than memory.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 import msgspec
@@ -32,10 +32,8 @@ logger = logging.getLogger(__name__)
 class InputReader:
     """Reads and acknowledges the input of all sources."""
 
-    def __init__(self, context: ProcessContext, definition: Callable[[], Definition]) -> None:
-        """`definition` returns the definition in force."""
+    def __init__(self, context: ProcessContext) -> None:
         self._context = context
-        self._definition = definition
         self.stalled: dict[str, Problem] = {}
         """By source; the key "" has the problem that stops all sources."""
         self._errors: dict[str, EvertideError] = {}
@@ -43,7 +41,9 @@ class InputReader:
         self._moving: set[str] = set(context.sources)
         """Sources that may have more: their last offer had input, or they have made none yet."""
 
-    def read(self, only: Collection[str] | None = None) -> tuple[dict[str, Input], dict[str, list[Rows]]]:
+    def read(
+        self, definition: Definition, only: Collection[str] | None = None
+    ) -> tuple[dict[str, Input], dict[str, list[Rows]]]:
         """The input for the journal, and the rows that were read. A source without input keeps its position.
 
         If `only` is given, only these sources make an offer; the leader reads the others.
@@ -53,7 +53,7 @@ class InputReader:
         inputs: dict[str, Input] = {}
         read: dict[str, list[Rows]] = {}
         moving: set[str] = set()
-        for name, position in read_positions(self._context.journal, self._definition(), sources).items():
+        for name, position in read_positions(self._context.journal, definition, sources).items():
             source = sources[name]
             inputs[name] = Input(position, position)
             if only is not None and name not in only:

@@ -71,7 +71,7 @@ def open_declared_sources(  # noqa: PLR0917
             source.distribute(executors)
     fed = {table for source in opened for table in source.tables}
     pushed = {name: one for name, one in declared.items() if name not in fed}
-    pushes = Pushes(pushed, journal, writer, settings, lambda: journal.upper)
+    pushes = Pushes(pushed, journal, writer, settings)
     return pushes, {PUSH: pushes, **{source.name: source for source in opened}}
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -129,14 +129,12 @@ class Pushes:
         journal: Journal,
         writer: Writer,
         settings: Settings,
-        next_time: Callable[[], int],
     ) -> None:
         self.tables = tuple(declarations)
         self.settings = settings
         self._declarations = {name.lower(): one for name, one in declarations.items()}
         self._journal = journal
         self._writer = writer
-        self._next_time = next_time
         self._lock = threading.Lock()
         self._ready: list[PushTransaction] = []
         self._offered: list[PushTransaction] = []
@@ -237,7 +235,7 @@ class Pushes:
         with self._lock:
             ready = list(self._ready)
         at = msgspec.json.decode(position, type=_PushPosition)
-        time = self._next_time()
+        time = self._journal.upper
         numbers: dict[str, ProducerNumber] = {}
         offered: list[PushTransaction] = []
         repeats: list[PushTransaction] = []
@@ -278,7 +276,7 @@ class Pushes:
     def _forget_bound(self) -> None:
         """After a bind of unknown outcome: do not offer again what the journal shows as bound."""
         doubtful = [pushed for pushed in self._ready if self._journal.may_be_bound(pushed.fragments, self._writer)]
-        if not doubtful or self._next_time() <= self._offered_time:
+        if not doubtful or self._journal.upper <= self._offered_time:
             return  # the next bind has the same number, so at most one of the two succeeds
         try:
             named = {fragment.key for fragment in list_staged(self._journal.read(self._offered_time))}

@@ -21,17 +21,17 @@ __all__ = [
     "CheckpointEvent",
     "DeliveryEvent",
     "FailureEvent",
-    "Lap",
     "Observer",
     "ObserverGroup",
     "RequestEvent",
+    "TimedPhase",
     "TransactionEvent",
     "TransactionOrigin",
     "WrittenSize",
 ]
 
 
-class Lap(NamedTuple):
+class TimedPhase(NamedTuple):
     """One phase of a transaction: `read`, `bind`, `compute`, `commit` or `replay`."""
 
     phase: str
@@ -60,7 +60,7 @@ class TransactionEvent:
 
     time: int
     how: TransactionOrigin
-    laps: tuple[Lap, ...]
+    phases: tuple[TimedPhase, ...]
     """In order of time; a phase may occur several times."""
     sources: Mapping[str, int] = field(default_factory=dict)
     """Rows read, by source."""
@@ -68,11 +68,11 @@ class TransactionEvent:
 
     @property
     def began_s(self) -> float:
-        return self.laps[0].began_s if self.laps else 0.0
+        return self.phases[0].began_s if self.phases else 0.0
 
     @property
     def took_s(self) -> float:
-        return self.laps[-1].began_s + self.laps[-1].took_s - self.laps[0].began_s if self.laps else 0.0
+        return self.phases[-1].began_s + self.phases[-1].took_s - self.phases[0].began_s if self.phases else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ class FailureEvent:
     name: str
     """The name of the source, sink or view; empty for parts that exist once."""
     error_code: str
-    laps: tuple[Lap, ...] = ()
+    phases: tuple[TimedPhase, ...] = ()
     """The phases that a failed transaction went through."""
     time: int | None = None
 

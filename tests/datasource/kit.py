@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from evertide.datasource.planning import ReadTask, pin_time, plan_tasks
+from evertide.datasource.planning import ReadTask, choose_read_point, plan_tasks
 from evertide.datasource.request import Request
 from evertide.datasource.task import read_task
 from evertide.pipeline.engine import DeclaredTable
@@ -204,5 +204,5 @@ def make_request(storage: str | Path, collection: str, **options: Any) -> Reques
 
 def rows_of(request: Request, tasks: Sequence[ReadTask] | None = None) -> list[Row]:
     """Return all rows of all tasks, as executors read them."""
-    tasks = plan_tasks(request, pin_time(request)) if tasks is None else tasks
+    tasks = plan_tasks(request, choose_read_point(request)) if tasks is None else tasks
     return [row for task in tasks for batch in read_task(request, task) for row in batch.to_pylist()]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from evertide.datasource.planning import ReadTask, pin_time, plan_tasks
+from evertide.datasource.planning import ReadTask, choose_read_point, plan_tasks
 from evertide.datasource.request import Request
 from evertide.errors import BlobMissing, InvalidInput, LeaseLost, TimeCompacted
 from evertide.settings import Settings
@@ -29,7 +29,7 @@ def disturb(history: History) -> int:
 
 def plan_read(history: History, **options: object) -> tuple[Request, list[ReadTask]]:
     request = make_request(history.root, "things", **options)
-    return request, plan_tasks(request, pin_time(request))
+    return request, plan_tasks(request, choose_read_point(request))
 
 
 @pytest.mark.parametrize("options", [{}, {"partition_bytes": 1}, {"changes_after": 3}])
@@ -43,21 +43,21 @@ def test_i6_parts_of_a_planned_read_survive_compaction_and_garbage_collection(
         disturb(history)
         assert content(rows_of(request, found)) == content(before)
         if not options:
-            assert content(before) == content(history.at[found[0].pin.time]["things"])
+            assert content(before) == content(history.at[found[0].read_point.time]["things"])
 
 
 def test_i6_a_lost_lease_is_distinguished_from_a_lost_file(tmp_path: Path) -> None:
     with opened(tmp_path / "s") as p:
         history = grow(p, 2, 7)
         request, found = plan_read(history)
-        end_lease(history.shard("things").log, found[0].pin.lease)
+        end_lease(history.shard("things").log, found[0].read_point.lease)
         assert content(rows_of(request, found)) == content(
-            history.at[found[0].pin.time]["things"]
+            history.at[found[0].read_point.time]["things"]
         )  # every part still exists
         assert disturb(history) > 0
         with pytest.raises(LeaseLost) as lost:
             rows_of(request, found)
-        assert (lost.value.lease, lost.value.restart_from) == (found[0].pin.lease, found[0].pin.time)
+        assert (lost.value.lease, lost.value.restart_from) == (found[0].read_point.lease, found[0].read_point.time)
         request, found = plan_read(history)
         Path(request.storage, found[0].group.parts[0].key).unlink()
         with pytest.raises(BlobMissing):
@@ -68,7 +68,7 @@ def test_since_does_not_pass_the_time_of_a_loaded_dataframe(tmp_path: Path) -> N
     with opened(tmp_path / "s") as p:
         history = grow(p, 2, 7)
         request = make_request(history.root, "things")
-        pinned = pin_time(request)
+        pinned = choose_read_point(request)
         disturb(history)
         assert history.shard("things").since == pinned.time
         assert content(rows_of(request, plan_tasks(request, pinned))) == content(history.at[pinned.time]["things"])
@@ -78,12 +78,12 @@ def test_a_lease_lost_before_planning_is_replaced_if_the_time_is_readable(tmp_pa
     with opened(tmp_path / "s") as p:
         history = grow(p, 2, 7)
         request = make_request(history.root, "things")
-        pinned = pin_time(request)
+        pinned = choose_read_point(request)
         end_lease(history.shard("things").log, pinned.lease)
         again = plan_tasks(request, pinned)
-        assert again[0].pin.lease != pinned.lease
-        assert list(leases(history)) == [f"lease/{pinned.shard}/{again[0].pin.lease}"]
-        end_lease(history.shard("things").log, again[0].pin.lease)
+        assert again[0].read_point.lease != pinned.lease
+        assert list(leases(history)) == [f"lease/{pinned.shard}/{again[0].read_point.lease}"]
+        end_lease(history.shard("things").log, again[0].read_point.lease)
         disturb(history)
         with pytest.raises(TimeCompacted, match=f"the earliest is {history.shard('things').since}"):
             plan_tasks(request, pinned)
@@ -108,7 +108,7 @@ def test_renewing_an_ended_lease_fails(tmp_path: Path) -> None:
     with opened(tmp_path / "s") as p:
         history = grow(p, 2, 3)
         log = history.shard("things").log
-        lease = pin_time(make_request(history.root, "things")).lease
+        lease = choose_read_point(make_request(history.root, "things")).lease
         assert renew_lease(log, lease)
         end_lease(log, lease)
         end_lease(log, lease)
@@ -122,7 +122,7 @@ def test_a_read_of_inline_batches_only_needs_no_lease(tmp_path: Path) -> None:
         request, found = plan_read(history)
         assert leases(history) == {}
         disturb(history)
-        assert content(rows_of(request, found)) == content(history.at[found[0].pin.time]["things"])
+        assert content(rows_of(request, found)) == content(history.at[found[0].read_point.time]["things"])
 
 
 def test_times_that_cannot_be_read_leave_no_lease(tmp_path: Path) -> None:
@@ -131,10 +131,10 @@ def test_times_that_cannot_be_read_leave_no_lease(tmp_path: Path) -> None:
         since, last = history.shard("things").since, max(history.at)
         for options in ({"as_of": since - 1}, {"changes_after": since - 1}):
             with pytest.raises(TimeCompacted, match=f"the earliest is {since}"):
-                pin_time(make_request(history.root, "things", **options))
+                choose_read_point(make_request(history.root, "things", **options))
         with pytest.raises(InvalidInput, match=f"time {last + 1} is not committed yet; the last time is {last}"):
-            pin_time(make_request(history.root, "things", as_of=last + 1))
+            choose_read_point(make_request(history.root, "things", as_of=last + 1))
         with pytest.raises(InvalidInput, match=f"later than the last time, which is {last}"):
-            pin_time(make_request(history.root, "things", changes_after=last + 1))
+            choose_read_point(make_request(history.root, "things", changes_after=last + 1))
         assert leases(history) == {}
         assert rows_of(make_request(history.root, "things", changes_after=last)) == []

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from evertide.datasource.planning import pin_time, plan_tasks
+from evertide.datasource.planning import choose_read_point, plan_tasks
 from evertide.settings import Settings
 from tests.datasource.kit import BLOBS, NAMES, History, content, grow, make_comparable, make_request, opened, rows_of
 
@@ -31,7 +31,7 @@ def test_every_time_equals_the_pushed_rows(grown_history: History) -> None:
         for number, time in enumerate(times):
             for size in SIZES if time == times[-1] else [SIZES[number % 3]]:
                 request = make_request(grown_history.root, name, as_of=time, partition_bytes=size)
-                tasks = plan_tasks(request, pin_time(request))
+                tasks = plan_tasks(request, choose_read_point(request))
                 ways |= {(group.only_adds, group.span is not None) for group in (task.group for task in tasks)}
                 found = content(rows_of(request, tasks))
                 assert found == content(grown_history.at[time][name]), (name, time, size)
@@ -45,7 +45,7 @@ def test_the_last_time_is_read_by_default(tmp_path: Path) -> None:
         history = grow(p, seed=5, steps=5)
         last = max(history.at)
         request = make_request(tmp_path / "s", "BAG")
-        pinned = pin_time(request)
+        pinned = choose_read_point(request)
         history.step()
         assert content(rows_of(request, plan_tasks(request, pinned))) == content(history.at[last]["bag"])
         assert content(rows_of(request)) == content(history.at[last + 1]["bag"])
@@ -107,7 +107,7 @@ def test_parts_that_cannot_match_are_not_read(tmp_path: Path) -> None:
             p.push("things", [{"id": key, "name": "x"} for key in range(first, first + 4)])
             p.commit()
         request = make_request(tmp_path / "s", "things", where="id BETWEEN 5 AND 9")
-        tasks = plan_tasks(request, pin_time(request))
+        tasks = plan_tasks(request, choose_read_point(request))
         kept = {part.key for group in (task.group for task in tasks) for part in group.parts}
         assert len(kept) == 2
         for path in (tmp_path / "s" / "parts").rglob("*.parquet"):
@@ -122,7 +122,7 @@ def test_parts_without_retractions_are_distributed_and_read_once(tmp_path: Path)
             p.push("bag", [{"word": "w", "n": 1}] * 4)
             p.commit()
         request = make_request(tmp_path / "s", "bag", partition_bytes=2000)
-        tasks = plan_tasks(request, pin_time(request))
+        tasks = plan_tasks(request, choose_read_point(request))
         parts = [part.key for group in (task.group for task in tasks) for part in group.parts]
         assert len(parts) == len(set(parts))
         assert len(tasks) > 2

@@ -16,7 +16,7 @@ from evertide.metrics.catalog import ALL, BY_NAME
 from evertide.metrics.gauges import SampleCache
 from evertide.metrics.http import render_metrics
 from evertide.metrics.samples import Sample, TakeSample
-from evertide.observer import Lap, TransactionEvent, TransactionOrigin, WrittenSize
+from evertide.observer import TimedPhase, TransactionEvent, TransactionOrigin, WrittenSize
 from evertide.pipeline.pipeline import Pipeline
 from evertide.pipeline.records.ownership import ProcessRole
 from evertide.pipeline.records.replica_record import ReplicaReporter
@@ -261,11 +261,11 @@ def test_a_bug_in_sampling_is_logged_and_does_not_end_metrics(caplog: pytest.Log
 def test_observing_a_transaction_costs_little() -> None:
     """Measured as CPU time, as the machine may be loaded, with a wide margin."""
     metrics = Metrics()
-    laps = tuple(Lap(phase, 1.0, 0.01) for phase in ("read", "bind", "read", "compute", "commit"))
+    phases = tuple(TimedPhase(phase, 1.0, 0.01) for phase in ("read", "bind", "read", "compute", "commit"))
     event = TransactionEvent(
         7,
         TransactionOrigin.COMMITTED,
-        laps,
+        phases,
         {"push": 3, "kafka": 9},
         {f"view{n}": WrittenSize(3, 100) for n in range(8)},
     )

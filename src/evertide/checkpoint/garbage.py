@@ -10,7 +10,7 @@ Garbage collection deletes, if neither pinned nor live:
 2. *A checkpoint's directory* whose number is not in the catalog, not held, and not claimed by a registered writer. A
    claim is made before the first file is put, so a directory without one is abandoned.
 
-The evidence is read in this order, for these reasons:
+The proof is read in this order, for these reasons:
 
     blobs            first: blobs that are put later are not judged
     live, drafts     then: a draft that is published meanwhile is in the catalog below
@@ -79,7 +79,7 @@ class CheckpointGarbage:
 
 
 @dataclass(frozen=True, slots=True)
-class _Evidence:
+class _Proof:
     parts: Sequence[str]
     files: Sequence[str]
     live: Container[str]
@@ -100,7 +100,7 @@ def collect_garbage(
             writer.beat()  # shows that we are not fenced (I16)
             end_silent_writers(place.meta, runtime=place.runtime, settings=place.settings, own_writer=writer)
             _end_holds(place)
-        proof = place.retry_read(lambda: _read_evidence(place, live, writer, drafts))
+        proof = place.retry_read(lambda: _read_proof(place, live, writer, drafts))
     except (Damaged, UnsupportedFormat) as error:
         # Log no traceback: the error says what to do.
         logger.error("skipping garbage collection: cannot read what checkpoints need: %s", error)  # noqa: TRY400
@@ -114,12 +114,12 @@ def collect_garbage(
     return CheckpointGarbage(parts, files, is_hold_over=bool(proof.pins.held) and not is_used)
 
 
-def _read_evidence(place: StorageContext, live: Live, writer: Writer, drafts: Callable[[], Drafts]) -> _Evidence:
+def _read_proof(place: StorageContext, live: Live, writer: Writer, drafts: Callable[[], Drafts]) -> _Proof:
     """The order matters: see the header."""
     parts, files = _list_keys(place.blob, state_prefix()), _list_keys(place.blob, checkpoint_prefix())
     used, drafted = live(), drafts()
     writers = read_registrations(place.meta).keys()
-    return _Evidence(parts, files, used, writers, _pins(place, writers, drafted, writer.id))
+    return _Proof(parts, files, used, writers, _pins(place, writers, drafted, writer.id))
 
 
 def _list_keys(blob: Blob, prefix: str) -> list[str]:
@@ -172,7 +172,7 @@ def _is_open(writer: str, drafts: Drafts) -> bool:
     return writer not in drafts or drafts[writer] is not None
 
 
-def _is_over(key: str, proof: _Evidence, writer: Writer) -> bool:
+def _is_over(key: str, proof: _Proof, writer: Writer) -> bool:
     name = Name.parse(key)
     if name is None or key in proof.pins or key in proof.live:
         return False

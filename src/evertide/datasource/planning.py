@@ -1,7 +1,7 @@
 """Plan a read: choose a time, take a lease, and split the parts into tasks.
 
-1. When a DataFrame is loaded, `pin_time` chooses the time and takes a lease on it. So all queries over one DataFrame,
-   and both sides of a self-join, read the same time. Two DataFrames do so if they have the same `as_of`.
+1. When a DataFrame is loaded, `choose_read_point` chooses the time and takes a lease on it. So all queries over one
+   DataFrame, and both sides of a self-join, read the same time. Two DataFrames do so if they have the same `as_of`.
 2. At the first query, `plan_tasks` renews that lease, or takes another if it has expired, and only then reads the state
    (I6). If the time is below since by then, it raises `TimeCompacted`, with the smallest readable time.
 3. Spark does not report when a DataFrame is no longer needed, and ends the process that planned. So the lease is not
@@ -30,11 +30,11 @@ from evertide.shard.read import TimeWindow, list_parts
 from evertide.shard.shard import Shard
 from evertide.types import Time
 
-__all__ = ["Pin", "ReadTask", "pin_time", "plan_tasks", "select_columns"]
+__all__ = ["ReadPoint", "ReadTask", "choose_read_point", "plan_tasks", "select_columns"]
 
 
 @dataclass(frozen=True, slots=True)
-class Pin:
+class ReadPoint:
     """What one DataFrame reads: the collection's shard when it was loaded, and the time."""
 
     name: str
@@ -53,7 +53,7 @@ class Pin:
 class ReadTask:
     """What one executor reads; self-contained, as it is sent there."""
 
-    pin: Pin
+    read_point: ReadPoint
     window: TimeWindow
     columns: tuple[str, ...]
     conditions: tuple[Condition, ...]
@@ -62,9 +62,9 @@ class ReadTask:
     group: Group
 
 
-def select_columns(request: Request, pinned: Pin) -> pa.Schema:
+def select_columns(request: Request, read_point: ReadPoint) -> pa.Schema:
     """The columns of the DataFrame."""
-    schema = make_changes_schema(pinned.arrow)
+    schema = make_changes_schema(read_point.arrow)
     known = [name for name in schema.names if name not in (TIME, DIFF)]
     names = resolve_names(request.columns, known)
     return pa.schema(
@@ -72,7 +72,7 @@ def select_columns(request: Request, pinned: Pin) -> pa.Schema:
     )
 
 
-def pin_time(request: Request) -> Pin:
+def choose_read_point(request: Request) -> ReadPoint:
     with StorageReader.open(request.storage, request.meta, settings=request.settings) as reader:
         view = reader.collections.view(request.collection)
         shard = reader.collections.members().open_collection(view.name)
@@ -81,26 +81,26 @@ def pin_time(request: Request) -> Pin:
         if after is not None and after > time:
             why = f"{after} is later than the last time, which is {time}"
             raise InvalidInput(where=f"collection {view.name!r}, option 'changes_after'", why=why)
-        pinned = Pin(view.name, shard.name, shard.schema.serialize().to_pybytes(), time)
-        select_columns(request, pinned)
+        read_point = ReadPoint(view.name, shard.name, shard.schema.serialize().to_pybytes(), time)
+        select_columns(request, read_point)
         parse_conditions(request.where, shard.schema)
-        with _hold_lease(reader, shard, pinned, _make_window(request, time)) as lease:
-            return replace(pinned, lease=lease)
+        with _hold_lease(reader, shard, read_point, _make_window(request, time)) as lease:
+            return replace(read_point, lease=lease)
 
 
-def plan_tasks(request: Request, pinned: Pin) -> list[ReadTask]:
-    columns = tuple(name for name in select_columns(request, pinned).names if name not in (TIME, DIFF))
-    conditions = parse_conditions(request.where, pinned.arrow)
-    window = _make_window(request, pinned.time)
+def plan_tasks(request: Request, read_point: ReadPoint) -> list[ReadTask]:
+    columns = tuple(name for name in select_columns(request, read_point).names if name not in (TIME, DIFF))
+    conditions = parse_conditions(request.where, read_point.arrow)
+    window = _make_window(request, read_point.time)
     with StorageReader.open(request.storage, request.meta, settings=request.settings) as reader:
-        shard = reader.shards.open(pinned.shard)
+        shard = reader.shards.open(read_point.shard)
         now_s = reader.runtime.wall_s()
-        with _hold_lease(reader, shard, pinned, window) as lease:
-            pinned = replace(pinned, lease=lease)
+        with _hold_lease(reader, shard, read_point, window) as lease:
+            read_point = replace(read_point, lease=lease)
             groups = _make_groups(shard, request, window, conditions)
             if lease and not any(part.key for group in groups for part in group.parts):
                 end_lease(shard.log, lease)
-            return [ReadTask(pinned, window, columns, conditions, now_s, group) for group in groups]
+            return [ReadTask(read_point, window, columns, conditions, now_s, group) for group in groups]
 
 
 def _make_window(request: Request, time: Time) -> TimeWindow:
@@ -110,14 +110,14 @@ def _make_window(request: Request, time: Time) -> TimeWindow:
 
 
 @contextmanager
-def _hold_lease(reader: StorageReader, shard: Shard, pinned: Pin, window: TimeWindow) -> Iterator[str]:
+def _hold_lease(reader: StorageReader, shard: Shard, read_point: ReadPoint, window: TimeWindow) -> Iterator[str]:
     """Take the lease for the read, and check it against since. If the block fails, release it."""
     if window.upper <= window.lower:
         yield ""
         return
-    lease = pinned.lease
+    lease = read_point.lease
     if not lease or not renew_lease(shard.log, lease):
-        first = pinned.time if window.as_of is not None else Time(max(0, window.lower - 1))
+        first = read_point.time if window.as_of is not None else Time(max(0, window.lower - 1))
         lease = reader.shards.leases.take(shard.log, first).id
     try:
         list_parts(shard.log, shard.log.read(), window)  # raises if the time is below since

@@ -17,7 +17,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
-from evertide.datasource.planning import Pin, ReadTask, pin_time, plan_tasks, select_columns
+from evertide.datasource.planning import ReadPoint, ReadTask, choose_read_point, plan_tasks, select_columns
 from evertide.datasource.request import FORMAT, Request
 from evertide.datasource.task import read_task
 from evertide.errors import EvertideError, InvalidInput
@@ -29,7 +29,7 @@ __all__ = ["EvertideReader", "EvertideSource"]
 class EvertideSource(DataSource):  # type: ignore[misc]
     """A table or view of a pipeline's storage, or its changes between two times. Its options: docs/pipelines.md."""
 
-    _pinned: Pin | None = None
+    _read_point: ReadPoint | None = None
 
     @classmethod
     def name(cls) -> str:
@@ -38,20 +38,20 @@ class EvertideSource(DataSource):  # type: ignore[misc]
     def schema(self) -> StructType:
         with _CleanTraceback():
             request = Request.of(self.options)
-            self._pinned = pin_time(request)
-            return from_arrow_schema(select_columns(request, self._pinned))
+            self._read_point = choose_read_point(request)
+            return from_arrow_schema(select_columns(request, self._read_point))
 
     def reader(self, schema: StructType) -> EvertideReader:
         with _CleanTraceback():
             request = Request.of(self.options)
-            pinned = self._pinned or pin_time(request)
-            columns = from_arrow_schema(select_columns(request, pinned))
+            read_point = self._read_point or choose_read_point(request)
+            columns = from_arrow_schema(select_columns(request, read_point))
             if columns.names != schema.names or any(
                 own.dataType != other.dataType for own, other in zip(columns, schema, strict=True)
             ):
                 why = f"the columns are {columns.simpleString()}; omit schema(), or use the option 'columns'"
-                raise InvalidInput(where=f"collection {pinned.name!r}", why=why)
-            return EvertideReader(request, pinned, to_arrow_schema(schema, timezone="UTC"))
+                raise InvalidInput(where=f"collection {read_point.name!r}", why=why)
+            return EvertideReader(request, read_point, to_arrow_schema(schema, timezone="UTC"))
 
 
 @dataclass(frozen=True)
@@ -60,14 +60,14 @@ class _TaskPartition(InputPartition):  # type: ignore[misc]
 
 
 class EvertideReader(DataSourceReader):  # type: ignore[misc]
-    def __init__(self, request: Request, pinned: Pin, schema: pa.Schema) -> None:
+    def __init__(self, request: Request, read_point: ReadPoint, schema: pa.Schema) -> None:
         self._request = request
-        self._pinned = pinned
+        self._read_point = read_point
         self._schema = schema
 
     def partitions(self) -> list[InputPartition]:
         with _CleanTraceback():
-            return [_TaskPartition(task) for task in plan_tasks(self._request, self._pinned)]
+            return [_TaskPartition(task) for task in plan_tasks(self._request, self._read_point)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         with _CleanTraceback():

@@ -43,8 +43,8 @@ def read_task(request: Request, task: ReadTask) -> Iterator[pa.RecordBatch]:
     runtime, settings = SystemRuntime(), request.settings
     storage = open_storage(request.storage, request.meta, runtime=runtime, settings=settings)
     try:
-        log = ShardLog(task.pin.shard, storage.blob, storage.meta, runtime, settings)
-        names = select_columns(request, task.pin).names
+        log = ShardLog(task.read_point.shard, storage.blob, storage.meta, runtime, settings)
+        names = select_columns(request, task.read_point).names
         for rows in _TaskReader(log, task, request.lease_s).rows():
             yield from _split_batches(rows.select(names))
     finally:
@@ -58,9 +58,9 @@ class _TaskReader:
         self._group = task.group
         self._lease_s = lease_s
         self._renewed_at_s = task.renewed_at_s
-        self._listed = PartListing(task.window, task.group.parts, task.pin.arrow, SequenceNumber(0))
+        self._listed = PartListing(task.window, task.group.parts, task.read_point.arrow, SequenceNumber(0))
         self._output = [*task.columns, TIME, DIFF]
-        self._by = next((field.name for field in task.pin.arrow if is_ordered(field.type)), None)
+        self._by = next((field.name for field in task.read_point.arrow if is_ordered(field.type)), None)
         span = [task.group.span.column] if task.group.span else []
         by = [self._by] if self._by and not task.group.only_adds and task.window.as_of is not None else []
         self._needed = {*task.columns, *(condition.column for condition in task.conditions), *span, *by}
@@ -68,10 +68,12 @@ class _TaskReader:
     def rows(self) -> Iterator[pa.Table]:
         if not self._group.only_adds and self._task.window.as_of is None:
             changes = pa.concat_tables([self._read_changes(part) for part in self._group.parts])
-            yield consolidate(changes.select(self._output), self._task.pin.name)
+            yield consolidate(changes.select(self._output), self._task.read_point.name)
         else:
             columns = [*self._task.columns]
-            yield from read_group(self._group, self._read_changes, columns, by=self._by, where=self._task.pin.name)
+            yield from read_group(
+                self._group, self._read_changes, columns, by=self._by, where=self._task.read_point.name
+            )
 
     def _read_changes(self, part: Part) -> pa.Table:
         """The changes of the requested rows, in the needed columns."""
@@ -79,7 +81,7 @@ class _TaskReader:
         try:
             table = fetch(self._log, part, self._listed, sorted(self._needed))
         except BlobMissing:
-            if not renew_lease(self._log, self._task.pin.lease):
+            if not renew_lease(self._log, self._task.read_point.lease):
                 raise self._make_lease_error() from None
             raise
         mask = make_mask(table, self._task.conditions)
@@ -92,12 +94,14 @@ class _TaskReader:
     def _renew_lease_if_due(self) -> None:
         """A lost lease does not stop the read: `_read_changes` raises an error if a part is missing."""
         now_s = self._log.runtime.wall_s()
-        if self._task.pin.lease and now_s - self._renewed_at_s > self._lease_s / _RENEWALS:
+        if self._task.read_point.lease and now_s - self._renewed_at_s > self._lease_s / _RENEWALS:
             self._renewed_at_s = now_s
-            renew_lease(self._log, self._task.pin.lease)
+            renew_lease(self._log, self._task.read_point.lease)
 
     def _make_lease_error(self) -> LeaseLost:
-        return LeaseLost(shard=self._log.shard, lease=self._task.pin.lease, restart_from=self._task.pin.time)
+        return LeaseLost(
+            shard=self._log.shard, lease=self._task.read_point.lease, restart_from=self._task.read_point.time
+        )
 
 
 def _split_batches(rows: pa.Table) -> Iterator[pa.RecordBatch]:

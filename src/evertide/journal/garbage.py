@@ -43,7 +43,7 @@ _XID_OUTCOMES_KEPT = 1_000
 
 
 @dataclass(frozen=True, slots=True)
-class _Evidence:
+class _Proof:
     staged: tuple[str, ...]
     settled: dict[str, int]
     records: list[NumberedRecord[Bound]]
@@ -81,7 +81,7 @@ def drop_unbound(blob: Blob, bound: TimeLog[Bound], writer: Writer) -> list[str]
     with suppress(StorageFull):  # no proof depends on it
         writer.beat()  # publishes our own settled number, and shows that we are not fenced
         end_silent_writers(bound.meta, runtime=bound.runtime, settings=bound.settings, own_writer=writer)
-    proof = retry_read(lambda: _read_evidence(blob, bound), bound.runtime, bound.settings)
+    proof = retry_read(lambda: _read_proof(blob, bound), bound.runtime, bound.settings)
     named = _collect_named_keys(proof.records)
     orphans = [key for key in proof.staged if key not in named and _will_not_be_named(key, proof)]
     if orphans:
@@ -93,19 +93,19 @@ def drop_unbound(blob: Blob, bound: TimeLog[Bound], writer: Writer) -> list[str]
     return orphans
 
 
-def _read_evidence(blob: Blob, bound: TimeLog[Bound]) -> _Evidence:
+def _read_proof(blob: Blob, bound: TimeLog[Bound]) -> _Proof:
     """The order of the reads matters: see the header."""
     staged = (*(entry.key for entry in blob.list(staged_prefix())), *blob.list_unfinished(staged_prefix()))
     known = read_registrations(bound.meta)
     floors = {name: floor for name, floor in read_settled_numbers(bound.meta).items() if name in known}
-    return _Evidence(staged, floors, bound.read_all())
+    return _Proof(staged, floors, bound.read_all())
 
 
 def _collect_named_keys(records: Iterable[NumberedRecord[Bound]]) -> set[str]:
     return {fragment.key for record in records for fragment in list_staged(record.value)}
 
 
-def _will_not_be_named(key: str, proof: _Evidence) -> bool:
+def _will_not_be_named(key: str, proof: _Proof) -> bool:
     name = Name.parse(key)
     if name is None:
         return False

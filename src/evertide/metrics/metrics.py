@@ -73,7 +73,7 @@ class Metrics(Observer, Collector):
 
     def on_transaction(self, event: TransactionEvent) -> None:
         phases: dict[str, float] = {}
-        for phase, _, took_s in event.laps:  # a phase that occurred several times counts once
+        for phase, _, took_s in event.phases:  # a phase that occurred several times counts once
             phases[phase] = phases.get(phase, 0.0) + took_s
         with self._lock:
             self._transactions.add(1, event.how)

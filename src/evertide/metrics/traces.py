@@ -26,9 +26,9 @@ from evertide.observer import (
     CheckpointEvent,
     DeliveryEvent,
     FailureEvent,
-    Lap,
     Observer,
     RequestEvent,
+    TimedPhase,
     TransactionEvent,
 )
 from evertide.runtime import Runtime
@@ -57,7 +57,7 @@ class Traces(Observer):
         """The span contexts of the last transactions: later deliveries become their children."""
 
     def on_transaction(self, event: TransactionEvent) -> None:
-        if not event.laps:
+        if not event.phases:
             return
         attributes = {
             "evertide.time": event.time,
@@ -65,7 +65,7 @@ class Traces(Observer):
             "evertide.rows_in": sum(event.sources.values()),
             "evertide.rows_out": sum(written.rows for written in event.collections.values()),
         }
-        self._recent[event.time] = self._record_phases(event.laps, attributes)
+        self._recent[event.time] = self._record_phases(event.phases, attributes)
         while len(self._recent) > _RECENT_MAX:
             self._recent.popitem(last=False)
 
@@ -79,9 +79,9 @@ class Traces(Observer):
 
     def on_failure(self, event: FailureEvent) -> None:
         """Record the phases of a failed transaction, which will be retried."""
-        if event.laps and event.time is not None:
+        if event.phases and event.time is not None:
             attributes = {"evertide.time": event.time, "error.type": event.error_code}
-            self._record_phases(event.laps, attributes, error_code=event.error_code)
+            self._record_phases(event.phases, attributes, error_code=event.error_code)
 
     def on_request(self, event: RequestEvent) -> None:
         attributes = {
@@ -97,14 +97,16 @@ class Traces(Observer):
         """Send the remaining spans, if possible."""
         self._provider.shutdown()
 
-    def _record_phases(self, laps: tuple[Lap, ...], attributes: Mapping[str, Any], error_code: str = "") -> Context:
-        first, last = laps[0], laps[-1]
+    def _record_phases(
+        self, phases: tuple[TimedPhase, ...], attributes: Mapping[str, Any], error_code: str = ""
+    ) -> Context:
+        first, last = phases[0], phases[-1]
         whole_s = last.began_s + last.took_s - first.began_s
         span = self._start_span("transaction", first.began_s, attributes)
         parent = self._trace.set_span_in_context(span)
-        for lap in laps:
+        for phase in phases:
             self._record_span(
-                lap.phase, lap.began_s, lap.took_s, {"evertide.time": attributes["evertide.time"]}, parent
+                phase.phase, phase.began_s, phase.took_s, {"evertide.time": attributes["evertide.time"]}, parent
             )
         if error_code:
             span.set_status(self._trace.StatusCode.ERROR, error_code)

@@ -256,14 +256,14 @@ class Pipeline(ReadablePipeline):
         """Make a checkpoint, after the transaction under way."""
         with self._turn, watch_steps(self.liveness.note_step):
             self._check_open()
-            return self._leader_tasks.checkpoint(self._settle)
+            return self._leader_tasks.checkpoint(self._complete_and_keep_up)
 
     def try_checkpoint(self) -> None:
         """Make the checkpoint that is due, if this process leads; a failure is reported in `status` only."""
         with self._turn, watch_steps(self.liveness.note_step):
             self._check_open()
             if self.leads:
-                self._leader_tasks.try_checkpoint(self._settle)
+                self._leader_tasks.try_checkpoint(self._complete_and_keep_up)
 
     def retry(self, view: str) -> None:
         """Recompute a failed view now, while transactions continue. Raise `ViewFailed` if the view fails again."""
@@ -377,9 +377,14 @@ class Pipeline(ReadablePipeline):
         self._process_state.watch(reader)
         self._pushed = PushTransaction(self._pushes)
         self.collections = Collections(lambda: runner.members, lambda rows: make_frame(self.spark, rows))
-        reports, settle = SourceReporter(reader.make_records, meta, writer.id, runtime, settings), self._settle
+        reports, complete_and_keep_up = (
+            SourceReporter(reader.make_records, meta, writer.id, runtime, settings),
+            self._complete_and_keep_up,
+        )
         self._leader_tasks = tasks = self._until_answered(
-            lambda: LeaderTasks(context, runner, turn, stopping, self._fail, reports, sinks, settle, threads=threads)
+            lambda: LeaderTasks(
+                context, runner, turn, stopping, self._fail, reports, sinks, complete_and_keep_up, threads=threads
+            )
         )
         self._stored = StoredFacts(context, runner, tasks)
         self._advancer = Advancer(context, runner, reader, tasks, leadership, role=self._role)
@@ -387,7 +392,7 @@ class Pipeline(ReadablePipeline):
         self._threads.append(tasks)
         if leadership.is_leader:
             self._until_answered(tasks.begin)
-            tasks.try_checkpoint(settle)
+            tasks.try_checkpoint(complete_and_keep_up)
         if threads:
             self._threads.append(StateMaintenance(runner, tasks.checkpointer, turn).start())
 
@@ -402,8 +407,8 @@ class Pipeline(ReadablePipeline):
         if self._process_state.error is not None:
             raise self._process_state.error
 
-    def _settle(self) -> None:
-        self._run_guarded(self._advancer.settle)
+    def _complete_and_keep_up(self) -> None:
+        self._run_guarded(self._advancer.complete_and_keep_up)
 
     def _run_guarded(self, call: Callable[[], _T]) -> _T:
         """Call `call`; an error that the pipeline cannot continue after becomes the state of the process."""

@@ -63,7 +63,7 @@ def are_alike(left: Any, right: Any) -> bool:
 
 def conform(array: Any, kind: Any) -> Any:
     """Return the values with exactly the type `kind`, which must be alike."""
-    return rebuild(array, kind, pa.Array.cast)
+    return convert_leaves(array, kind, pa.Array.cast)
 
 
 def conform_table(table: Any, schema: Any) -> Any:
@@ -83,7 +83,7 @@ def _conform_column(column: Any, kind: Any) -> Any:
 
 def reinterpret(array: Any, kind: Any) -> Any:
     """Return the bits with the type `kind`, which has the same layout: for types that a file format lacks."""
-    return rebuild(array, kind, pa.Array.view)
+    return convert_leaves(array, kind, pa.Array.view)
 
 
 def find_stored_type(kind: Any) -> Any:
@@ -129,15 +129,15 @@ def make_nested_type(kind: Any, fields: list[Any]) -> Any:
     return pa.large_list(fields[0]) if pa.types.is_large_list(kind) else pa.list_(fields[0])
 
 
-def rebuild(array: Any, kind: Any, leaf: Callable[[Any, Any], Any]) -> Any:
+def convert_leaves(array: Any, kind: Any, leaf: Callable[[Any, Any], Any]) -> Any:
     """Return the array with the type `kind`. `leaf` converts the arrays inside that are not nested."""
     if array.type.equals(kind, check_metadata=True):
         return array
     array = remove_encoding(array)
     if isinstance(kind, pa.BaseExtensionType):
-        return pa.ExtensionArray.from_storage(kind, rebuild(array, kind.storage_type, leaf))
+        return pa.ExtensionArray.from_storage(kind, convert_leaves(array, kind.storage_type, leaf))
     if pa.types.is_struct(kind):
-        children = [rebuild(array.field(i), kind.field(i).type, leaf) for i in range(kind.num_fields)]
+        children = [convert_leaves(array.field(i), kind.field(i).type, leaf) for i in range(kind.num_fields)]
         return pa.Array.from_buffers(kind, len(array), [make_validity_buffer(array)], children=children)
     if kind.id in LISTS:
         offsets, values = read_lists(array)
@@ -147,7 +147,7 @@ def rebuild(array: Any, kind: Any, leaf: Callable[[Any, Any], Any]) -> Any:
         else:
             width = np.int64 if kind.id == pa.lib.Type_LARGE_LIST else np.int32
             buffers.append(pa.py_buffer(offsets.astype(width)))
-        children = [rebuild(values, list_fields(kind)[0].type, leaf)]
+        children = [convert_leaves(values, list_fields(kind)[0].type, leaf)]
         return pa.Array.from_buffers(kind, len(array), buffers, children=children)
     return array if array.type.equals(kind, check_metadata=True) else leaf(array, kind)
 

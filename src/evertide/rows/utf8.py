@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.types as kinds
 
 from evertide.rows.columns import Longs
-from evertide.rows.conform import list_fields, make_nested_type, rebuild, reinterpret
+from evertide.rows.conform import convert_leaves, list_fields, make_nested_type, reinterpret
 from evertide.rows.digest import hash_rows
 
 __all__ = ["convert_texts_to_bytes", "find_invalid_rows", "is_valid_utf8", "replace_invalid_utf8"]
@@ -45,7 +45,7 @@ def replace_invalid_utf8(rows: Any) -> Any:
         return rows
     if isinstance(rows, pa.ChunkedArray):
         return pa.chunked_array([replace_invalid_utf8(chunk) for chunk in rows.chunks], rows.type)
-    return rebuild(reinterpret(rows, _find_bytes_type(rows.type)), rows.type, _decode)
+    return convert_leaves(reinterpret(rows, _find_bytes_type(rows.type)), rows.type, _decode)
 
 
 def find_invalid_rows(rows: pa.Table) -> Longs:

@@ -55,7 +55,7 @@ class ShardGarbage:
 
 
 @dataclass(frozen=True, slots=True)
-class _ShardEvidence:
+class _ShardProof:
     """Everything that a decision depends on, read before the first deletion."""
 
     parts: Sequence[str]
@@ -75,17 +75,17 @@ def collect_garbage(log: ShardLog, writer: Writer, pinned: Pinned = pin_nothing)
         writer.beat()  # publishes our own settled number, and shows that we are not fenced (I16)
         ended = end_silent_writers(log.meta, runtime=log.runtime, settings=log.settings, own_writer=writer)
         log.roll_up_if_due(writer, diffs=log.settings.rollup_every_diffs // 8)
-    evidence = retry_read(lambda: _read_evidence(log, pinned), log.runtime, log.settings)
-    dead = _find_removed_parts(evidence)
-    rollups, orphans = _find_old_rollups(evidence), _find_orphans(evidence)
+    proof = retry_read(lambda: _read_proof(log, pinned), log.runtime, log.settings)
+    dead = _find_removed_parts(proof)
+    rollups, orphans = _find_old_rollups(proof), _find_orphans(proof)
     for key in (*dead, *rollups, *orphans):
         log.blob.delete(key)
-    truncated = _truncate(log, evidence)
-    _forget_writers(log, evidence, writer)
+    truncated = _truncate(log, proof)
+    _forget_writers(log, proof, writer)
     return ShardGarbage(dead, rollups, orphans, truncated, tuple(ended))
 
 
-def _read_evidence(log: ShardLog, pinned: Pinned) -> _ShardEvidence:
+def _read_proof(log: ShardLog, pinned: Pinned) -> _ShardProof:
     """The order of the reads matters: see the header."""
     parts = [entry.key for entry in log.blob.list(part_prefix(log.shard))]
     parts += log.blob.list_unfinished(part_prefix(log.shard))
@@ -100,58 +100,56 @@ def _read_evidence(log: ShardLog, pinned: Pinned) -> _ShardEvidence:
     record, rollup = log.read_newest_rollup() or (0, None)
     leases = read_live_leases(log)
     floor = min((lease.seqno for lease in leases.values()), default=version.seqno)
-    return _ShardEvidence(parts, rollups, floors, version.state, entries, floor, rollup, record, pinned())
+    return _ShardProof(parts, rollups, floors, version.state, entries, floor, rollup, record, pinned())
 
 
-def _find_removed_parts(evidence: _ShardEvidence) -> tuple[str, ...]:
+def _find_removed_parts(proof: _ShardProof) -> tuple[str, ...]:
     return tuple(
         key
-        for seqno, entry in evidence.entries
-        if seqno <= evidence.lease_floor
+        for seqno, entry in proof.entries
+        if seqno <= proof.lease_floor
         for key in parts_removed(entry.diff)
-        if key not in evidence.pinned
+        if key not in proof.pinned
     )
 
 
-def _find_old_rollups(evidence: _ShardEvidence) -> tuple[str, ...]:
-    newest = evidence.rollup.key if evidence.rollup else ""
-    return tuple(key for key in evidence.rollups if key != newest and _will_not_be_named(key, evidence))
+def _find_old_rollups(proof: _ShardProof) -> tuple[str, ...]:
+    newest = proof.rollup.key if proof.rollup else ""
+    return tuple(key for key in proof.rollups if key != newest and _will_not_be_named(key, proof))
 
 
-def _find_orphans(evidence: _ShardEvidence) -> tuple[str, ...]:
-    named = {part.key for part in evidence.state.parts}
-    named |= {key for _, entry in evidence.entries for key in parts_removed(entry.diff)}
+def _find_orphans(proof: _ShardProof) -> tuple[str, ...]:
+    named = {part.key for part in proof.state.parts}
+    named |= {key for _, entry in proof.entries for key in parts_removed(entry.diff)}
     return tuple(
-        key
-        for key in evidence.parts
-        if key not in named and key not in evidence.pinned and _will_not_be_named(key, evidence)
+        key for key in proof.parts if key not in named and key not in proof.pinned and _will_not_be_named(key, proof)
     )
 
 
-def _will_not_be_named(key: str, evidence: _ShardEvidence) -> bool:
+def _will_not_be_named(key: str, proof: _ShardProof) -> bool:
     name = Name.parse(key)
     if name is None:
         return False
-    return name.writer not in evidence.settled or name.seq < evidence.settled[name.writer]
+    return name.writer not in proof.settled or name.seq < proof.settled[name.writer]
 
 
-def _truncate(log: ShardLog, evidence: _ShardEvidence) -> int:
-    below = min(evidence.rollup.seqno if evidence.rollup else 0, evidence.lease_floor) + 1
-    count = sum(1 for seqno, _ in evidence.entries if seqno < below)
+def _truncate(log: ShardLog, proof: _ShardProof) -> int:
+    below = min(proof.rollup.seqno if proof.rollup else 0, proof.lease_floor) + 1
+    count = sum(1 for seqno, _ in proof.entries if seqno < below)
     if count:
         log.meta.truncate(log.key, below)
-    if evidence.rollup_record:
-        log.meta.truncate(rollup_key(log.shard), evidence.rollup_record)
+    if proof.rollup_record:
+        log.meta.truncate(rollup_key(log.shard), proof.rollup_record)
     return count
 
 
-def _forget_writers(log: ShardLog, evidence: _ShardEvidence, writer: Writer) -> None:
+def _forget_writers(log: ShardLog, proof: _ShardProof, writer: Writer) -> None:
     """Remove the tokens of writers that are gone: no process can look them up any more.
 
     The registrations are read again after the state. A writer in the state registered before that, so if it is not
     registered now, it was ended for good.
     """
     known = retry_read(lambda: read_registrations(log.meta), log.runtime, log.settings)
-    gone = tuple(name for name in evidence.state.tokens if name not in known)
+    gone = tuple(name for name in proof.state.tokens if name not in known)
     if gone:
         commit([Proposal(log, lambda _state: Forgotten(gone))], writer)

@@ -67,7 +67,7 @@ class Advancer:
             self._runner.phases.fail(self._runner.time, error)
             raise
 
-    def settle(self) -> None:
+    def complete_and_keep_up(self) -> None:
         """Complete the transaction under way, and replay what peers have committed."""
         while (outcome := self._runner.outcome) is not None:  # in the middle of it, the state cannot be saved
             self._follower.race(lambda bound=outcome.bound: self._runner.complete(bound))  # type: ignore[misc]
@@ -140,4 +140,4 @@ class Advancer:
             take_lead(self._runner, self._context.progress)
             self._follower.restart()
             self._leader_tasks.begin(has_another_led=True)
-            self._leader_tasks.try_checkpoint(self.settle)
+            self._leader_tasks.try_checkpoint(self.complete_and_keep_up)

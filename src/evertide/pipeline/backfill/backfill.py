@@ -98,18 +98,18 @@ class Backfill:
         views: Collection[str],
         turn: AbstractContextManager[Any],
         progress: Callable[[str, int, int], None] = lambda *_: None,
-        settle: Callable[[], None] = lambda: None,
+        complete_and_keep_up: Callable[[], None] = lambda: None,
         wait: Callable[[], bool] = lambda: False,
     ) -> None:
         """The backfill holds `turn` for work that excludes transactions.
 
-        `settle` completes the transaction under way, and replays what peers have committed. `wait` is called before a
-        retry after a storage error; if it returns False, the backfill gives up.
+        `complete_and_keep_up` completes the transaction under way, and replays what peers have committed. `wait` is
+        called before a retry after a storage error; if it returns False, the backfill gives up.
         """
         self._progress = progress
         self._runner = runner
         self._turn = turn
-        self._settle = settle
+        self._complete_and_keep_up = complete_and_keep_up
         self._wait = wait
         self._left = list(views)
         self._away: dict[str, AwayReason] = {}
@@ -122,7 +122,7 @@ class Backfill:
         """The result of transaction `_time`, until it is appended."""
         self._held: list[Shard] = []
         self._is_behind = False
-        """Whether a peer changed the generation or a shard, so that `settle` must run first."""
+        """Whether a peer changed the generation or a shard, so that `complete_and_keep_up` must run first."""
         self._is_joining = False
 
     def run(self, is_stopping: IsStopping = never_stopping) -> None:
@@ -191,7 +191,7 @@ class Backfill:
         with self._turn:
             if is_stopping():
                 return False
-            self._settle()
+            self._complete_and_keep_up()
             self._is_behind = False
             if self._is_joining and self._has_joined():  # the commit of unknown outcome succeeded
                 return True

@@ -58,17 +58,18 @@ class BackfillScheduler:
         stopping: threading.Event,
         progress: Callable[[str, int, int], None],
         failed: Callable[[EvertideError], object],
-        settle: Callable[[], None],
+        complete_and_keep_up: Callable[[], None],
         *,
         threads: bool,
     ) -> None:
-        """`failed` is called with an error that ends the pipeline; `turn` and `settle` are as in `Backfill`."""
+        """`failed` is called with an error that ends the pipeline; `turn` and `complete_and_keep_up` are as in
+        `Backfill`."""
         self._runner = runner
         self._turn = turn
         self._stopping = stopping
         self._progress = progress
         self._failed = failed
-        self._settle = settle
+        self._complete_and_keep_up = complete_and_keep_up
         self._has_threads = threads
         self._thread: WatchedThread | None = None
         self._one = threading.RLock()
@@ -222,7 +223,7 @@ class BackfillScheduler:
             self._is_running = True
             try:
                 wait = self._wait if self._has_threads else never_stopping
-                backfill = Backfill(self._runner, views, self._turn, self._progress, self._settle, wait)
+                backfill = Backfill(self._runner, views, self._turn, self._progress, self._complete_and_keep_up, wait)
                 backfill.run(self._stopping.is_set)
             finally:
                 self._is_running = False

@@ -43,11 +43,11 @@ class LeaderTasks:
         failed: Callable[[EvertideError], object],
         reporter: SourceReporter,
         sinks: PreparedSinks,
-        settle: Callable[[], None],
+        complete_and_keep_up: Callable[[], None],
         *,
         threads: bool,
     ) -> None:
-        """`settle` completes the transaction under way, and replays what peers have committed."""
+        """`complete_and_keep_up` completes the transaction under way, and replays what peers have committed."""
         self._context = context
         self._runner = runner
         self._turn = turn
@@ -61,7 +61,9 @@ class LeaderTasks:
         )
         self._maintenance: Maintenance | None = None
         self.checkpointer = Checkpointer(runner)
-        self.backfills = BackfillScheduler(runner, turn, stopping, context.progress, failed, settle, threads=threads)
+        self.backfills = BackfillScheduler(
+            runner, turn, stopping, context.progress, failed, complete_and_keep_up, threads=threads
+        )
         self._feeds: Callable[[], Iterable[Problem]] = tuple
         self.delivery_threads: DeliveryThreads | None = None
         """None until `begin`."""

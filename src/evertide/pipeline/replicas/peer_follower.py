@@ -91,16 +91,16 @@ class PeerFollower:
         if (
             self._runner.outcome is not None
             and self._aligned_generation != self._runner.writer.generation
-            and self._settle()
+            and self._adopt_peer_changes()
         ):
             return False  # the alignment that a storage error interrupted is done now
         try:
             call()
         except GenerationMoved:
-            self._settle()
+            self._adopt_peer_changes()
             return False
         except Conflict as conflict:
-            if not self._settle() and self._runner.journal.upper == before:
+            if not self._adopt_peer_changes() and self._runner.journal.upper == before:
                 raise conflict from None
             return False
         return True
@@ -196,7 +196,7 @@ class PeerFollower:
             return
         runner.add_cohort(cohort)
 
-    def _settle(self) -> bool:
+    def _adopt_peer_changes(self) -> bool:
         """Adopt what a peer changed. True if the peer committed the transaction that this process computed."""
         runner = self._runner
         outcome = runner.outcome

@@ -1,4 +1,4 @@
-"""`PhaseTracker`: the current phase of a runner, and the duration of each phase (lap) of a transaction.
+"""`PhaseTracker`: the current phase of a runner, and the duration of each phase of a transaction.
 
 1. A transaction enters its phases one after the other, in one thread; entering a phase ends the previous one.
 2. Observers are notified once, at the end. Laps without a transaction (no source had input) are discarded.
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from evertide.errors import EvertideError
 from evertide.logs import TRANSACTION
-from evertide.observer import FailureEvent, Lap, Observer, TransactionEvent, TransactionOrigin, WrittenSize
+from evertide.observer import FailureEvent, Observer, TimedPhase, TransactionEvent, TransactionOrigin, WrittenSize
 from evertide.runtime import Runtime
 from evertide.settings import Settings
 
@@ -50,30 +50,30 @@ class PhaseTracker:
         self._clock = runtime.monotonic_s
         self._slow_s = settings.slow_transaction_s
         self.current = CurrentPhase(Phase.WAIT, time, self._clock())
-        self._laps: list[Lap] = []
+        self._phases: list[TimedPhase] = []
         self._had_rows = False
 
     def enter(self, phase: Phase, time: int) -> None:
         now_s, last = self._clock(), self.current
         if last.phase is not Phase.WAIT:
-            self._laps.append(Lap(last.phase.value, last.since_s, now_s - last.since_s))
+            self._phases.append(TimedPhase(last.phase.value, last.since_s, now_s - last.since_s))
         self.current = CurrentPhase(phase, time, now_s)
         TRANSACTION.set(None if phase is Phase.WAIT else time)
 
     def enter_wait(self, time: int) -> None:
-        """Discard the laps: there was no transaction."""
+        """Discard the phases: there was no transaction."""
         if self.current.phase is not Phase.WAIT:
-            self._end_laps(time)
+            self._end_phases(time)
 
     def finish(
         self, time: int, how: TransactionOrigin, sources: Mapping[str, int], collections: Mapping[str, WrittenSize]
     ) -> None:
-        event = TransactionEvent(time, how, self._end_laps(time + 1), sources, collections)
+        event = TransactionEvent(time, how, self._end_phases(time + 1), sources, collections)
         had_rows, self._had_rows = self._had_rows, self._had_rows or any(sources.values())
         if event.took_s > self._slow_s:
             took: dict[str, float] = {}
-            for lap in event.laps:
-                took[lap.phase] = took.get(lap.phase, 0.0) + lap.took_s
+            for phase in event.phases:
+                took[phase.phase] = took.get(phase.phase, 0.0) + phase.took_s
             durations = ", ".join(f"{phase} {seconds:.1f} s" for phase, seconds in took.items())
             if had_rows:
                 logger.warning("transaction %d took %.1f s, over slow_transaction_s: %s", time, event.took_s, durations)
@@ -82,10 +82,10 @@ class PhaseTracker:
         self.observer.on_transaction(event)
 
     def fail(self, time: int, error: EvertideError) -> None:
-        """Report the failed transaction with its laps."""
-        self.observer.on_failure(FailureEvent("transaction", "", error.error_code, self._end_laps(time), time))
+        """Report the failed transaction with its phases."""
+        self.observer.on_failure(FailureEvent("transaction", "", error.error_code, self._end_phases(time), time))
 
-    def _end_laps(self, time: int) -> tuple[Lap, ...]:
+    def _end_phases(self, time: int) -> tuple[TimedPhase, ...]:
         self.enter(Phase.WAIT, time)
-        laps, self._laps = tuple(self._laps), []
-        return laps
+        phases, self._phases = tuple(self._phases), []
+        return phases

@@ -46,24 +46,24 @@ class _Resolver:
         self._params = params
 
     def resolve_condition(self, node: SyntaxNode) -> Expression:
-        expression = self._expression(node)
+        expression = self._resolve(node)
         if expression.type not in (sql.BOOL, sql.UNKNOWN):
             refuse(node.at, f"{shorten(node.token)}: expected a condition, not a value of type {expression.type}")
         return as_type(expression, sql.BOOL, node)
 
-    def _expression(self, node: SyntaxNode) -> Expression:
-        expression: Expression = getattr(self, f"_{node.form}")(node)
+    def _resolve(self, node: SyntaxNode) -> Expression:
+        expression: Expression = getattr(self, f"_resolve_{node.form}")(node)
         return expression
 
-    def _args(self, node: SyntaxNode) -> list[Expression]:
-        return [self._expression(arg) for arg in node.args]
+    def _resolve_args(self, node: SyntaxNode) -> list[Expression]:
+        return [self._resolve(arg) for arg in node.args]
 
-    def _call(self, node: SyntaxNode) -> Expression:
-        return resolve_function(node, self._args(node))
+    def _resolve_call(self, node: SyntaxNode) -> Expression:
+        return resolve_function(node, self._resolve_args(node))
 
     # Values
 
-    def _column(self, node: SyntaxNode) -> Expression:
+    def _resolve_column(self, node: SyntaxNode) -> Expression:
         """An unquoted name matches a column regardless of case, if only one column matches."""
         name, is_quoted = node.facts
         if name not in self._columns and not is_quoted:
@@ -75,15 +75,15 @@ class _Resolver:
             )
         return ColumnRef(name, self._columns[name])
 
-    def _string(self, node: SyntaxNode) -> Expression:
+    def _resolve_string(self, node: SyntaxNode) -> Expression:
         return SqlConstant(node.facts, sql.UNKNOWN)
 
-    def _param(self, node: SyntaxNode) -> Expression:
+    def _resolve_param(self, node: SyntaxNode) -> Expression:
         if node.facts not in self._params:
             refuse(node.at, f"{shorten(node.token)}: the parameter has no value")
         return SqlConstant(self._params[node.facts], sql.UNKNOWN)
 
-    def _number(self, node: SyntaxNode) -> Expression:
+    def _resolve_number(self, node: SyntaxNode) -> Expression:
         if node.facts.isdigit():
             number = int(node.facts)
             fitting = next((kind for kind in (sql.INT4, sql.INT8) if number <= sql.INTEGER_BOUNDS[kind][1]), None)
@@ -94,22 +94,22 @@ class _Resolver:
         except InvalidLiteral as error:
             refuse(node.at, f"{shorten(node.token)}: {error}")
 
-    def _constant(self, node: SyntaxNode) -> Expression:
+    def _resolve_constant(self, node: SyntaxNode) -> Expression:
         return SqlConstant(node.facts, sql.UNKNOWN if node.facts is None else sql.BOOL)
 
-    def _array(self, node: SyntaxNode) -> Expression:
-        items = self._args(node)
+    def _resolve_array(self, node: SyntaxNode) -> Expression:
+        items = self._resolve_args(node)
         if not items:
             return SqlConstant("{}", sql.UNKNOWN)
         kind = find_shared_type(node, items)
         operation = arrays.construct_operation(kind if kind.is_array else kind.array)
         return apply_operation(node, operation, *(as_type(item, kind, node) for item in items))
 
-    def _cast(self, node: SyntaxNode) -> Expression:
+    def _resolve_cast(self, node: SyntaxNode) -> Expression:
         wanted: TypeName = node.facts
-        expression = self._expression(node.args[0])
+        expression = self._resolve(node.args[0])
         if wanted.type.name == "uuid":
-            return self._uuid(node, expression, wanted.type)
+            return self._cast_to_uuid(node, expression, wanted.type)
         if expression.type == sql.UNKNOWN:
             expression = as_type(expression, wanted.type, node)
         elif expression.type != wanted.type:
@@ -124,7 +124,7 @@ class _Resolver:
             refuse(node.at, f"{shorten(node.token)}: sizes of array elements are not supported")
         return apply_operation(node, resize_operation(precision, scale), expression)
 
-    def _uuid(self, node: SyntaxNode, expression: Expression, wanted: SqlType) -> Expression:
+    def _cast_to_uuid(self, node: SyntaxNode, expression: Expression, wanted: SqlType) -> Expression:
         """A text in the form of a uuid: no column has the type uuid."""
         target = sql.TEXT.array if wanted.is_array else sql.TEXT
         text = as_type(expression, target, node) if expression.type == sql.UNKNOWN else expression
@@ -143,27 +143,27 @@ class _Resolver:
 
     # Truth
 
-    def _and(self, node: SyntaxNode) -> Expression:
+    def _resolve_and(self, node: SyntaxNode) -> Expression:
         return conjunction([self.resolve_condition(arg) for arg in node.args])
 
-    def _or(self, node: SyntaxNode) -> Expression:
+    def _resolve_or(self, node: SyntaxNode) -> Expression:
         return disjunction([self.resolve_condition(arg) for arg in node.args])
 
-    def _not(self, node: SyntaxNode) -> Expression:
+    def _resolve_not(self, node: SyntaxNode) -> Expression:
         return negation(self.resolve_condition(node.args[0]))
 
-    def _is(self, node: SyntaxNode) -> Expression:
-        expression = self._expression(node.args[0]) if node.facts == "null" else self.resolve_condition(node.args[0])
+    def _resolve_is(self, node: SyntaxNode) -> Expression:
+        expression = self._resolve(node.args[0]) if node.facts == "null" else self.resolve_condition(node.args[0])
         expression = as_type(expression, sql.TEXT, node) if expression.type == sql.UNKNOWN else expression
         return apply_operation(node, comparison.test_operation(node.facts), expression)
 
-    def _distinct(self, node: SyntaxNode) -> Expression:
-        left, right = self._args(node)
+    def _resolve_distinct(self, node: SyntaxNode) -> Expression:
+        left, right = self._resolve_args(node)
         left, right, kind = unify(node, left, right)
         return apply_operation(node, comparison.distinct_operation(kind), *order_sides(left, right))
 
-    def _between(self, node: SyntaxNode) -> Expression:
-        value, low, high = self._args(node)
+    def _resolve_between(self, node: SyntaxNode) -> Expression:
+        value, low, high = self._resolve_args(node)
 
         def within(least: Expression, most: Expression) -> Expression:
             return conjunction(
@@ -172,8 +172,8 @@ class _Resolver:
 
         return disjunction([within(low, high), within(high, low)]) if node.facts else within(low, high)
 
-    def _in(self, node: SyntaxNode) -> Expression:
-        value, *items = self._args(node)
+    def _resolve_in(self, node: SyntaxNode) -> Expression:
+        value, *items = self._resolve_args(node)
         constants = [item for item in items if isinstance(item, SqlConstant)]
         kind = common_type([value.type, *(item.type for item in constants)]) if len(constants) > 1 else None
         tests = [resolve_comparison(node, "=", value, item) for item in items if not isinstance(item, SqlConstant)]
@@ -186,10 +186,10 @@ class _Resolver:
             tests.append(comparison.one_of(left, [item.value for item in values if isinstance(item, SqlConstant)]))
         return disjunction(tests)
 
-    def _quantified(self, node: SyntaxNode) -> Expression:
+    def _resolve_quantified(self, node: SyntaxNode) -> Expression:
         name, is_all = node.facts
         name = {"!=": "<>", "!like": "!~~", "!ilike": "!~~*", "like": "~~", "ilike": "~~*"}.get(name, name)
-        value, array = self._args(node)
+        value, array = self._resolve_args(node)
         if array.type == sql.UNKNOWN:
             element = sql.TEXT if value.type == sql.UNKNOWN or name.endswith(("~~", "~~*")) else value.type
             array = as_type(array, element.array, node)
@@ -216,14 +216,14 @@ class _Resolver:
 
     # Operators
 
-    def _like(self, node: SyntaxNode) -> Expression:
-        return resolve_like(node, self._args(node), folded=False)
+    def _resolve_like(self, node: SyntaxNode) -> Expression:
+        return resolve_like(node, self._resolve_args(node), folded=False)
 
-    def _ilike(self, node: SyntaxNode) -> Expression:
-        return resolve_like(node, self._args(node), folded=True)
+    def _resolve_ilike(self, node: SyntaxNode) -> Expression:
+        return resolve_like(node, self._resolve_args(node), folded=True)
 
-    def _sign(self, node: SyntaxNode) -> Expression:
-        expression = self._expression(node.args[0])
+    def _resolve_sign(self, node: SyntaxNode) -> Expression:
+        expression = self._resolve(node.args[0])
         if expression.type == sql.UNKNOWN:
             expression = as_type(expression, sql.FLOAT8, node)
         if expression.type == sql.INTERVAL and node.facts == "-":
@@ -233,8 +233,8 @@ class _Resolver:
         operation = arithmetic.unary_operation("-", expression.type)
         return expression if node.facts == "+" or operation is None else apply_operation(node, operation, expression)
 
-    def _unary(self, node: SyntaxNode) -> Expression:
-        expression = self._expression(node.args[0])
+    def _resolve_unary(self, node: SyntaxNode) -> Expression:
+        expression = self._resolve(node.args[0])
         wanted = sql.FLOAT8 if node.facts == "|/" or expression.type == sql.UNKNOWN else expression.type
         expression = as_type(expression, wanted, node) if expression.type in (*sql.NUMBERS, sql.UNKNOWN) else expression
         operation = arithmetic.unary_operation(node.facts, expression.type) if expression.type in sql.NUMBERS else None
@@ -242,8 +242,8 @@ class _Resolver:
             refuse(node.at, f"{shorten(node.token)}: the operator {node.facts} does not exist for {expression.type}")
         return apply_operation(node, operation, expression)
 
-    def _binary(self, node: SyntaxNode) -> Expression:
-        left, right = self._args(node)
+    def _resolve_binary(self, node: SyntaxNode) -> Expression:
+        left, right = self._resolve_args(node)
         name = str(node.facts)
         if name in MIRRORED:
             return resolve_comparison(node, name, left, right)
@@ -255,9 +255,9 @@ class _Resolver:
             return apply_operation(node, arrays.containment_operation(name, kind), left, right)
         if name == "||":
             return resolve_concat(node, left, right)
-        return self._arithmetic(node, name, left, right)
+        return self._resolve_arithmetic(node, name, left, right)
 
-    def _arithmetic(self, node: SyntaxNode, name: str, left: Expression, right: Expression) -> Expression:
+    def _resolve_arithmetic(self, node: SyntaxNode, name: str, left: Expression, right: Expression) -> Expression:
         left, right = type_literals(left, right, node, name)
         if left.type in sql.NUMBERS and right.type in sql.NUMBERS:
             kind = find_number_type(left.type, right.type)
@@ -268,7 +268,7 @@ class _Resolver:
                 return apply_operation(node, operation, as_type(left, kind, node), as_type(right, kind, node))
             if name == "^":
                 refuse(node.at, "'^': powers of numeric are not supported; cast to float8")
-        for kinds in _temporal_pairs(left.type, right.type):
+        for kinds in _list_temporal_pairs(left.type, right.type):
             operation = temporal.sum_operation(name, *kinds)
             if operation is not None:
                 return apply_operation(node, operation, as_type(left, kinds[0], node), as_type(right, kinds[1], node))
@@ -278,7 +278,7 @@ class _Resolver:
 _LIKES = {"~~": "LIKE", "~~*": "ILIKE", "!~~": "NOT LIKE", "!~~*": "NOT ILIKE"}
 
 
-def _temporal_pairs(left: SqlType, right: SqlType) -> list[tuple[SqlType, SqlType]]:
+def _list_temporal_pairs(left: SqlType, right: SqlType) -> list[tuple[SqlType, SqlType]]:
     """The type pairs to try: unchanged, int2 as int4, two moments as the later type."""
     pairs = [(left, right)]
     if sql.INT2 in (left, right):

@@ -89,7 +89,7 @@ class _Parser:
     def parse(self) -> SyntaxNode:
         if self._peek().kind == "end":
             refuse(0, "the clause is empty")
-        node = self._expression(_OR)
+        node = self._parse_expression(_OR)
         if self._peek().kind != "end":
             self._refuse_next("unexpected text after the clause")
         return node
@@ -125,7 +125,7 @@ class _Parser:
         token = self._peek()
         refuse(token.at, f"{token.shown if token.kind == 'end' else shorten(token.shown)}: {why}")
 
-    def _node(self, form: str, token: SqlToken, *args: SyntaxNode, facts: Any = None) -> SyntaxNode:
+    def _make_node(self, form: str, token: SqlToken, *args: SyntaxNode, facts: Any = None) -> SyntaxNode:
         depth = 1 + max((arg.depth for arg in args), default=0)
         if depth > DEPTH_MAX:
             self._refuse_depth(token)
@@ -136,16 +136,16 @@ class _Parser:
 
     # Expressions
 
-    def _expression(self, least: int) -> SyntaxNode:
+    def _parse_expression(self, least: int) -> SyntaxNode:
         """Parse an expression whose operators bind at least as tightly as `least`."""
         self._depth += 1
         if self._depth > DEPTH_MAX:
             self._refuse_depth(self._peek())
-        left, last = self._operand(least), 0
+        left, last = self._parse_operand(least), 0
         while (power := self._find_power()) >= least:
             if power == last and power in (_COMPARISON, _RANGE):
                 self._refuse_next("use parentheses between two operators of this kind")
-            left, last = self._continue(left, power), power
+            left, last = self._parse_operator(left, power), power
         self._depth -= 1
         return left
 
@@ -159,108 +159,108 @@ class _Parser:
             self._refuse_next("this operator is not supported")
         return _POWERS.get(token.text, 0) if token.kind in ("operator", "mark") else 0
 
-    def _continue(self, left: SyntaxNode, power: int) -> SyntaxNode:  # noqa: PLR0911 - one for each kind of operator
+    def _parse_operator(self, left: SyntaxNode, power: int) -> SyntaxNode:  # noqa: PLR0911 - one for each kind of operator
         if power in (_OR, _AND):
-            return self._logic(left, power)
+            return self._parse_logic(left, power)
         if power == _IS:
-            return self._test(left)
+            return self._parse_test(left)
         if power == _CAST:
             token = self._take()
-            return self._node("cast", token, left, facts=self._type_name())
+            return self._make_node("cast", token, left, facts=self._parse_type_name())
         if power == _RANGE:
-            return self._range(left)
+            return self._parse_range(left)
         token = self._take()
         if power == _ZONE:
             self._next += 2
-            return self._node("call", token, self._expression(_SIGN), left, facts="timezone")
+            return self._make_node("call", token, self._parse_expression(_SIGN), left, facts="timezone")
         if self._is_next("any", "(") or self._is_next("some", "(") or self._is_next("all", "("):
-            return self._quantified(left, token)
-        return self._binary(token, left, self._expression(power + 1))
+            return self._parse_quantified(left, token)
+        return self._make_binary(token, left, self._parse_expression(power + 1))
 
-    def _binary(self, token: SqlToken, left: SyntaxNode, right: SyntaxNode) -> SyntaxNode:
+    def _make_binary(self, token: SqlToken, left: SyntaxNode, right: SyntaxNode) -> SyntaxNode:
         if token.text in _LIKE_OPERATORS:
-            like = self._node(_LIKE_OPERATORS[token.text], token, left, right)
-            return self._node("not", token, like) if token.text.startswith("!") else like
-        return self._node("binary", token, left, right, facts="<>" if token.text == "!=" else token.text)
+            like = self._make_node(_LIKE_OPERATORS[token.text], token, left, right)
+            return self._make_node("not", token, like) if token.text.startswith("!") else like
+        return self._make_node("binary", token, left, right, facts="<>" if token.text == "!=" else token.text)
 
-    def _logic(self, left: SyntaxNode, power: int) -> SyntaxNode:
+    def _parse_logic(self, left: SyntaxNode, power: int) -> SyntaxNode:
         token, word = self._peek(), self._peek().text
         args = [left]
         while self._skip_if_next(word):
-            args.append(self._expression(power + 1))
-        return self._node(word, token, *args)
+            args.append(self._parse_expression(power + 1))
+        return self._make_node(word, token, *args)
 
-    def _test(self, left: SyntaxNode) -> SyntaxNode:
+    def _parse_test(self, left: SyntaxNode) -> SyntaxNode:
         token = self._take()
         negated = self._skip_if_next("not")
         if self._skip_if_next("distinct", "from"):
-            node = self._node("distinct", token, left, self._expression(_COMPARISON))
+            node = self._make_node("distinct", token, left, self._parse_expression(_COMPARISON))
         else:
             word = self._take()
             if word.kind != "name" or word.text not in ("null", "true", "false", "unknown"):
                 refuse(word.at, f"{shorten(word.shown)}: IS is followed by NULL, TRUE, FALSE, UNKNOWN or DISTINCT FROM")
-            node = self._node("is", token, left, facts=word.text)
-        return self._node("not", token, node) if negated else node
+            node = self._make_node("is", token, left, facts=word.text)
+        return self._make_node("not", token, node) if negated else node
 
-    def _range(self, left: SyntaxNode) -> SyntaxNode:
+    def _parse_range(self, left: SyntaxNode) -> SyntaxNode:
         negated = self._skip_if_next("not")
         token = self._take()
         if token.text == "in":
-            node = self._in(left, token)
+            node = self._parse_in(left, token)
         elif token.text == "between":
             symmetric = self._skip_if_next("symmetric")
             if not symmetric:
                 self._skip_if_next("asymmetric")
-            low = self._expression(_OTHER)
+            low = self._parse_expression(_OTHER)
             self._expect("and", "between the ends of BETWEEN")
-            node = self._node("between", token, left, low, self._expression(_OTHER), facts=symmetric)
+            node = self._make_node("between", token, left, low, self._parse_expression(_OTHER), facts=symmetric)
         elif token.text == "similar":
             refuse(token.at, f"{shorten(token.shown)}: not supported")
         elif self._is_next("any", "(") or self._is_next("some", "(") or self._is_next("all", "("):
-            node = self._quantified(left, token, negated=negated)
+            node = self._parse_quantified(left, token, negated=negated)
             negated = False
         else:
-            args = [left, self._expression(_OTHER)]
+            args = [left, self._parse_expression(_OTHER)]
             if self._skip_if_next("escape"):
-                args.append(self._expression(_OTHER))
-            node = self._node(token.text, token, *args)
-        return self._node("not", token, node) if negated else node
+                args.append(self._parse_expression(_OTHER))
+            node = self._make_node(token.text, token, *args)
+        return self._make_node("not", token, node) if negated else node
 
-    def _in(self, left: SyntaxNode, token: SqlToken) -> SyntaxNode:
+    def _parse_in(self, left: SyntaxNode, token: SqlToken) -> SyntaxNode:
         self._expect("(", "as IN is followed by a list of values in parentheses")
-        return self._node("in", token, left, *self._list(")"))
+        return self._make_node("in", token, left, *self._parse_list(")"))
 
-    def _quantified(self, left: SyntaxNode, token: SqlToken, *, negated: bool = False) -> SyntaxNode:
+    def _parse_quantified(self, left: SyntaxNode, token: SqlToken, *, negated: bool = False) -> SyntaxNode:
         every = self._take().text == "all"
         self._take()
-        array = self._expression(_OR)
+        array = self._parse_expression(_OR)
         self._expect(")", "after the array")
         name = f"!{token.text}" if negated else token.text
-        return self._node("quantified", token, left, array, facts=(name, every))
+        return self._make_node("quantified", token, left, array, facts=(name, every))
 
-    def _list(self, end: str) -> list[SyntaxNode]:
-        items = [self._expression(_OR)]
+    def _parse_list(self, end: str) -> list[SyntaxNode]:
+        items = [self._parse_expression(_OR)]
         while self._skip_if_next(","):
-            items.append(self._expression(_OR))
+            items.append(self._parse_expression(_OR))
         self._expect(end, "at the end of the list")
         return items
 
     # Operands
 
-    def _operand(self, least: int) -> SyntaxNode:  # noqa: PLR0911 - one for each kind of token
+    def _parse_operand(self, least: int) -> SyntaxNode:  # noqa: PLR0911 - one for each kind of token
         token = self._take()
         if token.kind == "operator":
-            return self._prefix(token)
+            return self._parse_prefix(token)
         if token.kind in ("string", "number"):
-            return self._node(token.kind, token, facts=token.text)
+            return self._make_node(token.kind, token, facts=token.text)
         if token.kind == "param":
-            return self._node("param", token, facts=int(token.text[1:]))
+            return self._make_node("param", token, facts=int(token.text[1:]))
         if token.kind == "quoted":
-            return self._column(token)
+            return self._parse_column(token)
         if token.kind == "name":
-            return self._name(token, least)
+            return self._parse_name(token, least)
         if token.text == "(":
-            node = self._expression(_OR)
+            node = self._parse_expression(_OR)
             if self._is_next(","):
                 self._refuse_next("rows of several values are not supported")
             self._expect(")", "as a parenthesis is open")
@@ -268,50 +268,50 @@ class _Parser:
         self._next -= 1
         return self._refuse_next("expected a value here")
 
-    def _prefix(self, token: SqlToken) -> SyntaxNode:
+    def _parse_prefix(self, token: SqlToken) -> SyntaxNode:
         if token.text in ("+", "-"):
-            return self._node("sign", token, self._expression(_SIGN), facts=token.text)
+            return self._make_node("sign", token, self._parse_expression(_SIGN), facts=token.text)
         if token.text not in _PREFIXES:
             refuse(token.at, f"{shorten(token.shown)}: expected a value here")
-        return self._node("unary", token, self._expression(_SUM), facts=token.text)
+        return self._make_node("unary", token, self._parse_expression(_SUM), facts=token.text)
 
-    def _name(self, token: SqlToken, least: int) -> SyntaxNode:
+    def _parse_name(self, token: SqlToken, least: int) -> SyntaxNode:
         word = token.text
         if word == "not" and least <= _NOT:
-            return self._node("not", token, self._expression(_NOT))
+            return self._make_node("not", token, self._parse_expression(_NOT))
         if word in ("true", "false", "null"):
-            return self._node("constant", token, facts={"true": True, "false": False}.get(word))
+            return self._make_node("constant", token, facts={"true": True, "false": False}.get(word))
         if word == "cast" and self._skip_if_next("("):
-            node = self._expression(_OR)
+            node = self._parse_expression(_OR)
             self._expect("as", "in CAST")
-            cast = self._node("cast", token, node, facts=self._type_name())
+            cast = self._make_node("cast", token, node, facts=self._parse_type_name())
             self._expect(")", "at the end of CAST")
             return cast
         if word == "array" and self._is_next("["):
-            return self._array(token)
+            return self._parse_array(token)
         if word in _RESERVED and not (word in ("like", "ilike") and self._is_next("(")):
             refuse(token.at, f"{shorten(token.shown)}: {_RESERVED[word]}")
         typed = self._parse_typed_literal(token)
         if typed is not None:
             return typed
-        return self._call(token) if self._is_next("(") else self._column(token)
+        return self._parse_call(token) if self._is_next("(") else self._parse_column(token)
 
-    def _column(self, token: SqlToken) -> SyntaxNode:
+    def _parse_column(self, token: SqlToken) -> SyntaxNode:
         if self._is_next(".") or self._is_next("["):
             self._refuse_next("write columns without their table; parts of values are not supported")
         if self._is_next("("):
             self._refuse_next("write functions without double quotes")
-        return self._node("column", token, facts=(token.text, token.kind == "quoted"))
+        return self._make_node("column", token, facts=(token.text, token.kind == "quoted"))
 
-    def _call(self, token: SqlToken) -> SyntaxNode:
+    def _parse_call(self, token: SqlToken) -> SyntaxNode:
         if token.text in _VOLATILE:
             why = "a clause must depend on a single row alone"
             refuse(token.at, f"{shorten(token.shown)}: {why}")
         self._take()
-        args = [] if self._skip_if_next(")") else self._list(")")
-        return self._node("call", token, *args, facts=token.text)
+        args = [] if self._skip_if_next(")") else self._parse_list(")")
+        return self._make_node("call", token, *args, facts=token.text)
 
-    def _array(self, token: SqlToken) -> SyntaxNode:
+    def _parse_array(self, token: SqlToken) -> SyntaxNode:
         """`ARRAY[...]`; nested arrays may omit the word ARRAY."""
         self._take()
         self._depth += 1
@@ -321,9 +321,9 @@ class _Parser:
         while not self._skip_if_next("]"):
             if items:
                 self._expect(",", "between the elements of an array")
-            items.append(self._array(self._peek()) if self._is_next("[") else self._expression(_OR))
+            items.append(self._parse_array(self._peek()) if self._is_next("[") else self._parse_expression(_OR))
         self._depth -= 1
-        return self._node("array", token, *items)
+        return self._make_node("array", token, *items)
 
     # Types
 
@@ -331,14 +331,16 @@ class _Parser:
         """A literal such as `DATE '2026-01-31'`; None if the name is not followed by a string (it may be a column)."""
         start = self._next
         self._next -= 1
-        sql_type = self._simple_type()
+        sql_type = self._parse_simple_type()
         if sql_type is None or self._peek().kind != "string":
             self._next = start
             return None
         literal = self._take()
-        return self._node("cast", token, self._node("string", literal, facts=literal.text), facts=TypeName(sql_type))
+        return self._make_node(
+            "cast", token, self._make_node("string", literal, facts=literal.text), facts=TypeName(sql_type)
+        )
 
-    def _simple_type(self) -> SqlType | None:
+    def _parse_simple_type(self) -> SqlType | None:
         """The longest type name that comes next."""
         for count in (4, 3, 2, 1):
             following = [self._peek(at) for at in range(count)]
@@ -348,16 +350,16 @@ class _Parser:
                 return TYPE_NAMES.get(name) or SqlType("uuid")
         return None
 
-    def _type_name(self) -> TypeName:
+    def _parse_type_name(self) -> TypeName:
         token = self._peek()
-        sql_type = self._simple_type()
+        sql_type = self._parse_simple_type()
         if sql_type is None:
             self._refuse_next("this type is not supported")
         modifiers: list[int] = []
         if self._skip_if_next("("):
-            modifiers = [self._modifier()]
+            modifiers = [self._parse_modifier()]
             while self._skip_if_next(","):
-                modifiers.append(self._modifier())
+                modifiers.append(self._parse_modifier())
             self._expect(")", "after the size of a type")
             if sql_type.name != "numeric" or len(modifiers) > 2 or not 1 <= modifiers[0] <= 1000 >= modifiers[-1]:
                 refuse(token.at, f"{shorten(token.shown)}: only numeric can have a size, such as numeric(10, 2)")
@@ -366,7 +368,7 @@ class _Parser:
             sql_type = sql_type.array
         return TypeName(sql_type, tuple(modifiers))
 
-    def _modifier(self) -> int:
+    def _parse_modifier(self) -> int:
         token = self._take()
         if token.kind != "number" or not token.text.isdigit() or len(token.text) > 4:
             refuse(token.at, f"{shorten(token.shown)}: expected a small whole number")

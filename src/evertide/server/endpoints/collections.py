@@ -116,11 +116,11 @@ class CollectionEndpoints:
             path, handler = f"/v1/{kind}s/{{name}}", self._make_handler(kind)
             yield Endpoint("GET", path, area, f"One {kind}.", handler, {JSON: Collection}, refusals=(400, 404))
         graph = "Sources, tables, views and sinks, and the edges between them."
-        yield Endpoint("GET", "/v1/graph", area, graph, self._graph, {JSON: Graph})
+        yield Endpoint("GET", "/v1/graph", area, graph, self._answer_graph, {JSON: Graph})
 
     def _make_list_handler(self, kinds: tuple[str, ...]) -> Handler:
         async def list_all(_: Request, __: NoQuery) -> Response:
-            return await run_in_threadpool(self._list, kinds)
+            return await run_in_threadpool(self._answer_list, kinds)
 
         return list_all
 
@@ -130,10 +130,10 @@ class CollectionEndpoints:
 
         return find
 
-    async def _graph(self, _: Request, __: NoQuery) -> Response:
+    async def _answer_graph(self, _: Request, __: NoQuery) -> Response:
         return await run_in_threadpool(self._draw_graph)
 
-    def _list(self, kinds: tuple[str, ...]) -> Response:
+    def _answer_list(self, kinds: tuple[str, ...]) -> Response:
         inventory = Inventory(self._pipeline)
         found = [one for one in inventory.all() if one.kind in kinds]
         return answer_struct(CollectionsAnswer(inventory.status.time, found))
@@ -173,14 +173,14 @@ class Inventory:
         engine, definition = self._pipeline.engine, self._members.definition
         for name, table in definition.tables.items():
             if table.is_declared:
-                yield self._table(name, table, engine.tables.get(name))
+                yield self._describe_table(name, table, engine.tables.get(name))
         for name, view in definition.views.items():
-            yield self._view(name, view, engine.views.get(name))
+            yield self._describe_view(name, view, engine.views.get(name))
         yield self._describe_stored(
             ERRORS, "table", definition.errors, ERRORS_SCHEMA, comment="Rows that did not fit their table."
         )
 
-    def _table(self, name: str, record: TableRecord, declared: DeclaredTable | None) -> Collection:
+    def _describe_table(self, name: str, record: TableRecord, declared: DeclaredTable | None) -> Collection:
         return self._describe_stored(
             name,
             "table",
@@ -188,10 +188,10 @@ class Inventory:
             record.read_schema(),
             key=[*record.key] or None,
             comment=declared.comment if declared else "",
-            source=self._source(name, record.connector),
+            source=self._describe_source(name, record.connector),
         )
 
-    def _view(self, name: str, record: ViewRecord, declared: DeclaredView | None) -> Collection:
+    def _describe_view(self, name: str, record: ViewRecord, declared: DeclaredView | None) -> Collection:
         return self._describe_stored(
             name,
             "view",
@@ -228,7 +228,7 @@ class Inventory:
             **facts,
         )
 
-    def _source(self, table: str, connector: str) -> SourceSummary | None:
+    def _describe_source(self, table: str, connector: str) -> SourceSummary | None:
         source = self._sources.get(table)
         if source is None:
             return None
@@ -240,7 +240,15 @@ class Inventory:
         for source in self.status.sources:
             rate = round(sources.get(source.name, 0.0), 3)
             yield Node(
-                f"source:{source.name}", source.name, "source", source.state, None, _lag_s(source), None, None, rate
+                f"source:{source.name}",
+                source.name,
+                "source",
+                source.state,
+                None,
+                _read_lag_s(source),
+                None,
+                None,
+                rate,
             )
         rates: dict[str, float] = {}
         for one in self.all():
@@ -248,7 +256,7 @@ class Inventory:
                 continue
             record = definition.tables.get(one.name) or definition.views[one.name]
             rates[one.name] = round(shards.get(record.shard, 0.0), 3)
-            lag_s = _lag_s(self._sources[one.name]) if one.name in self._sources else None
+            lag_s = _read_lag_s(self._sources[one.name]) if one.name in self._sources else None
             facts = (one.name, one.kind, one.state, one.upper, lag_s, one.rows, one.bytes, rates[one.name])
             yield Node(f"{one.kind}:{one.name}", *facts)
         for sink in self.status.sinks:
@@ -268,5 +276,5 @@ class Inventory:
                 yield Edge(f"{kinds[sink.collection]}:{sink.collection}", f"sink:{sink.name}")
 
 
-def _lag_s(source: SourceStatus) -> float | None:
+def _read_lag_s(source: SourceStatus) -> float | None:
     return source.lag.seconds if source.lag is not None else None

@@ -103,7 +103,7 @@ class _FetchedPartition:
         keys, values = [one.key() for one in messages], [one.value() for one in messages]
         sizes = estimate_sizes(keys, values)
         found: tuple[list[Any], ...] = (list(messages), offsets, keys, values, sizes)
-        for column, more in zip(self._columns(), found, strict=True):
+        for column, more in zip(self._make_columns(), found, strict=True):
             column.extend(more)
         self.next = offsets[-1] + 1
         self.size += sum(sizes)
@@ -119,11 +119,11 @@ class _FetchedPartition:
         if offset > self.first:
             kept = bisect_left(self.offsets, offset)
             self.size -= sum(self.sizes[:kept])
-            for column in self._columns():
+            for column in self._make_columns():
                 del column[:kept]
             self.first = offset
 
-    def _columns(self) -> tuple[list[Any], ...]:
+    def _make_columns(self) -> tuple[list[Any], ...]:
         return self.messages, self.offsets, self.keys, self.values, self.sizes
 
 
@@ -217,7 +217,7 @@ class TopicReader:
         full = {number: one for number, one in sorted(self._partitions.items()) if one.messages}
         found: dict[int, int] = {}
         rows, size = limit.rows, limit.bytes
-        for left, (number, one) in zip(range(len(full), 0, -1), _smallest_first(full), strict=True):
+        for left, (number, one) in zip(range(len(full), 0, -1), _sort_by_size(full), strict=True):
             share = max(1, rows // left)
             sizes = list(accumulate(one.sizes[:share]))
             found[number] = max(1, bisect_right(sizes, size // left))
@@ -252,7 +252,7 @@ class TopicReader:
         """The lag behind the bound offsets, as of the last fetches. Callable from any thread."""
         rows, oldest_s = 0, now_s
         for number, one in list(self._partitions.items()):
-            end, at = self._end(number), max(bound.get(number, 0), one.first)
+            end, at = self._find_end(number), max(bound.get(number, 0), one.first)
             if end is None:
                 return Lag()
             waiting = next((each for each in list(one.messages) if int(each.offset() or 0) >= at), None)
@@ -267,7 +267,7 @@ class TopicReader:
         is_known = oldest_s < now_s or not rows
         return Lag(rows=rows, seconds=now_s - oldest_s if is_known else None)
 
-    def _end(self, partition: int) -> int | None:
+    def _find_end(self, partition: int) -> int | None:
         """The end of the partition as of the last fetch; None before the first."""
         try:
             offsets = self._consumer.get_watermark_offsets(TopicPartition(self._topic, partition), cached=True)
@@ -289,28 +289,28 @@ def estimate_sizes(keys: Sequence[bytes | None], values: Sequence[bytes | None])
     return [len(key or b"") + len(value or b"") + _RECORD_OVERHEAD_BYTES for key, value in pairs]
 
 
-def _smallest_first(full: Mapping[int, _FetchedPartition]) -> list[tuple[int, _FetchedPartition]]:
+def _sort_by_size(full: Mapping[int, _FetchedPartition]) -> list[tuple[int, _FetchedPartition]]:
     """Smallest first: a partition leaves the unused part of its share to the next ones."""
     return sorted(full.items(), key=lambda one: len(one[1].messages))
 
 
 def read_ends(admin: AdminClient, topic: str, partitions: Sequence[int]) -> dict[int, int]:
     """The end of each partition: the first offset after all committed records."""
-    return _offsets(admin, topic, partitions, OffsetSpec.latest())  # type: ignore[no-untyped-call]
+    return _read_offsets(admin, topic, partitions, OffsetSpec.latest())  # type: ignore[no-untyped-call]
 
 
 def read_beginnings(admin: AdminClient, topic: str, partitions: Sequence[int]) -> dict[int, int]:
-    return _offsets(admin, topic, partitions, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
+    return _read_offsets(admin, topic, partitions, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
 
 
 def read_offsets_since(admin: AdminClient, topic: str, partitions: Sequence[int], at_ms: int) -> dict[int, int]:
     """The offset of the first record at or after a time; the end of the partition if there is none."""
-    found = _offsets(admin, topic, partitions, OffsetSpec.for_timestamp(at_ms))
+    found = _read_offsets(admin, topic, partitions, OffsetSpec.for_timestamp(at_ms))
     none = [number for number, offset in found.items() if offset < 0]
     return {**found, **read_ends(admin, topic, none)}
 
 
-def _offsets(admin: AdminClient, topic: str, partitions: Sequence[int], spec: OffsetSpec) -> dict[int, int]:
+def _read_offsets(admin: AdminClient, topic: str, partitions: Sequence[int], spec: OffsetSpec) -> dict[int, int]:
     if not partitions:
         return {}
     wanted = {TopicPartition(topic, number): spec for number in partitions}

@@ -85,7 +85,7 @@ class EnvelopeRows:
         else:
             entries = self._decode_all(records) or self._decode_one_by_one(records)
             at, ops = entries.at, np.array(entries.ops, np.int8)
-            fitted = fit(self.declaration, self._columns(entries.rows), ops, entries.reasons, entries.same)
+            fitted = fit(self.declaration, self._convert_columns(entries.rows), ops, entries.reasons, entries.same)
         return split_faults(
             self.declaration,
             fitted,
@@ -171,11 +171,11 @@ class EnvelopeRows:
         found = self.value.decode(content)
         if self.kind is EnvelopeKind.DEBEZIUM:
             has_deleted = False
-            for op, row in self._changes(found, content, key):
+            for op, row in self._read_changes(found, content, key):
                 self._add(entries, at, op, row, is_moved=has_deleted)
                 has_deleted = op == DELETE
         else:
-            row = {**self._row(found), **key}
+            row = {**self._make_row(found), **key}
             self._add(entries, at, UPSERT, self.placeholder.mark(row) if self.kind is EnvelopeKind.UPSERT else row)
 
     def _add(self, entries: _Entries, at: int, op: int, row: Row, *, is_moved: bool = False) -> None:
@@ -195,17 +195,17 @@ class EnvelopeRows:
         else:
             entries.add(at, op, {**known, **dict.fromkeys(left)}, KeptColumns(tuple(left), is_moved))
 
-    def _changes(self, found: Any, content: bytes, key: Row) -> list[tuple[int, Row]]:
+    def _read_changes(self, found: Any, content: bytes, key: Row) -> list[tuple[int, Row]]:
         """The operations of a Debezium record, with rows by the table's column names, or only the key."""
         made = []
         schema = self.value.schema_of(content) if isinstance(self.value, AvroFormat) else None
         for op, row in read_changes(found, self.declaration, self.conversions, self.placeholder, schema):
             if row is None and not key:
                 raise Unreadable("a delete has neither 'before' nor a key")
-            made.append((op, {**key} if row is None else self._row(row)))
+            made.append((op, {**key} if row is None else self._make_row(row)))
         return made
 
-    def _row(self, found: Any) -> Row:
+    def _make_row(self, found: Any) -> Row:
         if not isinstance(found, dict):
             raise Unreadable(f"{show_value(found)} is not an object with the table's columns")
         own = frozenset(self.declaration.schema.names)
@@ -226,10 +226,10 @@ class EnvelopeRows:
                 row[own] = value
         return row
 
-    def _columns(self, rows: Sequence[Row]) -> dict[str, ConvertedColumn]:
-        return {one.name: self._column(one.name, one.type, rows) for one in self.declaration.schema}
+    def _convert_columns(self, rows: Sequence[Row]) -> dict[str, ConvertedColumn]:
+        return {one.name: self._convert_column(one.name, one.type, rows) for one in self.declaration.schema}
 
-    def _column(self, name: str, kind: Any, rows: Sequence[Row]) -> ConvertedColumn:
+    def _convert_column(self, name: str, kind: Any, rows: Sequence[Row]) -> ConvertedColumn:
         default = read_default(self.declaration, name)
         values = [row.get(name, default) for row in rows]
         is_key = self.key is not None and name in self.declaration.key and self.kind is not EnvelopeKind.DEBEZIUM
@@ -259,20 +259,20 @@ class RawRows:
         ops = np.full(count, UPSERT, np.int8)
         if self.kind is EnvelopeKind.UPSERT:
             ops[[at for at, value in enumerate(records.values) if value is None]] = DELETE
-        found = {one.name: self._column(one, records) for one in self.declaration.schema}
+        found = {one.name: self._convert_column(one, records) for one in self.declaration.schema}
         fitted = fit(self.declaration, found, ops)
         return split_faults(
             self.declaration, fitted, place, lambda row: records.offsets[row], lambda row: _show_record(records, row)
         )
 
-    def _column(self, column: Any, records: PartitionRecords) -> ConvertedColumn:
+    def _convert_column(self, column: Any, records: PartitionRecords) -> ConvertedColumn:
         name = column.name.lower()
         count = len(records.offsets)
         made: dict[str, Callable[[], list[Any]]] = {
             "key": lambda: list(records.keys),
             "value": lambda: list(records.values),
-            "timestamp": lambda: [_timestamp(one) for one in records.messages],
-            "headers": lambda: [_headers(one, column.type) for one in records.messages],
+            "timestamp": lambda: [_read_timestamp(one) for one in records.messages],
+            "headers": lambda: [_read_headers(one, column.type) for one in records.messages],
             "partition": lambda: [records.partition] * count,
             "offset": lambda: list(records.offsets),
             "topic": lambda: [self.topic] * count,
@@ -281,11 +281,11 @@ class RawRows:
         if name == "timestamp":
             return ConvertedColumn(pa.array(values, pa.timestamp("ms", "UTC")).cast(column.type))
         if name in ("key", "value") and pa.types.is_string(column.type):
-            return _texts(values)
+            return _decode_texts(values)
         return from_values(values, column.type)
 
 
-def _texts(values: Sequence[bytes | None]) -> ConvertedColumn:
+def _decode_texts(values: Sequence[bytes | None]) -> ConvertedColumn:
     made: list[str | None] = []
     misfits: dict[int, str] = {}
     for at, value in enumerate(values):
@@ -297,21 +297,21 @@ def _texts(values: Sequence[bytes | None]) -> ConvertedColumn:
     return ConvertedColumn(pa.array(made, pa.string()), misfits)
 
 
-def _timestamp(message: Any) -> int | None:
+def _read_timestamp(message: Any) -> int | None:
     _, at_ms = message.timestamp()
     return at_ms if at_ms >= 0 else None
 
 
-def _headers(message: Any, kind: Any) -> Any:
+def _read_headers(message: Any, kind: Any) -> Any:
     """A map has the last of the headers with the same name; a list has all."""
     found = message.headers() or []
     if pa.types.is_map(kind):
         is_text = pa.types.is_string(kind.item_type)
-        return {name: _header(value, is_text=is_text) for name, value in found}
+        return {name: _read_header(value, is_text=is_text) for name, value in found}
     names = [one.name for one in kind.value_type]
     is_text = pa.types.is_string(kind.value_type.field(1).type)
-    return [dict(zip(names, (name, _header(value, is_text=is_text)), strict=True)) for name, value in found]
+    return [dict(zip(names, (name, _read_header(value, is_text=is_text)), strict=True)) for name, value in found]
 
 
-def _header(value: bytes | None, *, is_text: bool) -> Any:
+def _read_header(value: bytes | None, *, is_text: bool) -> Any:
     return value.decode(errors="replace") if is_text and value is not None else value

@@ -92,15 +92,15 @@ def show_value(value: object) -> str:
 
 def convert_value(value: Any, kind: Any) -> Any:
     """Convert a value to the type of a column. None stays None: `fit` checks NOT NULL."""
-    return None if value is None else _converter(kind)(value, kind)
+    return None if value is None else _find_converter(kind)(value, kind)
 
 
 def parse_value(text: str, kind: Any) -> Any:
     """Convert a text to the type of a column. Lists, mappings, structs and VARIANT are written as JSON."""
     if kind in INTEGERS and _INTEGER.fullmatch(text):
-        return _integer(int(text), kind) if len(text) <= 40 else _refuse(text, kind)
+        return _convert_integer(int(text), kind) if len(text) <= 40 else _refuse(text, kind)
     if kinds.is_floating(kind):
-        return _float_text(text, kind)
+        return _parse_float(text, kind)
     if kinds.is_boolean(kind):
         truth = _TRUTH.get(text.lower())
         return _refuse(text, kind) if truth is None else truth
@@ -119,7 +119,7 @@ def _refuse(value: object, kind: Any) -> NoReturn:
     raise Misfit(f"{show_value(value)} is not a {sql_name(kind)}: expected {describe_values(kind)}")
 
 
-def _integer(value: Any, kind: Any) -> int:
+def _convert_integer(value: Any, kind: Any) -> int:
     is_float = isinstance(value, float | np.floating) and float(value).is_integer()
     if is_float or (isinstance(value, int | np.integer) and not isinstance(value, bool)):
         number = int(value)
@@ -136,44 +136,44 @@ def _is_whole(number: Decimal) -> bool:
     return number.is_finite() and number.adjusted() < 40 and number == number.to_integral_value()
 
 
-def _float(value: Any, kind: Any) -> float:
+def _convert_float(value: Any, kind: Any) -> float:
     if isinstance(value, str):
         special = _SPECIAL.get(value.lower())
         if special is not None:
             return special
-        return _float_text(value, kind) if isinstance(value, Number) else _refuse(value, kind)
+        return _parse_float(value, kind) if isinstance(value, Number) else _refuse(value, kind)
     if isinstance(value, float | np.floating):
         return _check_overflow(float(value), value, kind)
     if isinstance(value, int | np.integer) and not isinstance(value, bool):
-        exact = _nearest(str(int(value)), kind) if abs(int(value)) < 1 << 128 else math.inf
+        exact = _find_nearest_float(str(int(value)), kind) if abs(int(value)) < 1 << 128 else math.inf
         return exact if math.isfinite(exact) and int(exact) == int(value) else _refuse_inexact(value, kind)
     if isinstance(value, Decimal):
-        return _SPECIAL[str(value).lower()] if not value.is_finite() else _float_text(str(value), kind)
+        return _SPECIAL[str(value).lower()] if not value.is_finite() else _parse_float(str(value), kind)
     return _refuse(value, kind)
 
 
-def _float_text(text: str, kind: Any) -> float:
+def _parse_float(text: str, kind: Any) -> float:
     special = _SPECIAL.get(text.lower())
     if special is not None:
         return special
     if not _FLOAT.fullmatch(text):
         return _refuse(text, kind)
-    return _check_overflow(_nearest(text, kind), text, kind)
+    return _check_overflow(_find_nearest_float(text, kind), text, kind)
 
 
-def _nearest(text: str, kind: Any) -> float:
+def _find_nearest_float(text: str, kind: Any) -> float:
     """Round once, from the text to the column's precision: rounding twice may give another number."""
     found: float = pa.scalar(text.lstrip("+")).cast(kind).as_py()
     return found
 
 
 def _check_overflow(number: float, value: object, kind: Any) -> float:
-    is_too_large = kind == pa.float32() and math.isfinite(number) and math.isinf(_single(number))
+    is_too_large = kind == pa.float32() and math.isfinite(number) and math.isinf(_round_to_single(number))
     was_finite = not isinstance(value, float | np.floating) and math.isinf(number)
     return _refuse(value, kind) if is_too_large or was_finite else number
 
 
-def _single(number: float) -> float:
+def _round_to_single(number: float) -> float:
     with np.errstate(over="ignore"):
         return float(np.float32(number))
 
@@ -182,11 +182,11 @@ def _refuse_inexact(value: object, kind: Any) -> NoReturn:
     raise Misfit(f"{show_value(value)} is not a {sql_name(kind)}: the conversion would not be exact")
 
 
-def _boolean(value: Any, kind: Any) -> bool:
+def _convert_boolean(value: Any, kind: Any) -> bool:
     return bool(value) if isinstance(value, bool | np.bool_) else _refuse(value, kind)
 
 
-def _string(value: Any, kind: Any) -> str:
+def _convert_string(value: Any, kind: Any) -> str:
     if not isinstance(value, str) or isinstance(value, Number):
         return _refuse(value, kind)
     try:
@@ -196,7 +196,7 @@ def _string(value: Any, kind: Any) -> str:
     return value
 
 
-def _binary(value: Any, kind: Any) -> bytes:
+def _convert_binary(value: Any, kind: Any) -> bytes:
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value)
     if not isinstance(value, str):
@@ -207,7 +207,7 @@ def _binary(value: Any, kind: Any) -> bytes:
         return _refuse(value, kind)
 
 
-def _date(value: Any, kind: Any) -> date:
+def _convert_date(value: Any, kind: Any) -> date:
     if isinstance(value, date) and not isinstance(value, datetime):
         return value
     found = _DATE.fullmatch(value) if isinstance(value, str) else None
@@ -218,8 +218,8 @@ def _date(value: Any, kind: Any) -> date:
     return day
 
 
-def _timestamp(value: Any, kind: Any) -> datetime:
-    moment = value if isinstance(value, datetime) else _moment(value, kind)
+def _convert_timestamp(value: Any, kind: Any) -> datetime:
+    moment = value if isinstance(value, datetime) else _parse_moment(value, kind)
     if kind.tz is None:
         return moment if moment.tzinfo is None else _refuse(value, kind)
     if moment.tzinfo is None:
@@ -230,26 +230,26 @@ def _timestamp(value: Any, kind: Any) -> datetime:
         return _refuse(value, kind)
 
 
-def _moment(value: Any, kind: Any) -> datetime:
+def _parse_moment(value: Any, kind: Any) -> datetime:
     found = _TIMESTAMP.fullmatch(value) if isinstance(value, str) else None
     if found is None:
         return _refuse(value, kind)
     year, month, day, hour, minute, second, fraction, zone = found.groups()
     at = (int(part or 0) for part in (year, month, day, hour, minute, second))
     try:
-        return datetime(*at, _micros(fraction), tzinfo=_zone(zone))  # type: ignore[misc,arg-type]
+        return datetime(*at, _parse_micros(fraction), tzinfo=_parse_zone(zone))  # type: ignore[misc,arg-type]
     except ValueError:
         return _refuse(value, kind)
 
 
-def _micros(fraction: str | None) -> int:
+def _parse_micros(fraction: str | None) -> int:
     digits = (fraction or "").ljust(6, "0")
     if digits[6:].strip("0"):
         raise ValueError("finer than a microsecond")
     return int(digits[:6])
 
 
-def _zone(text: str | None) -> timezone | None:
+def _parse_zone(text: str | None) -> timezone | None:
     if text is None:
         return None
     if text in {"Z", "UTC"}:
@@ -258,20 +258,22 @@ def _zone(text: str | None) -> timezone | None:
     return timezone(timedelta(minutes=-minutes if text[0] == "-" else minutes))
 
 
-def _time(value: Any, kind: Any) -> time:
+def _convert_time(value: Any, kind: Any) -> time:
     if isinstance(value, time) and value.tzinfo is None:
         return value
     found = _TIME.fullmatch(value) if isinstance(value, str) else None
     try:
         clock: time = (
-            time(int(found[1]), int(found[2]), int(found[3] or 0), _micros(found[4])) if found else _refuse(value, kind)
+            time(int(found[1]), int(found[2]), int(found[3] or 0), _parse_micros(found[4]))
+            if found
+            else _refuse(value, kind)
         )
     except ValueError:
         return _refuse(value, kind)
     return clock
 
 
-def _duration(value: Any, kind: Any) -> timedelta:
+def _convert_duration(value: Any, kind: Any) -> timedelta:
     if isinstance(value, timedelta):
         return value
     found = _DURATION.fullmatch(value) if isinstance(value, str) else None
@@ -279,14 +281,14 @@ def _duration(value: Any, kind: Any) -> timedelta:
         return _refuse(value, kind)
     sign, days, hours, minutes, seconds, fraction = found.groups()
     try:
-        span = timedelta(int(days or 0), int(seconds), _micros(fraction), minutes=int(minutes), hours=int(hours))
+        span = timedelta(int(days or 0), int(seconds), _parse_micros(fraction), minutes=int(minutes), hours=int(hours))
     except OverflowError:
         return _refuse(value, kind)
     return -span if sign == "-" else span
 
 
-def _decimal(value: Any, kind: Any) -> Decimal:
-    number = _as_decimal(value, kind)
+def _convert_decimal(value: Any, kind: Any) -> Decimal:
+    number = _to_decimal(value, kind)
     digits = number.as_tuple()
     if not isinstance(digits.exponent, int) or digits.exponent > 80:
         return _refuse(value, kind)
@@ -297,7 +299,7 @@ def _decimal(value: Any, kind: Any) -> Decimal:
     return number or Decimal(0)
 
 
-def _as_decimal(value: Any, kind: Any) -> Decimal:
+def _to_decimal(value: Any, kind: Any) -> Decimal:
     if isinstance(value, Decimal):
         return value
     if isinstance(value, int | np.integer) and not isinstance(value, bool):
@@ -309,7 +311,7 @@ def _as_decimal(value: Any, kind: Any) -> Decimal:
     return _refuse(value, kind)
 
 
-def _list(value: Any, kind: Any) -> list[Any]:
+def _convert_list(value: Any, kind: Any) -> list[Any]:
     if not isinstance(value, list | tuple | np.ndarray):
         return _refuse(value, kind)
     return [_convert_inner(element, kind.value_field, f"element {at}") for at, element in enumerate(value, 1)]
@@ -324,10 +326,10 @@ def _convert_inner(value: Any, field: Any, place: str) -> Any:
         raise Misfit(f"{place}: {error}") from error
 
 
-def _map(value: Any, kind: Any) -> list[tuple[Any, Any]]:
+def _convert_map(value: Any, kind: Any) -> list[tuple[Any, Any]]:
     """Keys in JSON are always texts: they are parsed as the key's type."""
     if isinstance(value, Mapping):
-        pairs = [(_map_key(key, kind.key_type), item) for key, item in value.items()]
+        pairs = [(_convert_map_key(key, kind.key_type), item) for key, item in value.items()]
     elif isinstance(value, list | tuple) and all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in value):
         pairs = [(_convert_inner(key, kind.key_field, "a key"), item) for key, item in value]
     else:
@@ -340,11 +342,11 @@ def _map(value: Any, kind: Any) -> list[tuple[Any, Any]]:
     return [(key, _convert_inner(item, kind.item_field, f"value of {show_value(key)}")) for key, item in pairs]
 
 
-def _map_key(key: Any, kind: Any) -> Any:
+def _convert_map_key(key: Any, kind: Any) -> Any:
     return parse_value(key, kind) if isinstance(key, str) else convert_value(key, kind)
 
 
-def _struct(value: Any, kind: Any) -> dict[str, Any]:
+def _convert_struct(value: Any, kind: Any) -> dict[str, Any]:
     if not isinstance(value, Mapping):
         return _refuse(value, kind)
     names = {field.name for field in kind}
@@ -354,7 +356,7 @@ def _struct(value: Any, kind: Any) -> dict[str, Any]:
     return {field.name: _convert_inner(value.get(field.name), field, f"field {field.name!r}") for field in kind}
 
 
-def _variant(value: Any, kind: Any) -> dict[str, bytes]:
+def _convert_variant(value: Any, kind: Any) -> dict[str, bytes]:
     """Encode with Spark's own code, so that Spark can read the result."""
     from pyspark.sql.types import VariantVal  # noqa: PLC0415 - slow to import, and few tables have a VARIANT
 
@@ -363,48 +365,48 @@ def _variant(value: Any, kind: Any) -> dict[str, bytes]:
     if isinstance(value, Mapping) and set(value) == {"value", "metadata"} and isinstance(value["value"], bytes):
         return {"value": value["value"], "metadata": bytes(value["metadata"])}
     try:
-        made = VariantVal.parseJson(_json(value, _VARIANT_LEVELS_MAX))
+        made = VariantVal.parseJson(_write_json(value, _VARIANT_LEVELS_MAX))
     except (TypeError, ValueError, msgspec.MsgspecError, UnicodeError):
         return _refuse(value, kind)
     return {"value": bytes(made.value), "metadata": bytes(made.metadata)}
 
 
-def _json(value: Any, levels: int) -> str:
+def _write_json(value: Any, levels: int) -> str:
     """`Number` is written as it was read. `Misfit` if lists and objects are nested deeper than `levels`."""
     if isinstance(value, Number):
         return str(value)
     if levels == 0 and isinstance(value, Mapping | list | tuple):
         raise Misfit(f"lists and objects are nested deeper than the {_VARIANT_LEVELS_MAX} levels of a VARIANT")
     if isinstance(value, Mapping):
-        pairs = (f"{_json(str(key), levels)}:{_json(item, levels - 1)}" for key, item in value.items())
+        pairs = (f"{_write_json(str(key), levels)}:{_write_json(item, levels - 1)}" for key, item in value.items())
         return "{" + ",".join(pairs) + "}"
     if isinstance(value, list | tuple):
-        return "[" + ",".join(_json(item, levels - 1) for item in value) + "]"
+        return "[" + ",".join(_write_json(item, levels - 1) for item in value) + "]"
     if value is None or isinstance(value, bool | int | float | str):
         return msgspec.json.encode(value).decode()
     raise TypeError(type(value).__name__)
 
 
 _CONVERTERS: tuple[tuple[Callable[[Any], bool], Callable[[Any, Any], Any]], ...] = (
-    (kinds.is_integer, _integer),
-    (kinds.is_floating, _float),
-    (kinds.is_boolean, _boolean),
-    (kinds.is_string, _string),
-    (kinds.is_binary, _binary),
-    (kinds.is_date, _date),
-    (kinds.is_timestamp, _timestamp),
-    (kinds.is_time, _time),
-    (kinds.is_duration, _duration),
-    (kinds.is_decimal, _decimal),
-    (kinds.is_map, _map),
-    (kinds.is_list, _list),
-    (is_variant, _variant),
-    (kinds.is_struct, _struct),
+    (kinds.is_integer, _convert_integer),
+    (kinds.is_floating, _convert_float),
+    (kinds.is_boolean, _convert_boolean),
+    (kinds.is_string, _convert_string),
+    (kinds.is_binary, _convert_binary),
+    (kinds.is_date, _convert_date),
+    (kinds.is_timestamp, _convert_timestamp),
+    (kinds.is_time, _convert_time),
+    (kinds.is_duration, _convert_duration),
+    (kinds.is_decimal, _convert_decimal),
+    (kinds.is_map, _convert_map),
+    (kinds.is_list, _convert_list),
+    (is_variant, _convert_variant),
+    (kinds.is_struct, _convert_struct),
 )
 _BY_KIND: dict[Any, Callable[[Any, Any], Any]] = {}
 
 
-def _converter(kind: Any) -> Callable[[Any, Any], Any]:
+def _find_converter(kind: Any) -> Callable[[Any, Any], Any]:
     found = _BY_KIND.get(kind)
     if found is None:
         found = next((convert for is_kind, convert in _CONVERTERS if is_kind(kind)), _refuse)

@@ -35,7 +35,7 @@ from evertide.checkpoint.context import StorageContext
 from evertide.checkpoint.records import Catalog, RestoreHold, manifest_key, parse_number, read_catalog, read_holds
 from evertide.checkpoint.verification import read_manifest
 from evertide.errors import BlobMissing, Damaged, EvertideError, StorageFull, UnsupportedFormat
-from evertide.store.blob import Blob
+from evertide.store.blob import Blob, list_keys
 from evertide.store.meta import Write
 from evertide.store.paths import Name, checkpoint_prefix, part_prefix, restoring_key, state_prefix
 from evertide.store.writers import Writer, end_silent_writers, read_registrations
@@ -116,14 +116,10 @@ def collect_garbage(
 
 def _read_proof(place: StorageContext, live: Live, writer: Writer, drafts: Callable[[], Drafts]) -> _Proof:
     """The order matters: see the header."""
-    parts, files = _list_keys(place.blob, state_prefix()), _list_keys(place.blob, checkpoint_prefix())
+    parts, files = list_keys(place.blob, state_prefix()), list_keys(place.blob, checkpoint_prefix())
     used, drafted = live(), drafts()
     writers = read_registrations(place.meta).keys()
     return _Proof(parts, files, used, writers, _pins(place, writers, drafted, writer.id))
-
-
-def _list_keys(blob: Blob, prefix: str) -> list[str]:
-    return [*(entry.key for entry in blob.list(prefix)), *blob.list_unfinished(prefix)]
 
 
 def _pins(place: StorageContext, writers: Set[str], drafts: Drafts, own: str = "") -> Pins:

@@ -30,10 +30,10 @@ from evertide.errors import StorageFull, Unexpected
 from evertide.journal.records import Bound, Committed
 from evertide.journal.staging import list_staged, parse_source
 from evertide.journal.time_log import NumberedRecord, TimeLog
-from evertide.store.blob import Blob
-from evertide.store.paths import Name, staged_prefix
+from evertide.store.blob import Blob, list_keys
+from evertide.store.paths import staged_prefix
 from evertide.store.retry import retry_read
-from evertide.store.writers import Writer, end_silent_writers, read_registrations, read_settled_numbers
+from evertide.store.writers import Writer, end_silent_writers, read_open_numbers, will_not_be_named
 
 __all__ = ["drop_unbound", "truncate"]
 
@@ -83,7 +83,7 @@ def drop_unbound(blob: Blob, bound: TimeLog[Bound], writer: Writer) -> list[str]
         end_silent_writers(bound.meta, runtime=bound.runtime, settings=bound.settings, own_writer=writer)
     proof = retry_read(lambda: _read_proof(blob, bound), bound.runtime, bound.settings)
     named = _collect_named_keys(proof.records)
-    orphans = [key for key in proof.staged if key not in named and _will_not_be_named(key, proof)]
+    orphans = [key for key in proof.staged if key not in named and will_not_be_named(key, proof.settled)]
     if orphans:
         writer.beat()
     for key in orphans:
@@ -95,18 +95,10 @@ def drop_unbound(blob: Blob, bound: TimeLog[Bound], writer: Writer) -> list[str]
 
 def _read_proof(blob: Blob, bound: TimeLog[Bound]) -> _Proof:
     """The order of the reads matters: see the header."""
-    staged = (*(entry.key for entry in blob.list(staged_prefix())), *blob.list_unfinished(staged_prefix()))
-    known = read_registrations(bound.meta)
-    floors = {name: floor for name, floor in read_settled_numbers(bound.meta).items() if name in known}
+    staged = tuple(list_keys(blob, staged_prefix()))
+    floors = read_open_numbers(bound.meta)
     return _Proof(staged, floors, bound.read_all())
 
 
 def _collect_named_keys(records: Iterable[NumberedRecord[Bound]]) -> set[str]:
     return {fragment.key for record in records for fragment in list_staged(record.value)}
-
-
-def _will_not_be_named(key: str, proof: _Proof) -> bool:
-    name = Name.parse(key)
-    if name is None:
-        return False
-    return name.writer not in proof.settled or name.seq < proof.settled[name.writer]

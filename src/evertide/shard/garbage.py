@@ -29,9 +29,10 @@ from evertide.errors import StorageFull
 from evertide.shard.lease import read_live_leases
 from evertide.shard.shard_log import Proposal, Rollup, ShardLog, commit
 from evertide.shard.state import Forgotten, LogEntry, ShardState, parts_removed
-from evertide.store.paths import Name, part_prefix, rollup_key, rollup_prefix
+from evertide.store.blob import list_keys
+from evertide.store.paths import part_prefix, rollup_key, rollup_prefix
 from evertide.store.retry import retry_read
-from evertide.store.writers import Writer, end_silent_writers, read_registrations, read_settled_numbers
+from evertide.store.writers import Writer, end_silent_writers, read_open_numbers, read_registrations, will_not_be_named
 
 __all__ = ["Pinned", "ShardGarbage", "collect_garbage", "pin_nothing"]
 
@@ -87,12 +88,9 @@ def collect_garbage(log: ShardLog, writer: Writer, pinned: Pinned = pin_nothing)
 
 def _read_proof(log: ShardLog, pinned: Pinned) -> _ShardProof:
     """The order of the reads matters: see the header."""
-    parts = [entry.key for entry in log.blob.list(part_prefix(log.shard))]
-    parts += log.blob.list_unfinished(part_prefix(log.shard))
-    rollups = [entry.key for entry in log.blob.list(rollup_prefix(log.shard))]
-    rollups += log.blob.list_unfinished(rollup_prefix(log.shard))
-    known = read_registrations(log.meta)
-    floors = {name: floor for name, floor in read_settled_numbers(log.meta).items() if name in known}
+    parts = list_keys(log.blob, part_prefix(log.shard))
+    rollups = list_keys(log.blob, rollup_prefix(log.shard))
+    floors = read_open_numbers(log.meta)
     version = log.reread()  # from storage: our cache does not prove that others can read it
     entries = [
         (record.seqno, log.decode_entry(record)) for record in log.meta.scan(log.key) if record.seqno <= version.seqno
@@ -115,22 +113,17 @@ def _find_removed_parts(proof: _ShardProof) -> tuple[str, ...]:
 
 def _find_old_rollups(proof: _ShardProof) -> tuple[str, ...]:
     newest = proof.rollup.key if proof.rollup else ""
-    return tuple(key for key in proof.rollups if key != newest and _will_not_be_named(key, proof))
+    return tuple(key for key in proof.rollups if key != newest and will_not_be_named(key, proof.settled))
 
 
 def _find_orphans(proof: _ShardProof) -> tuple[str, ...]:
     named = {part.key for part in proof.state.parts}
     named |= {key for _, entry in proof.entries for key in parts_removed(entry.diff)}
     return tuple(
-        key for key in proof.parts if key not in named and key not in proof.pinned and _will_not_be_named(key, proof)
+        key
+        for key in proof.parts
+        if key not in named and key not in proof.pinned and will_not_be_named(key, proof.settled)
     )
-
-
-def _will_not_be_named(key: str, proof: _ShardProof) -> bool:
-    name = Name.parse(key)
-    if name is None:
-        return False
-    return name.writer not in proof.settled or name.seq < proof.settled[name.writer]
 
 
 def _truncate(log: ShardLog, proof: _ShardProof) -> int:

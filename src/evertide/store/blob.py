@@ -27,7 +27,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-__all__ = ["Blob", "BlobEntry"]
+__all__ = ["Blob", "BlobEntry", "list_keys"]
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -54,3 +54,8 @@ class Blob(Protocol):
     def path(self, key: str) -> str:
         """The blob's location, for messages."""
         ...
+
+
+def list_keys(blob: Blob, prefix: str) -> list[str]:
+    """The keys of all blobs with a prefix, and of the puts that began and did not end."""
+    return [*(entry.key for entry in blob.list(prefix)), *blob.list_unfinished(prefix)]

@@ -17,7 +17,7 @@ Every commit that changes a shard guards `writer/<id>` and `generation`. Hence:
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
 import msgspec
@@ -26,7 +26,7 @@ from evertide.errors import Conflict, EvertideError, Fenced, GenerationMoved, Ou
 from evertide.runtime import Runtime
 from evertide.settings import Settings
 from evertide.store.meta import Guard, Meta, Stale, Write, seal, unseal
-from evertide.store.paths import GENERATION, beat_key, writer_key
+from evertide.store.paths import GENERATION, Name, beat_key, writer_key
 from evertide.store.process_identity import Origin, this_process
 from evertide.store.retry import commit_under_new_id, commit_until_known, retry_read, truncate_sometimes
 from evertide.types import Generation
@@ -38,8 +38,10 @@ __all__ = [
     "Writer",
     "end_silent_writers",
     "read_generation",
+    "read_open_numbers",
     "read_registrations",
     "read_settled_numbers",
+    "will_not_be_named",
 ]
 
 
@@ -339,6 +341,18 @@ def read_settled_numbers(meta: Meta) -> dict[str, int]:
         for key, record in meta.heads(beat_key("")).items()
         for beat in [unseal(record.data, HeartbeatRecord, meta.path(key))]
     }
+
+
+def read_open_numbers(meta: Meta) -> dict[str, int]:
+    """The same, only of registered writers: the others will name nothing more."""
+    known = read_registrations(meta)
+    return {name: floor for name, floor in read_settled_numbers(meta).items() if name in known}
+
+
+def will_not_be_named(key: str, open_numbers: Mapping[str, int]) -> bool:
+    """Whether no process will name the blob: its writer is not registered, or has settled its sequence number."""
+    name = Name.parse(key)
+    return name is not None and (name.writer not in open_numbers or name.seq < open_numbers[name.writer])
 
 
 def end_silent_writers(

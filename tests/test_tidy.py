@@ -66,7 +66,7 @@ POOLS = {"concurrent.futures.ThreadPoolExecutor", "concurrent.futures.ProcessPoo
 RESULTS_TAKEN = {
     "evertide/checkpoint/verification.py": "the caller, by map",
     "evertide/pipeline/transaction/portions.py": "the commit, which stores what was not stored ahead",
-    "evertide/shapes/log/snapshot.py": "the chunks: whoever reads them gets the error",
+    "evertide/shapes/log/snapshot.py": "the readers of the chunks, which get the error",
     "evertide/shard/read.py": "the caller, by map",
     "evertide/sources/kafka/source.py": "the caller, by map",
 }
@@ -183,7 +183,8 @@ def unwatched_thread(module: Module) -> Iterator[str]:
         used = full_name(node.func, aliases)
         if used in THREADS or (used in POOLS and module.path not in RESULTS_TAKEN):
             yield module.at(
-                node.lineno, f"{used}: start an evertide.threads.watched.WatchedThread, or name who takes the result"
+                node.lineno,
+                f"{used}: start an evertide.threads.watched.WatchedThread, or name what gets its errors",
             )
 
 

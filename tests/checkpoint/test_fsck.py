@@ -61,7 +61,7 @@ class Whole(Memory):
         self.bind(1, committed=False)
 
     def bind(self, time: int, *, committed: bool) -> None:
-        rows = b"rows that nobody sends again"
+        rows = b"rows that no client sends again"
         key = STAGED.replace("03.arrow", f"{time:02}.arrow")
         self.blob.put(key, rows)
         staged = Staged("orders", key, 1, len(rows), xxhash.xxh3_128_hexdigest(rows))

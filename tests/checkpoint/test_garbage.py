@@ -99,7 +99,7 @@ def test_files_without_a_writers_name_are_left_alone(memory: Memory) -> None:
     process.publish()
     own = ["state/readme.txt", "state/by_customer/copy of 1.parquet", "checkpoints/notes.txt", "checkpoints/7/x"]
     for key in own:
-        memory.blob.put(key, b"somebody's own")
+        memory.blob.put(key, b"not of a writer")
     process.merge()
     process.collect_garbage()
     assert set(own) <= process.blobs()

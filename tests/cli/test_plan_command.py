@@ -58,7 +58,7 @@ def test_a_plan_for_a_missing_storage_creates_none(tmp_path: Path, spark: SparkS
     assert not (tmp_path / "none").exists()
 
 
-def test_run_refuses_lost_tables_if_nobody_can_answer(tmp_path: Path, kept: Path, spark: SparkSession) -> None:
+def test_run_without_a_terminal_refuses_lost_tables(tmp_path: Path, kept: Path, spark: SparkSession) -> None:
     (tmp_path / "shop.sql").write_text(OTHER)
     run = ("run", tmp_path / "shop.sql", "--storage", kept, "--until-idle")
     told = evertide(*run)

@@ -148,7 +148,7 @@ def test_a_transaction_does_not_wait_for_all_tasks_of_a_backfill_on_the_cluster(
 def test_x16_a_pipeline_on_a_cluster_listens_for_what_is_documented(
     cluster: SparkCluster, spark: SparkSession, tmp_path: Path
 ) -> None:
-    """The driver as with a local master; an executor for its blocks only. None answers who does not know the secret."""
+    """The driver as with a local master; an executor for its blocks only. None answers without the secret."""
     run = Run(tmp_path, SCRIPT, "--master", cluster.master, env=cluster.env())
     try:
         assert run.ask("POST", "/v1/tables/customers/rows", "write", [{"id": 1, "city": "a"}])[0] == 200

@@ -144,7 +144,7 @@ def test_a_live_writers_fragments_stay_until_it_drops_them(site: Site, host: Hos
 
 def test_files_without_a_writers_name_are_left_alone(site: Site) -> None:
     for key in ("journal/push/readme.txt", "journal/notes", "journal/push/copy of 1.arrow"):
-        site.blob.put(key, b"somebody's own")
+        site.blob.put(key, b"not of a writer")
     host = site.successor()
     assert host.journal.drop_unbound(host.writer) == []
     assert len(host.staged_blobs()) == 3

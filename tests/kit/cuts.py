@@ -123,7 +123,7 @@ def _run(build: Build, workload: Workload[T], check: Check[T], cut: _Cut, whole:
 
     def acknowledge(what: T) -> None:
         if not disk.is_on:
-            raise PowerCut("nobody hears an acknowledgement once the power is off")
+            raise PowerCut("the power is off: no client receives an acknowledgement")
         acknowledged.append(what)
 
     log: tuple[Operation, ...] = ()

@@ -108,7 +108,7 @@ def test_the_log_has_the_history_of_a_pipeline() -> None:
         "this process leads",
         "the pipeline is open at time 0",
         "source 'files' is stalled",
-        "source 'files' continues",
+        "source 'files' is running again",
         "view share: transaction 2 fails",
         "replaying from time 1: 2 transactions committed, 0 bound but not committed",
         "replayed the transactions from 1 to 2",
@@ -149,10 +149,10 @@ def test_logs_go_to_standard_error_in_the_chosen_format(capsys: pytest.CaptureFi
         ]
         assert {line["pipeline"] for line in told} == {"shop"}
         configure_logging(output.err, LogOptions())
-        logger.info("not told")
-        logger.warning("told once")
+        logger.info("below the level")
+        logger.warning("logged once")
         out, err = capsys.readouterr()
-        assert (out, err) == ("", "evertide: warning: told once\n")
+        assert (out, err) == ("", "evertide: warning: logged once\n")
     finally:
         for each in loggers:
             each.handlers = [handler for handler in each.handlers if "evertide.cli" not in type(handler).__module__]

@@ -42,7 +42,7 @@ def test_other_errors_of_the_jvm_blame_spark(spark: SparkSession) -> None:
     assert "\n" not in str(away.value)
 
 
-@pytest.mark.parametrize("error", [Py4JNetworkError("closed"), ConnectionRefusedError("nobody is there")])
+@pytest.mark.parametrize("error", [Py4JNetworkError("closed"), ConnectionRefusedError("connection refused")])
 def test_without_a_jvm_spark_has_ended(spark: SparkSession, error: Exception) -> None:
     with pytest.raises(SparkEnded, match=type(error).__name__), classify_errors(spark.sparkContext):
         raise error

@@ -52,10 +52,14 @@ def test_status_warns_of_a_session_without_authentication(
     script = "CREATE TABLE t (a BIGINT)"
     with Pipeline.open(script, tmp_path / "a", spark=spark) as p:
         assert p.status().problems == ()
-    monkeypatch.setattr(sessions, "find_exposure", lambda _: "anybody may command it")
+    monkeypatch.setattr(sessions, "find_exposure", lambda _: "all may run code in it")
     with Pipeline.open(script, tmp_path / "b", spark=spark) as p:
         [problem] = p.status().problems
-        assert (problem.state, problem.error_code, problem.why) == ("warning", "spark_open", "anybody may command it")
+        assert (problem.state, problem.error_code, problem.why) == (
+            "warning",
+            "spark_open",
+            "all may run code in it",
+        )
         assert "spark.authenticate" in problem.remedy
         assert p.status().state == "running"
 

@@ -27,7 +27,7 @@ from tests.server.kit import Client, order, served, shop, until
 ROWS = "/v1/tables/orders/rows"
 
 
-class Heard:
+class EventStream:
     """The events that a stream has sent so far."""
 
     def __init__(self, connection: socket.socket) -> None:
@@ -56,35 +56,35 @@ class Heard:
 
 
 @contextmanager
-def listening(client: Client) -> Iterator[Heard]:
+def listening(client: Client) -> Iterator[EventStream]:
     with socket.create_connection((client.host, client.port)) as connection:
         token = f"Authorization: Bearer {client.token}\r\n" if client.token else ""
         head = f"GET /v1/events HTTP/1.1\r\nHost: {client.host}:{client.port}\r\n{token}\r\n"
         connection.sendall(head.encode())
-        heard = Heard(connection)
-        until(lambda: heard.named("state"))
-        yield heard
+        stream = EventStream(connection)
+        until(lambda: stream.named("state"))
+        yield stream
         connection.shutdown(socket.SHUT_RDWR)
 
 
 def test_transactions_states_checkpoints_and_problems_are_sent() -> None:
     source = ScriptedSource("files", ("notes",))
-    with with_sources(source), open_pipeline(storage()) as p, served(p) as client, listening(client) as heard:
-        assert heard.named("state")[0]["state"] == "running"
-        assert heard.text.startswith(b"HTTP/1.1 200")
-        assert b"text/event-stream" in heard.text
+    with with_sources(source), open_pipeline(storage()) as p, served(p) as client, listening(client) as stream:
+        assert stream.named("state")[0]["state"] == "running"
+        assert stream.text.startswith(b"HTTP/1.1 200")
+        assert b"text/event-stream" in stream.text
         client.post(ROWS, [order(1), order(2)])
-        until(lambda: heard.named("transaction"))
-        [made] = heard.named("transaction")
+        until(lambda: stream.named("transaction"))
+        [made] = stream.named("transaction")
         assert (made["time"], made["rows_in"]) == (1, 2)
         p.checkpoint()
-        until(lambda: heard.named("checkpoint"))
-        assert heard.named("checkpoint")[-1]["time"] == 2
+        until(lambda: stream.named("checkpoint"))
+        assert stream.named("checkpoint")[-1]["time"] == 2
         source.error = SourceFailed(source="files", where="/in", why="no such directory")
         p.advance()
-        until(lambda: heard.named("problem"))
-        assert "no such directory" in heard.named("problem")[0]["why"]
-        until(lambda: heard.named("state")[-1]["state"] == "stalled")
+        until(lambda: stream.named("problem"))
+        assert "no such directory" in stream.named("problem")[0]["why"]
+        until(lambda: stream.named("state")[-1]["state"] == "stalled")
 
 
 def test_a_server_that_stops_ends_its_streams_without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,10 +92,10 @@ def test_a_server_that_stops_ends_its_streams_without_waiting(monkeypatch: pytes
     monkeypatch.setattr(serving, "_STOP_LIMIT_S", 600)
     with open_pipeline(storage()) as p:
         server = Server().start(make_app(p))
-        with listening(Client(server.host, server.port)) as heard:
+        with listening(Client(server.host, server.port)) as stream:
             stopping = threading.Thread(target=server.stop, daemon=True)
             stopping.start()
-            until(lambda: heard.is_over and not stopping.is_alive())
+            until(lambda: stream.is_over and not stopping.is_alive())
             assert not [one for one in threading.enumerate() if one.name == "evertide-events"]
 
 
@@ -118,8 +118,8 @@ def test_the_number_of_listeners_is_limited(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_comment_keeps_the_connection_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "_COMMENT_EVERY_S", 0.05)
-    with shop() as (_, client), listening(client) as heard:
-        until(lambda: b": still here" in heard.text)
+    with shop() as (_, client), listening(client) as stream:
+        until(lambda: b": still here" in stream.text)
 
 
 def test_a_stream_ends_when_its_token_expires(monkeypatch: pytest.MonkeyPatch) -> None:

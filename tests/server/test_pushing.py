@@ -334,7 +334,7 @@ def test_an_unknown_outcome_is_reported_and_a_repeat_after_the_restart_is_applie
     counts as an answer."""
     store, bind = storage(), Journal.bind
 
-    def bound_and_not_heard_of(journal: Journal, *given: Any) -> Any:
+    def bind_and_lose_the_answer(journal: Journal, *given: Any) -> Any:
         bind(journal, *given)
         if not is_readable:
             monkeypatch.setattr(Journal, "upper", property(raising(Unavailable(path="journal", why="away"))))
@@ -342,7 +342,7 @@ def test_an_unknown_outcome_is_reported_and_a_repeat_after_the_restart_is_applie
 
     rows = [{"text": "a"}]
     with open_pipeline(store) as p, served(p) as client:
-        monkeypatch.setattr(Journal, "bind", bound_and_not_heard_of)
+        monkeypatch.setattr(Journal, "bind", bind_and_lose_the_answer)
         answer = client.post("/v1/tables/notes/rows", rows, numbered("till", 1))
         told = answer.body["problem"] if is_readable else answer.body
         assert (answer.status, told["error_code"]) == (202 if is_readable else 504, "outcome_unknown")

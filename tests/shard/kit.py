@@ -236,7 +236,7 @@ def events_until_still(source: ShardSource, meta: StillMeta) -> list[Event]:
     """Return all events, up to the point at which no thread can produce another. No commit may happen meanwhile.
 
     This point is reached if the lister waits and has listed everything (or has ended), no task is left, every fetcher
-    waits for a task, and the lister has completed one more loop since then, in case a fetcher told it to restart. The
+    waits for a task, and the lister has completed one more loop since then, in case a fetcher asked it to restart. The
     events that are in the queue by then are the last ones.
     """
     lister, tasks, key = source._threads[0], source._tasks, source.log.key

@@ -287,7 +287,7 @@ class MachineActions(MachineCore):
             if listener.tasks and listener in actor.listeners:
                 self._fetch(actor, at, listener, y)
         frontier, model = listener.frontier.value, self.models[listener.shard]
-        below = [change for change in listener.heard if change[1] < frontier]
+        below = [change for change in listener.received if change[1] < frontier]
         if listener.start > 0 or listener.is_snapshot:
             assert sum_diffs(((row, time), diff) for row, time, diff in below) == self._expected_changes(listener)
         elif frontier > model.since:  # a reader from the start receives times below since as since
@@ -316,7 +316,7 @@ class MachineActions(MachineCore):
         table, error = self._outcome(actor, lambda: fetch(log, part, listed), BlobMissing)
         if error is None:
             listener.tasks.remove((part, listed))
-            listener.heard += to_changes(table)
+            listener.received += to_changes(table)
             if listener.frontier.add_delivery(Time(listed.window.time_of(part)), listed.seqno):
                 listener.lease.advance(listener.frontier.seqno, Time(listener.frontier.value - 1))
         elif isinstance(error, BlobMissing):

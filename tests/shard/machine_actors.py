@@ -180,7 +180,7 @@ class Listener:
     """The first time whose changes the reader receives. With a snapshot, earlier changes have this time."""
     is_snapshot: bool
     tasks: list[tuple[Part, PartListing]] = field(default_factory=list)
-    heard: list[Change] = field(default_factory=list)
+    received: list[Change] = field(default_factory=list)
 
 
 @dataclass

@@ -329,7 +329,7 @@ def test_c9_a_late_put_of_an_ended_writer_is_collected_too() -> None:
 def test_c9_files_without_a_writers_name_are_left_alone() -> None:
     found = scene(lambda _operation, _key: None)
     for key in ("parts/a/readme.txt", "parts/a/copy of 1.parquet", "rollups/a/backup.state"):
-        found.memory.blob.put(key, b"somebody's own")
+        found.memory.blob.put(key, b"not of a writer")
     found.end_victim_and_collect()
     assert len(found.collector.blobs() & {"parts/a/readme.txt", "rollups/a/backup.state"}) == 2
 

@@ -3,5 +3,6 @@
 sqltypes        the types, and the mapping from column types to them
 columns         converts Arrow columns to the values that clauses compute with
 calendar        date, timestamp and interval arithmetic
-output, texts   write a value; write columns, for shapes
+value_text      writes a value
+texts           describes and writes columns, for shapes
 """

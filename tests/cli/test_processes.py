@@ -221,3 +221,22 @@ def test_a_leader_that_resumes_after_another_took_over_says_so(tmp_path: Path) -
             error = json.loads(told.splitlines()[-1])
             assert (error["error_code"], error["exit_code"]) == ("fenced", 4)
             assert "Traceback" not in told
+
+
+def test_a_process_whose_spark_is_killed_ends_with_its_own_exit_code(tmp_path: Path) -> None:
+    """Fails with a trace of Python and exit code 1 if the end of a session that is gone is an error."""
+    script, storage = tmp_path / "made.sql", tmp_path / "s"
+    script.write_text(
+        f"{SCRIPT}CREATE MATERIALIZED VIEW odd AS SELECT auction, -price AS p FROM bid WHERE price % 2 = 1;"
+    )
+    with running("run", script, "--storage", storage, "--json") as process:
+        until(process, "transaction")
+        [spark] = [one for one in psutil.Process(process.pid).children() if one.name() == "java"]
+        spark.kill()
+        _, told = process.communicate(timeout=120)
+        assert process.returncode == 14, told
+        error = json.loads(told.splitlines()[-1])
+        assert (error["error_code"], error["exit_code"]) == ("spark_ended", 14)
+        assert "Traceback" not in told
+        assert len([line for line in told.splitlines() if "Spark had ended" in line]) == 1
+    assert evertide("fsck", "--storage", storage).exit_code == 0

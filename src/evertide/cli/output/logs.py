@@ -1,7 +1,8 @@
 """Writes the log of a command to standard error: as text for people, or as JSON lines for programs.
 
 1. The log never goes to standard output, which holds only the command's result.
-2. The default level is warning for text, and information for JSON, which includes the log of libraries.
+2. The default level is warning for text, and information for JSON. Both include the log of libraries, except py4j: it
+   logs a trace for every call that an interrupt or the end of Spark cuts off, and the caller reports that.
 3. A new command in the same process replaces the handler of the previous one, so that no line is logged twice.
 """
 
@@ -11,6 +12,7 @@ import enum
 import logging
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
@@ -72,13 +74,16 @@ class _JsonHandler(logging.Handler):
 
 
 def configure_logging(console: Console, options: LogOptions) -> None:
-    """Send the log to `console`, or as JSON to standard error. Mutes py4j, which logs noise after an interrupt."""
+    """Send the log to `console`, or as JSON to standard error."""
     is_json = options.form is LogFormat.JSON
-    root, evertide = logging.getLogger(), logging.getLogger(ROOT)
-    for log in (root, evertide):
-        log.handlers = [each for each in log.handlers if not isinstance(each, _TextHandler | _JsonHandler)]
-    (root if is_json else evertide).addHandler(
-        _JsonHandler(options) if is_json else _TextHandler(console, options.level_number)
-    )
-    evertide.setLevel(min(options.level_number, logging.WARNING))
+    root = logging.getLogger()
+    root.handlers = [each for each in root.handlers if not isinstance(each, _TextHandler | _JsonHandler)]
+    root.addHandler(_JsonHandler(options) if is_json else _TextHandler(console, options.level_number))
+    root.addFilter(_is_not_of_py4j)
+    logging.getLogger(ROOT).setLevel(min(options.level_number, logging.WARNING))
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
+
+
+def _is_not_of_py4j(record: logging.LogRecord) -> bool:
+    """For the root logger, which parts of py4j use directly."""
+    return "py4j" not in Path(record.pathname).parts

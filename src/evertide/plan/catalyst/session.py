@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import IO
 
 from py4j.clientserver import ClientServer  # type: ignore[import-untyped]
-from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+from py4j.protocol import Py4JError, Py4JJavaError  # type: ignore[import-untyped]
 from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
 from pyspark.java_gateway import launch_gateway
@@ -78,8 +78,12 @@ class Session:
         return find_exposure(dict(self.spark.sparkContext.getConf().getAll()))
 
     def close(self) -> None:
+        """An error of a JVM that has ended must not replace the error that reports the end."""
         if self.is_own:
-            self.spark.stop()
+            try:
+                self.spark.stop()
+            except (Py4JError, OSError) as error:
+                logger.warning("Spark had ended before it was stopped: %s", describe_error(error))
 
 
 def open_session(

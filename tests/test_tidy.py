@@ -72,6 +72,12 @@ RESULTS_TAKEN = {
 }
 """By module with a thread pool: what receives the errors of its work."""
 
+PARTICIPLE = re.compile(
+    r"_*([a-z]+(?<!e)ed|built|chosen|done|found|given|gone|held|hidden|kept|known|lost|made|seen|sent|shown|taken|told|written)"
+)
+"""A bare participle, such as `taken` or `_quantified`: as the name of a function it says neither what happens nor to
+what."""
+
 FOREIGN_OBJECTS = {
     "evertide/cli/main.py": "the context of typer",
     "evertide/cli/output/logs.py": "the root logger",
@@ -104,6 +110,25 @@ def vague_name(module: Module) -> Iterator[str]:
     for word in re.split(r"[._]", module.name):
         if word in VAGUE:
             yield module.at(1, f"{word!r} names nothing: use a noun of the glossary")
+
+
+def participle_function(module: Module) -> Iterator[str]:
+    """Functions are verbs; properties are values, and may be participles."""
+    for node in ast.walk(module.tree):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or not PARTICIPLE.fullmatch(node.name):
+            continue
+        if not any("property" in ast.unparse(decorator) for decorator in node.decorator_list):
+            yield module.at(node.lineno, f"the function {node.name!r} is a participle: use a verb")
+
+
+def public_classes(modules: list[Module]) -> dict[str, list[str]]:
+    """The places of all public classes, by name."""
+    found: dict[str, list[str]] = {}
+    for module in modules:
+        for node in module.tree.body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found.setdefault(node.name, []).append(module.at(node.lineno, node.name))
+    return found
 
 
 def no_docstring(module: Module) -> Iterator[str]:
@@ -277,6 +302,7 @@ def constants_classes_rest(name: str) -> tuple[int, list[str | int]]:
 RULES: list[Callable[[Module], Iterator[str]]] = [
     too_long,
     vague_name,
+    participle_function,
     no_docstring,
     unfinished,
     own_clock,
@@ -293,6 +319,11 @@ def test_source_is_tidy(rule: Callable[[Module], Iterator[str]]) -> None:
     assert MODULES
     offences = [offence for module in MODULES for offence in rule(module)]
     assert not offences, "\n".join(offences)
+
+
+def test_no_two_public_classes_share_a_name() -> None:
+    shared = {name: places for name, places in public_classes(MODULES).items() if len(places) > 1}
+    assert not shared
 
 
 @pytest.mark.parametrize("module", [m for m in MODULES if exported(m)], ids=lambda module: str(module.name))
@@ -369,6 +400,12 @@ def test_the_rules_detect_bad_examples() -> None:
 
     assert offends(vague_name, "", "evertide/store/utils.py")
     assert offends(vague_name, "", "evertide/data/__init__.py")
+    assert offends(participle_function, "class A:\n    async def _quantified(self): ...")
+    assert offends(participle_function, "def taken(): ...")
+    assert not offends(participle_function, "def need(): ...\ndef proceed(): ...\ndef make_taken(): ...")
+    assert not offends(participle_function, "class A:\n    @property\n    def damaged(self): ...")
+    one, two = Module("evertide/a.py", "class Result: ..."), Module("evertide/b.py", "class Result: ...\nclass _R: ...")
+    assert public_classes([one, two]) == {"Result": ["evertide/a.py:1: Result", "evertide/b.py:1: Result"]}
     assert offends(unfinished, "x = 1  # " + "TO" + "DO later")
     assert offends(too_long, "\n" * (LINES_MAX + 1))
     assert offends(unsorted_exports, '__all__ = ["Name", "FORMAT"]')

@@ -34,7 +34,7 @@ from evertide.rows.frames import make_names_unique
 from evertide.server.endpoints.formats import encode_rows
 from evertide.server.query.bounds import make_memory_error
 from evertide.server.query.duck import Duck, DuckDeclined, make_size_error
-from evertide.server.query.duck_query import QueryResult, answer_with_duckdb, pin_collections
+from evertide.server.query.duck_query import EngineAnswer, answer_with_duckdb, pin_collections
 from evertide.server.query.isolation import Isolation
 from evertide.server.query.wire import Frame, read_frame, write_frame
 from evertide.settings import Settings
@@ -50,7 +50,7 @@ _KEPT_SHARE = 4
 
 
 class QueryEngine(Protocol):
-    def answer(self, question: Question) -> QueryResult: ...
+    def answer(self, question: Question) -> EngineAnswer: ...
 
     def interrupt(self) -> None:
         """Cancel the current query, if possible. Called from another thread."""
@@ -81,7 +81,7 @@ class DuckdbEngine:
         _limit_memory(_read_memory_bytes() + _SPARE_BYTES + query_bytes + query_bytes // _KEPT_SHARE)
         return engine
 
-    def answer(self, question: Question) -> QueryResult:
+    def answer(self, question: Question) -> EngineAnswer:
         return answer_with_duckdb(pin_collections(self.reader), question, self.duck)
 
     def interrupt(self) -> None:

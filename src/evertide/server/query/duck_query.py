@@ -31,7 +31,7 @@ from evertide.settings import Settings
 from evertide.suggestions import list_names, suggest
 
 __all__ = [
-    "QueryResult",
+    "EngineAnswer",
     "answer_with_duckdb",
     "check_columns",
     "choose_time",
@@ -53,7 +53,7 @@ _WORDS = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class QueryResult:
+class EngineAnswer:
     time: int
     rows: pa.Table
     is_truncated: bool
@@ -66,7 +66,7 @@ def pin_collections(reader: StorageReader) -> Collections:
     return Collections(lambda: members)
 
 
-def answer_with_duckdb(collections: Collections, question: Question, duck: Duck) -> QueryResult:
+def answer_with_duckdb(collections: Collections, question: Question, duck: Duck) -> EngineAnswer:
     check = _CollectionCheck(collections, duck.settings)
     parsed = duck.parse(question.sql, lambda parsed: check.check_names(question, parsed))
     names, translated = check.list_declared_names(parsed.names), question
@@ -79,7 +79,7 @@ def answer_with_duckdb(collections: Collections, question: Question, duck: Duck)
     rows, is_truncated = duck.answer(
         translated.sql, tables, list(translated.parameters), find_row_limit(question, duck.settings)
     )
-    return QueryResult(time, rows, is_truncated, find_stale(collections, question, names))
+    return EngineAnswer(time, rows, is_truncated, find_stale(collections, question, names))
 
 
 def choose_time(collections: Collections, question: Question, names: Sequence[str]) -> int:

@@ -24,7 +24,7 @@ from evertide.plan.catalyst.session import Session, open_session
 from evertide.plan.query.query import apply_result_settings, read_stored, run_query
 from evertide.server.query.bounds import choose_heap_bytes, make_memory_error
 from evertide.server.query.duck import make_size_error
-from evertide.server.query.duck_query import QueryResult, choose_time, find_row_limit, find_stale, pin_collections
+from evertide.server.query.duck_query import EngineAnswer, choose_time, find_row_limit, find_stale, pin_collections
 from evertide.settings import Settings
 from evertide.shard.read import TimeWindow, list_parts
 
@@ -64,7 +64,7 @@ class SparkQueryEngine:
             engine.answer(Question(f"SELECT count(*) AS n FROM {ERRORS}"))  # warm-up: the first query is much slower
         return engine
 
-    def answer(self, question: Question) -> QueryResult:
+    def answer(self, question: Question) -> EngineAnswer:
         settings, collections = self.reader.settings, pin_collections(self.reader)
         time, most = collections.find_time(), find_row_limit(question, settings)
         stale: list[str] = []
@@ -85,7 +85,7 @@ class SparkQueryEngine:
             raise make_memory_error(choose_heap_bytes(settings)) from error
         if rows.nbytes > settings.query_bytes_max:
             raise make_size_error(settings.query_bytes_max)
-        return QueryResult(time, rows.slice(0, most), rows.num_rows > most, stale)
+        return EngineAnswer(time, rows.slice(0, most), rows.num_rows > most, stale)
 
     def interrupt(self) -> None:
         self.is_interrupted = True

@@ -18,10 +18,9 @@ from evertide.pipeline.pipeline import Pipeline
 from evertide.runtime import Runtime, SystemRuntime
 from evertide.server.access import Access, Gate
 from evertide.server.access.access import warn_of_unusable_restrictions
-from evertide.server.endpoints.collections import CollectionEndpoints
+from evertide.server.endpoints.collections import CollectionEndpoints, ExplainEndpoints
 from evertide.server.endpoints.control import ControlEndpoints
 from evertide.server.endpoints.events import EventEndpoints
-from evertide.server.endpoints.explain import ExplainEndpoints
 from evertide.server.endpoints.health import LogEndpoints, StatusEndpoints
 from evertide.server.endpoints.history import History
 from evertide.server.endpoints.journal import JournalEndpoints

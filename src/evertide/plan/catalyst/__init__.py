@@ -10,5 +10,4 @@ python_function  Python functions as plain values, for fingerprints
 result_settings  settings of Spark that can change results
 failure          classifies and describes errors of Spark
 driver           progress of Spark's jobs, memory of the driver, scheduler pools
-scratch_files    bytes that the JVM writes for Python
 """

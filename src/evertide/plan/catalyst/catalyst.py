@@ -17,10 +17,12 @@ Threads: all circuits of a program share one `Catalyst` and run fragments concur
 from __future__ import annotations
 
 import json
+import struct as binary
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -28,11 +30,10 @@ from py4j.java_gateway import is_instance_of  # type: ignore[import-untyped]
 from pyspark.sql import SparkSession
 
 from evertide.plan.catalyst.parsed import load_class
-from evertide.plan.catalyst.scratch_files import read_scratch, split_frames
 from evertide.plan.catalyst.walk import read_list
 from evertide.scratch import scratch_file, using_scratch
 
-__all__ = ["Catalyst"]
+__all__ = ["Catalyst", "read_scratch", "split_frames"]
 
 _PLANS = "org.apache.spark.sql.catalyst.plans"
 _LOGICAL = f"{_PLANS}.logical"
@@ -351,3 +352,21 @@ def _is_orderable(data_type: Any) -> bool:
     if data_type["type"] == "struct":
         return all(_is_orderable(field["type"]) for field in data_type["fields"])
     return data_type["type"] == "array" and _is_orderable(data_type["elementType"])
+
+
+def read_scratch(path: Path) -> pa.Buffer:
+    """Map a file into memory. It stays readable after the file is removed."""
+    with using_scratch():
+        if not path.stat().st_size:
+            return pa.py_buffer(b"")
+        with pa.memory_map(str(path)) as source:
+            return source.read_buffer()
+
+
+def split_frames(written: pa.Buffer) -> Iterator[pa.Buffer]:
+    """The byte arrays that the JVM wrote to a scratch file, each preceded by its length."""
+    at = 0
+    while at < written.size:
+        (length,) = binary.unpack_from(">i", written, at)
+        yield written.slice(at + 4, length)
+        at += 4 + length

@@ -29,7 +29,7 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from evertide.plan.catalyst.scratch_files import read_scratch, split_frames
+from evertide.plan.catalyst.catalyst import read_scratch, split_frames
 from evertide.scratch import scratch_file, using_scratch
 
 __all__ = ["LocalRunner", "RunPath", "Term"]

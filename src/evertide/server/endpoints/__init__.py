@@ -1,8 +1,7 @@
 """The endpoints, one module per group of addresses.
 
 health        /v1/health, /v1/status, /v1/checkpoints, /v1/logs
-collections   /v1/collections, /v1/tables, /v1/views, /v1/graph
-explain       /v1/views/{name}/explain
+collections   /v1/collections, /v1/tables, /v1/views, /v1/views/{name}/explain, /v1/graph
 rows          /v1/.../rows and /v1/.../changes, read
 push          /v1/tables/{name}/rows and /v1/transactions, write
 transactions  /v1/transactions/begin, and the transactions that clients hold open

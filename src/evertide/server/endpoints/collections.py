@@ -1,16 +1,23 @@
-"""`/v1/collections`, `/v1/tables`, `/v1/views`: the collections; `/v1/graph`: how they are connected."""
+"""`/v1/collections`, `/v1/tables`, `/v1/views`: the collections; `/v1/graph`: how they are connected.
+
+`/v1/views/{name}/explain`: the operators of a view, how each is maintained, and its state.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
+from evertide.errors import NotAllowedNow
+from evertide.flow.explanation.diagrams import render_dot, render_mermaid
+from evertide.flow.explanation.explanation import Explanation
 from evertide.json_values import to_json_value
+from evertide.media import DOT, JSON, MERMAID, TEXT
 from evertide.pipeline.definition import TableRecord, ViewRecord
 from evertide.pipeline.engine import DeclaredTable, DeclaredView
 from evertide.pipeline.input.pushes import PUSH
@@ -21,10 +28,10 @@ from evertide.pipeline.status.status import SourceStatus, Status
 from evertide.problem import ComponentState
 from evertide.server.endpoints.formats import Column, list_columns
 from evertide.server.endpoints.history import History
-from evertide.server.http.answers import JSON, answer_struct, make_not_found
-from evertide.server.http.endpoint import Endpoint, Handler, NoQuery
+from evertide.server.http.answers import answer_json, answer_struct, choose_media, make_not_found
+from evertide.server.http.endpoint import BYTES, Endpoint, Handler, NoQuery
 
-__all__ = ["Collection", "CollectionEndpoints", "Inventory", "find_declared_name"]
+__all__ = ["Collection", "CollectionEndpoints", "ExplainEndpoints", "Inventory", "find_declared_name"]
 
 
 class SourceSummary(msgspec.Struct, frozen=True):
@@ -278,3 +285,52 @@ class Inventory:
 
 def _read_lag_s(source: SourceStatus) -> float | None:
     return source.lag.seconds if source.lag is not None else None
+
+
+class ExplainQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    format: (
+        Annotated[str, msgspec.Meta(description="json, text, mermaid or dot; takes precedence over the Accept header.")]
+        | None
+    ) = None
+
+
+class ExplainAnswer(msgspec.Struct, frozen=True):
+    """The output of `evertide explain --json`, with the current state."""
+
+    views: list[Any]
+    arrangements: list[Any]
+
+
+class ExplainEndpoints:
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+
+    def endpoints(self) -> Iterator[Endpoint]:
+        answers = {JSON: ExplainAnswer, TEXT: BYTES, MERMAID: BYTES, DOT: BYTES}
+        yield Endpoint(
+            "GET",
+            "/v1/views/{name}/explain",
+            "collections",
+            "How a view is maintained.",
+            self._explain,
+            answers,
+            ExplainQuery,
+            refusals=(400, 404, 406, 409),
+        )
+
+    async def _explain(self, request: Request, query: ExplainQuery) -> Response:
+        media = choose_media(request, query.format, (JSON, TEXT, MERMAID, DOT))
+        explanation = await run_in_threadpool(self._explain_view, request.path_params["name"])
+        if media == JSON:
+            return answer_json(explanation.to_dict())
+        render = {MERMAID: render_mermaid, DOT: render_dot}.get(media, Explanation.text)
+        return Response(render(explanation), media_type=media)
+
+    def _explain_view(self, name: str) -> Explanation:
+        view = find_declared_name(self._pipeline, name, "view")
+        explanations: list[Explanation] = self._pipeline.explain()
+        for explanation in explanations:
+            if view in explanation.names:
+                return explanation.select_view(view)
+        why = "the view is not maintained at the moment; GET /v1/status has the reason"
+        raise NotAllowedNow(where=f"view {view!r}", why=why)

@@ -1,4 +1,4 @@
-"""X1-X4, X6, X11, X14: random combinations of features on Spark; every view equals the oracle after every transaction.
+"""X1-X4, X6, X11-X13: random combinations of features on Spark; every view equals the oracle after every transaction.
 
 A short form, with a few seeds; `make soak` runs longer (`tests/soak/test_combined_soak.py`). `EVERTIDE_SEED=7` repeats
 a run.

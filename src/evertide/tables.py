@@ -64,7 +64,7 @@ def _render_row(tag: str, cells: Iterable[Any], align: Sequence[str]) -> str:
 def render_text(parts: Iterable[TextTable | Text | str]) -> str:
     """Tables and lines as plain text."""
     out = StringIO()
-    console = Console(file=out, width=_WIDTH, color_system=None, highlight=False)
+    console = Console(file=out, width=_WIDTH, color_system=None, highlight=False, force_jupyter=False)
     for part in parts:
         console.print(part.to_rich() if isinstance(part, TextTable) else Text(str(part)))
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines())

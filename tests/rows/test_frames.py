@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any
@@ -11,8 +12,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from evertide.errors import InvalidInput
-from evertide.rows import frames
+from evertide.errors import InvalidInput, SetupIncomplete
 from evertide.rows.frames import from_frame, make_names_unique, to_pandas, to_polars
 
 LARGE = 2**60 + 1
@@ -103,9 +103,6 @@ def test_other_values_are_left_to_the_caller() -> None:
 
 
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(library: str) -> None:
-        raise ModuleNotFoundError(library)
-
-    monkeypatch.setattr(frames, "import_module", fail)
-    with pytest.raises(Exception, match=r"pip install 'evertide\[polars\]'"):
+    monkeypatch.setitem(sys.modules, "polars", None)
+    with pytest.raises(SetupIncomplete, match=r"pip install 'evertide\[polars\]'"):
         to_polars(ROWS)

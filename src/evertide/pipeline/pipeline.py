@@ -1,9 +1,4 @@
-"""`Pipeline`: the public API to run a pipeline in this process.
-
-    with Pipeline.open("shop.sql", storage="./shop.evertide") as p:
-        p.push("orders", [{"id": 1, "amount": 20}])
-        t = p.commit()
-        p.view("revenue").to_arrow()
+"""`Pipeline`: the public API to run a pipeline in this process. The docstring of `evertide` has an example.
 
 1. One thread at a time makes transactions, checkpoints and changes of the definition: the one that holds `_turn`.
    Reading needs no turn.
@@ -17,7 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -29,9 +24,11 @@ from evertide.flow.explanation.explanation import Explanations
 from evertide.flow.state.arrangement import Arrangement
 from evertide.journal.journal import Journal
 from evertide.journal.xids import make_own_number
+from evertide.notebook import find_progress
 from evertide.observer import NO_OBSERVER, Observer
 from evertide.pipeline.advance.advancer import Advancer
 from evertide.pipeline.advance.loop import Loop
+from evertide.pipeline.advance.run_thread import RunThread
 from evertide.pipeline.definition import Definition, list_spellings, read_definition
 from evertide.pipeline.engine import Engine
 from evertide.pipeline.input.input_reader import InputReader
@@ -107,9 +104,10 @@ class Pipeline(ReadablePipeline):
         self.settings = settings
         self._turn = threading.RLock()
         self._is_open = self._is_closed = False
+        self._run_thread = RunThread(self.run)
         self._threads: list[Ticker | LeaderTasks] = []
         self._watched: list[Callable[[], Iterable[Problem]]] = [
-            lambda: (one for thread in [*self._threads] for one in thread.list_thread_problems())
+            lambda: (one for thread in [*self._threads, self._run_thread] for one in thread.list_thread_problems())
         ]
         self._pushed: PushTransaction
         self._heartbeat: Heartbeat | None = None
@@ -125,7 +123,7 @@ class Pipeline(ReadablePipeline):
         self.liveness = Liveness(self._current_phase, self._list_ended, runtime, settings.hang_after_s, activity)
         try:
             with register_opening(self.liveness):
-                self._start(base, progress or (lambda *_: None), observer, threads=threads)
+                self._start(base, progress or find_progress(), observer, threads=threads)
         except BaseException as error:  # after any error the registration ends
             found: BaseException = error
             if isinstance(error, EvertideError):
@@ -159,29 +157,26 @@ class Pipeline(ReadablePipeline):
         """Open the pipeline of a script (SQL, or the path of a file). A missing storage is created.
 
         The pipeline continues from its last committed transaction. `progress` is called during long work with its name,
-        how much is done, and of how much. `role`: 'alone' is refused if another process runs the pipeline; a 'replica'
-        runs it together with others; a 'read-only' replica follows, and writes nothing until it is promoted. `approve`
-        is called with what the script changes, and can raise an error before anything is changed.
+        how much is done, and of how much; by default, a notebook shows bars. `role`: 'alone' is refused if another
+        process runs the pipeline; a 'replica' runs it together with others; a 'read-only' replica follows, and writes
+        nothing until it is promoted. `approve` is called with what the script changes, and can raise an error before
+        anything is changed.
         """
         text, path, base = read_script(script)
         settings, runtime = settings or Settings(), SystemRuntime()
         with watch_for_hang("opening the storage", runtime, settings):
             opened = open_storage(storage, meta, runtime=runtime, settings=settings)
-        try:
+        with ExitStack() as undo:
+            undo.callback(opened.close)
             with watch_for_hang("starting Spark, and analyzing the script", runtime, settings):
                 session = open_session(spark, master, is_quiet=True)
                 exposure = session.find_exposure()
                 engine = SparkEngine(session, text, path, functions)
-            try:
-                read_script_change(opened, engine, runtime, settings).announce(approve)
-                options: dict[str, Any] = {"progress": progress, "role": ProcessRole(role), "observer": observer}
-                pipeline = cls(engine, opened, base=base, runtime=runtime, settings=settings, **options)
-            except BaseException:
-                engine.close()
-                raise
-        except BaseException:
-            opened.close()
-            raise
+            undo.callback(engine.close)
+            read_script_change(opened, engine, runtime, settings).announce(approve)
+            options: dict[str, Any] = {"progress": progress, "role": ProcessRole(role), "observer": observer}
+            pipeline = cls(engine, opened, base=base, runtime=runtime, settings=settings, **options)
+            undo.pop_all()
         if exposure is not None:
             pipeline._process_state.warn("spark_open", exposure, REMEDY)
         return pipeline
@@ -239,6 +234,11 @@ class Pipeline(ReadablePipeline):
         duration in seconds.
         """
         self._loop.run(transactions, on_transaction, until_idle=until_idle)
+
+    def start(self) -> None:
+        """Run the pipeline in a thread of its own until `close`, as a notebook needs it."""
+        self._check_open()
+        self._run_thread.start()
 
     def stop(self) -> None:
         """Let `run` end after the current transaction."""
@@ -320,6 +320,7 @@ class Pipeline(ReadablePipeline):
     def close(self, *, checkpoint: bool = True) -> None:
         """Close the pipeline, by default with a checkpoint, so that the next start is fast. May be called twice."""
         self._stopping.set()
+        self._run_thread.join()
         self._leader_tasks.backfills.stop()  # before this thread takes the turn, which a backfill may need
         with self._turn:
             if self._is_closed:
@@ -493,5 +494,7 @@ class Pipeline(ReadablePipeline):
         with suppress(EvertideError):
             self._writer.unregister()
         if runner is not None:
+            if self._is_open:
+                self.collections.close()
             self.engine.close()
             self.storage.close()

@@ -71,6 +71,9 @@ class ScriptChange:
     """The storage has no pipeline yet."""
     changes: tuple[CollectionChange, ...]
 
+    def __str__(self) -> str:
+        return "\n".join(self.format_lines()) or "no changes"
+
     def is_empty(self) -> bool:
         return not self.changes
 

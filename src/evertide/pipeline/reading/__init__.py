@@ -4,6 +4,7 @@ collections        tables and views as of a time
 content            the rows of a collection, table by table
 readable_rows      rows as Arrow, data frames, Python values, or printed
 readable_pipeline  the calls of `Pipeline` that read
+watching           rows in a cell of a notebook, updated after each transaction
 reader             a storage as a process sees it that does not run the pipeline
 query              queries and their results
 """

@@ -15,14 +15,17 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from evertide.errors import EvertideError, InvalidInput, NotAllowedNow
+from evertide.notebook import is_notebook
 from evertide.pipeline.definition import Definition, ViewRecord, is_redefined
 from evertide.pipeline.names import ERRORS
 from evertide.pipeline.reading.content import CollectionContent
-from evertide.pipeline.reading.readable_rows import ReadableRows
+from evertide.pipeline.reading.readable_rows import SHOWN, ReadableRows
+from evertide.pipeline.reading.watching import Watch
 from evertide.pipeline.state.members import Members
 from evertide.problem import ComponentState
 from evertide.rows.changes import DIFF, TIME, expand
 from evertide.shard.shard import Shard
+from evertide.tables import render_html_lines
 
 if TYPE_CHECKING:
     from evertide.plan.catalyst.session import DataFrame
@@ -79,6 +82,23 @@ class View(ReadableRows):
             return pa.schema([*shard.schema, (TIME, pa.int64()), (DIFF, pa.int64())]).empty_table()
         return shard.changes(since + 1, upper).sort_by(TIME)
 
+    def watch(self, n: int = SHOWN) -> Watch:
+        """Show the first `n` rows in this cell of a notebook, and again after each transaction, until `stop`.
+
+        It only reads: `Pipeline.start` or another process makes the transactions.
+        """
+        if not is_notebook():
+            raise NotAllowedNow(where="watch", why="it needs a notebook; use `show`, or `evertide subscribe`")
+        if self._time is not None:
+            raise InvalidInput(where="watch", why="the rows as of a time never change; use `show`")
+        return self._collections.start_watch(
+            Watch(
+                self.name,
+                lambda above, wait_s: self._open().wait_for_upper(above, wait_s),
+                lambda: render_html_lines(self.list_parts(n)),
+            )
+        )
+
     def describe(self) -> str:
         kind = "View" if self.name in self._collections.definition.views else "Table"
         return f"{kind} {self.name} at time {self.time}"
@@ -105,6 +125,7 @@ class Collections:
         """`members` returns the members of the definition in force."""
         self.members = members
         self._to_frame = to_frame
+        self._watches: list[Watch] = []
 
     @property
     def definition(self) -> Definition:
@@ -115,6 +136,15 @@ class Collections:
         definition = self.definition
         tables = [name for name, table in definition.tables.items() if table.is_declared and table.shard]
         return [*tables, *definition.views, ERRORS]
+
+    def start_watch(self, watch: Watch) -> Watch:
+        """Let `close` end the watch."""
+        self._watches.append(watch)
+        return watch
+
+    def close(self) -> None:
+        for watch in self._watches:
+            watch.stop()
 
     def view(self, name: str) -> View:
         known = {one.lower(): one for one in self.names()}

@@ -23,9 +23,10 @@ if TYPE_CHECKING:
 
     from evertide.plan.catalyst.session import DataFrame
 
-__all__ = ["ReadableRows", "make_row_table"]
+__all__ = ["SHOWN", "ReadableRows", "make_row_table"]
 
-_SHOWN = 20
+SHOWN = 20
+"""The rows that are printed by default."""
 
 
 class ReadableRows(ABC):
@@ -64,14 +65,14 @@ class ReadableRows(ABC):
         """The rows as Python values; texts for values that Python lacks (`evertide.rows.python_rows`)."""
         return to_python_rows(self.to_arrow())
 
-    def show(self, n: int = _SHOWN) -> None:
+    def show(self, n: int = SHOWN) -> None:
         """Print the first `n` rows."""
-        print(render_text(self._list_parts(n)))  # noqa: T201 - the purpose of this call
+        print(render_text(self.list_parts(n)))  # noqa: T201 - the purpose of this call
 
     def _repr_html_(self) -> str:
-        return render_html_lines(self._list_parts(_SHOWN))
+        return render_html_lines(self.list_parts(SHOWN))
 
-    def _list_parts(self, count: int) -> list[TextTable | str]:
+    def list_parts(self, count: int) -> list[TextTable | str]:
         """The description, the first rows as a table, and how many rows there are if these are all."""
         batches = self.to_batches()
         found: list[pa.RecordBatch] = []

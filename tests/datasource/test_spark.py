@@ -100,7 +100,7 @@ def test_the_format_works_in_sql_and_registered_by_hand(spark: SparkSession, his
 
 
 REFUSED: dict[str, tuple[str, dict[str, object], str]] = {
-    "unknown": ("orders", {}, "no such collection; it has ['bag', 'counts', 'evertide_errors', 'loose', 'things']"),
+    "unknown": ("orders", {}, "no such collection; it has bag, counts, evertide_errors, loose, things"),
     "no name": ("", {}, "the option 'collection' is missing; set it, for example to 'revenue'"),
     "two names": ("bag", {"collection": "things"}, "is 'things', but the argument of load() is 'bag'"),
     "misspelt": ("bag", {"asof": 3}, "connector 'evertide' has no option 'asof'; did you mean 'as_of'?"),

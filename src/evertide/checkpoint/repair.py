@@ -64,6 +64,7 @@ from evertide.errors import (
     RecordDamaged,
     UnsupportedFormat,
 )
+from evertide.errors.running_errors import name_views
 from evertide.journal.records import Bound, Committed, Input
 from evertide.journal.time_log import TimeLog
 from evertide.store.meta import Write, check_seal, seal
@@ -235,7 +236,7 @@ class _Repair:
         others = {name: why for name, why in damaged.items() if name not in tables}
         if others and names and self.declared is not None:
             views = self.declared.recompute(others, self.writer)
-            return [f"marked the views {sorted(views)}: the pipeline recomputes them from the tables when it starts"]
+            return [f"marked {name_views(sorted(views))}: the pipeline recomputes them from the tables when it starts"]
         sentences = []
         upper = self._read_committed_upper()
         for name in damaged:

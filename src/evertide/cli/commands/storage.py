@@ -142,9 +142,8 @@ def export(
     with StorageReader.open(storage, meta) as reader, Bars(output) as bars, bars.show_work("export"):
         entries = {entry.number: entry for entry in reader.checkpoints.entries()}
         if number not in entries:
-            raise InvalidInput(
-                where=f"checkpoint {number}", why=f"the checkpoint does not exist; the storage has {sorted(entries)}"
-            )
+            why = f"the checkpoint does not exist; the storage has {', '.join(map(str, sorted(entries))) or 'none'}"
+            raise InvalidInput(where=f"checkpoint {number}", why=why)
         export_archive(reader.checkpoints, entries[number], file)
     size = file.stat().st_size
     time = entries[number].time

@@ -157,7 +157,8 @@ class BackfillScheduler:
             return failed[view.lower()]
         known = {name.lower() for name in self._runner.definition.views}
         if view.lower() not in known:
-            raise InvalidInput(where=f"view {view!r}", why=f"the pipeline has no such view; it has {sorted(known)}")
+            why = f"the pipeline has no such view; it has {', '.join(sorted(known))}"
+            raise InvalidInput(where=f"view {view!r}", why=why)
         why = f"only a failed view can be retried; failed views: {', '.join(sorted(failed)) or 'none'}"
         raise NotAllowedNow(where=f"view {view!r}", why=why)
 

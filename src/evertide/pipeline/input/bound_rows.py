@@ -44,7 +44,7 @@ def read_input(
 def _find_source(sources: Mapping[str, Source], name: str, bound: Bound) -> Source:
     source = sources.get(name)
     if source is None:
-        why = f"transaction {bound.time} has input of this source, and the script has only {sorted(sources)}"
+        why = f"transaction {bound.time} has input of this source, and the script has only {', '.join(sorted(sources))}"
         raise SourceChanged(source=name, where="the script", why=why)
     return source
 

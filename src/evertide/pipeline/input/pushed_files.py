@@ -37,7 +37,8 @@ def read_pushed_file(
     """Yield the rows in batches; the first row that does not fit raises. `place` is the file's name in messages."""
     declared = {name.lower(): one for name, one in tables.items()}.get(table.lower())
     if declared is None:
-        raise InvalidInput(where=f"table {table!r}", why=f"the script has no such table; it has {sorted(tables)}")
+        why = f"the script has no such table; it has {', '.join(sorted(tables))}"
+        raise InvalidInput(where=f"table {table!r}", why=why)
     reader = _open_reader(_declare(declared, is_delete=is_delete), form, is_delete=is_delete)
     settings = Settings()
     limit = Limit(settings.transaction_rows_max, settings.transaction_bytes_max)

@@ -19,6 +19,7 @@ import msgspec
 import pyarrow as pa
 
 from evertide.errors import Diverged, InvalidInput, ViewFailed
+from evertide.errors.running_errors import name_views
 from evertide.pipeline.definition import AwayReason, ViewRecord, find_tables_under, to_stored_key
 from evertide.pipeline.engine import Cohort, DeclaredTable, Engine, StateStore
 from evertide.pipeline.state.machine import Machine
@@ -195,5 +196,5 @@ def check_computable(engine: Engine, views: Collection[str]) -> None:
     tables = {table for view in views for table in find_tables_under(engine.views, view)}
     unkept = sorted(name for name in tables if not engine.tables[name].is_kept)
     if unkept:
-        why = f"the tables {unkept} are not kept, so that their earlier rows cannot be read"
-        raise InvalidInput(where=f"views {sorted(views)}", why=f"{why}; add views over them only to a new storage")
+        why = f"earlier rows of {', '.join(unkept)} cannot be read, as these tables are not kept"
+        raise InvalidInput(where=name_views(sorted(views)), why=f"{why}; add views over them only to a new storage")

@@ -86,7 +86,7 @@ class Members:
         spelled = {name.lower(): name for name in known}
         found = spelled.get(collection.lower())
         if found is None:
-            why = f"the pipeline has no such collection; it has {sorted([*known, ERRORS])}"
+            why = f"the pipeline has no such collection; it has {', '.join(sorted([*known, ERRORS]))}"
             raise InvalidInput(where=f"collection {collection!r}", why=why)
         return known[found]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +12,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
-from evertide.errors import InvalidInput, Unavailable
+from evertide.errors import InvalidInput, SetupIncomplete, Unavailable
 from evertide.metrics.traces import Traces, open_traces
 from evertide.observer import DeliveryEvent, RequestEvent
 from evertide.pipeline.pipeline import Pipeline
@@ -110,15 +109,8 @@ def test_a_transaction_that_fails_is_a_span_with_its_error(monkeypatch: pytest.M
 
 
 def test_traces_without_opentelemetry_are_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = builtins.__import__
-
-    def without(name: str, *args: Any, **kwargs: Any) -> Any:
-        if name.startswith("opentelemetry"):
-            raise ImportError(name)
-        return real(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(InvalidInput, match=r"evertide\[traces\]"):
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk", None)
+    with pytest.raises(SetupIncomplete, match=r"evertide\[traces\]"):
         open_traces(SystemRuntime())
 
 

@@ -114,7 +114,7 @@ def _change(log: ShardLog, change: Callable[[Holds], dict[str, int]]) -> None:
             return
 
 
-def advance_since(log: ShardLog, time: int, writer: Writer) -> int:
+def advance_since(log: ShardLog, time: int, writer: Writer) -> Time:
     """Move since up to `time`, as far as upper, holds and live leases allow. Return the new since."""
     while True:
         found = read_holds(log)

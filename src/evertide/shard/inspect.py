@@ -10,6 +10,7 @@ from evertide.shard.lease import LeaseRecord
 from evertide.shard.shard_log import ShardLog
 from evertide.store.meta import unseal
 from evertide.store.paths import lease_prefix
+from evertide.types import SequenceNumber, Time
 
 __all__ = ["BatchView", "Inspection", "LeaseView", "inspect"]
 
@@ -32,8 +33,8 @@ class LeaseView:
     reader: str
     host: str
     pid: int
-    seqno: int
-    time: int
+    seqno: SequenceNumber
+    time: Time
     silent_s: float
 
 
@@ -42,12 +43,12 @@ class Inspection:
     shard: str
     path: str
     columns: dict[str, str]
-    since: int
-    upper: int
+    since: Time
+    upper: Time
     finalized: bool
-    seqno: int
+    seqno: SequenceNumber
     diffs: int
-    rollup_seqno: int
+    rollup_seqno: SequenceNumber
     holds: dict[str, int]
     leases: tuple[LeaseView, ...]
     writers: tuple[str, ...]
@@ -100,7 +101,7 @@ def inspect(log: ShardLog) -> Inspection:
         finalized=state.finalized,
         seqno=version.seqno,
         diffs=max(0, version.seqno - oldest[0].seqno + 1) if oldest else 0,  # records have no gaps
-        rollup_seqno=rollup[1].seqno if rollup else 0,
+        rollup_seqno=rollup[1].seqno if rollup else SequenceNumber(0),
         holds=read_holds(log).holds,
         leases=_read_leases(log),
         writers=tuple(state.tokens),

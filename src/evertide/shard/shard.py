@@ -26,6 +26,7 @@ from evertide.store.paths import check_shard, hold_key, shard_key
 from evertide.store.retry import commit_until_known, retry_read
 from evertide.store.writers import Writer
 from evertide.threads.stopping import IsStopping, never_stopping
+from evertide.types import Time
 
 __all__ = ["Shard", "Shards"]
 
@@ -43,11 +44,11 @@ class Shard:
         return self.log.schema()
 
     @property
-    def upper(self) -> int:
+    def upper(self) -> Time:
         return self.log.read().state.upper
 
     @property
-    def since(self) -> int:
+    def since(self) -> Time:
         return self.log.read().state.since
 
     @property
@@ -58,7 +59,7 @@ class Shard:
         """Append the changes of [expected_upper, new_upper) if the upper is the expected one (I2)."""
         append_together([Append(self.log, changes, expected_upper, new_upper)], writer)
 
-    def wait_for_upper(self, above: int, timeout_s: float | None = None) -> int:
+    def wait_for_upper(self, above: int, timeout_s: float | None = None) -> Time:
         """Return the upper as soon as it is above a time, or when the timeout is over."""
         return wait_for_upper(self.log, above, timeout_s).state.upper
 
@@ -99,7 +100,7 @@ class Shard:
     def release(self, name: str) -> None:
         release_hold(self.log, name)
 
-    def advance_since(self, time: int, writer: Writer) -> int:
+    def advance_since(self, time: int, writer: Writer) -> Time:
         """Move since up to a time, as far as holds and leases allow. Return the new since."""
         return advance_since(self.log, time, writer)
 

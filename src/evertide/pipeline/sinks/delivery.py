@@ -217,7 +217,7 @@ class Delivery:
         return held
 
     def _deliver_new(self, shard: Shard, sink: Sink) -> bool:
-        upper = shard.upper
+        upper: int = shard.upper
         if self._position + 1 >= upper:
             return False
         if self._position < 0:

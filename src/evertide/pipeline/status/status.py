@@ -46,6 +46,7 @@ from evertide.store.paths import shape_prefix
 from evertide.store.retry import retry_read
 from evertide.store.writers import Registration
 from evertide.tables import render_html_lines, render_text
+from evertide.types import Generation
 
 __all__ = [
     "CollectionStatus",
@@ -114,7 +115,7 @@ class Status:
     time: int
     """The last transaction that is in all collections; -1 if none is."""
     bound: int
-    generation: int
+    generation: Generation
     holder: str
     sources: tuple[SourceStatus, ...]
     collections: tuple[CollectionStatus, ...]
@@ -165,7 +166,7 @@ def assemble_status(
     sources: Iterable[SourceStatus],
     *,
     time: int,
-    generation: int,
+    generation: Generation,
     leader: Registration | None = None,
     writer: str = "",
 ) -> Status:
@@ -253,7 +254,7 @@ def read_status(storage: Storage, shards: Shards, journal: Journal, checkpoints:
     problems += list_divergences(definition).values() if definition else ()
     problems += reports.feeds + reports.warnings if reports is not None and reports.is_from(live) else ()
     sources = _make_source_statuses(facts.positions, reports, definition, live)
-    generation = definition.generation if definition else 0
+    generation = definition.generation if definition else Generation(0)
     return assemble_status(first, problems, facts, sources, time=committed - 1, generation=generation, leader=live)
 
 

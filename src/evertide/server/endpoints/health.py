@@ -35,6 +35,7 @@ from evertide.problem import ComponentState
 from evertide.runtime import Runtime
 from evertide.server.http.answers import JSON, answer_json, answer_struct
 from evertide.server.http.endpoint import Endpoint, NoQuery
+from evertide.types import Generation, Time
 
 __all__ = ["LogEndpoints", "StatusEndpoints"]
 
@@ -56,9 +57,9 @@ class StatusAnswer(msgspec.Struct, frozen=True):
     since_s: float
     why: str
     remedy: str
-    time: int
+    time: Time
     bound: int
-    generation: int
+    generation: Generation
     sources: list[Any]
     collections: list[Any]
     checkpoints: list[Any]

@@ -53,7 +53,7 @@ class Feed:
         """Entries of one stretch larger than `tail_bytes_max` are not kept in a shape's tail."""
         self.shard = shard
         self.subject = subject
-        self.upper = shard.upper
+        self.upper: int = shard.upper
         self.shapes: dict[str, LiveShape] = {}
         self.followed = 0
         """The number of changes that this feed has read."""

@@ -136,6 +136,29 @@ def test_x13_an_error_that_spark_cannot_cause_fails_its_view_however_many_rows_i
     assert failed.value.__cause__ is AWAY
 
 
+@pytest.mark.parametrize("is_certain", [True, False])
+def test_x15_spark_is_only_asked_if_it_may_be_the_cause(is_certain: bool) -> None:
+    """A job per failing row would be the larger part of the time."""
+    asked = []
+
+    def check_spark() -> frozenset[str]:
+        asked.append("")
+        return frozenset()
+
+    error = suspected(is_certain=is_certain)
+    with pytest.raises(ViewFailed):
+        retry(error, Step(lambda values: 3 in values, error).compute, deltas_of(*range(8)), check_spark)
+    assert bool(asked) is not is_certain
+
+
+def test_x15_an_error_of_another_kind_in_the_second_attempt_may_come_from_spark() -> None:
+    step = Step(lambda _: True, suspected())
+    with pytest.raises(SparkAway):
+        retry(suspected(is_certain=True), Step(lambda values: len(values) >= 80, suspected()).compute, deltas_of(*MANY))
+    with pytest.raises(ViewFailed):
+        retry(suspected(is_certain=True), step.compute, deltas_of(1))
+
+
 class Tries:
     """Tries of a step that fails with many rows, each as by a circuit: compute it, then retry it."""
 

@@ -4,7 +4,8 @@ The class of an error does not say whether a row caused it: a malformed JSON tex
 executor raise the same class, and a division by zero may be due to a moment's state of something that a function reads.
 So the step is repeated, without applying any delta:
 
-1. Spark must be able to run a minimal job. If it cannot, it is away, and no row is to blame.
+1. Spark must be able to run a minimal job, unless the error cannot come from Spark (`SuspectedFailure.is_certain`). If
+   it cannot, it is away, and no row is to blame.
 2. The step is computed again. If it succeeds, its result is used. If other views fail, no view is to blame, and the
    step fails with `SparkAway`, so that it is retried later.
 3. If the same views fail again, rows are left out as long as they fail. If at most `_CULPRITS_MAX` rows remain and
@@ -13,10 +14,10 @@ So the step is repeated, without applying any delta:
 4. These rows are to blame if the views do not fail with all other rows of the same tables. If they do, or if there are
    no other rows, the query may be the cause: it may need too much memory for any row. Then the error names the rows,
    but not as the cause.
-5. If more rows remain, no row is to blame. If the error cannot come from Spark (`SuspectedFailure.is_certain`), the
-   views fail. Otherwise the step may lack memory or executors, and fails with `SparkAway`. If the same views have
-   failed in `_TRIES_MAX` tries of the same step, and Spark runs a minimal job and has lost no executor meanwhile, the
-   views fail: they would never succeed, and all other views would wait (`FailedSteps`).
+5. If more rows remain, no row is to blame. If the error cannot come from Spark, the views fail. Otherwise the step may
+   lack memory or executors, and fails with `SparkAway`. If the same views have failed in `_TRIES_MAX` tries of the same
+   step, and Spark runs a minimal job and has lost no executor meanwhile, the views fail: they would never succeed, and
+   all other views would wait (`FailedSteps`).
 
 The number of attempts in 3 is limited. After an error for lack of memory, which takes long, only halves are tried:
 such an error is caused by one large row or by the number of rows, not by two rows together.
@@ -145,10 +146,11 @@ def retry_step(
 
     `compute` computes a step over a part of the deltas, and raises `SuspectedFailure` if it fails.
     """
-    executors = check_spark()
+    is_certain = suspected.is_certain
+    executors = frozenset() if is_certain else check_spark()
     known = failed_steps.read(suspected.views, deltas)
     total = sum(delta.num_rows for delta in deltas.values())
-    if known is not None and not suspected.is_certain:  # this try repeats the step, and its rows were searched before
+    if known is not None and not is_certain:  # this try repeats the step, and its rows were searched before
         remaining = known.remaining
     else:
         try:
@@ -156,9 +158,10 @@ def retry_step(
         except SuspectedFailure as again:
             if again.views != suspected.views:  # the failure is not reproducible
                 raise suspected.error from again
+            is_certain = is_certain and again.is_certain
         search = _Search(compute, deltas, suspected)
         rows = search.reduce(np.arange(total))
-        executors = check_spark()
+        executors = executors if is_certain else check_spark()
         if len(rows) <= _CULPRITS_MAX:
             failed_steps.forget(suspected.views, deltas)
             cause = f"{suspected.why}; {_describe_cause(search, deltas, rows)}" if len(rows) else suspected.why
@@ -167,7 +170,7 @@ def retry_step(
     why = (
         f"the view fails with {remaining} of the {total} rows together, and with no smaller part of them that was tried"
     )
-    if not suspected.is_certain:
+    if not is_certain:
         tries = failed_steps.note(suspected.views, deltas, executors, remaining)
         if tries < _TRIES_MAX:
             raise suspected.error

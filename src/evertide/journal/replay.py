@@ -113,46 +113,46 @@ def check_times(restored: int, committed: int, bound: int, path: str) -> None:
         raise Damaged(path=path, why=f"transactions {bound} to {committed - 1} are committed, but no record binds them")
 
 
-def check_replay(found: ReplayResult, recorded: Committed) -> None:
+def check_replay(result: ReplayResult, recorded: Committed) -> None:
     """Raise `Diverged` if the contents differ from the record."""
-    if found.time != recorded.time:
-        why = f"the result of transaction {found.time} was compared with the record of transaction {recorded.time}"
+    if result.time != recorded.time:
+        why = f"the result of transaction {result.time} was compared with the record of transaction {recorded.time}"
         raise Unexpected(where="check_replay", why=why)
-    _check_names("source", found.sources, recorded.sources, recorded.time)
-    _check_names("shard", found.shards, recorded.shards, recorded.time)
-    for error in _compare("source", found.sources, recorded.sources, recorded.time).values():
+    _check_names("source", result.sources, recorded.sources, recorded.time)
+    _check_names("shard", result.shards, recorded.shards, recorded.time)
+    for error in _compare("source", result.sources, recorded.sources, recorded.time).values():
         raise error
-    for error in find_divergences(found, recorded).values():
+    for error in find_divergences(result, recorded).values():
         raise error
 
 
-def find_divergences(found: ReplayResult, recorded: Committed) -> dict[str, Diverged]:
+def find_divergences(result: ReplayResult, recorded: Committed) -> dict[str, Diverged]:
     """By name, an error for each shard whose content differs from the record."""
     if recorded.portions > 1:  # how many rows cancel out depends on where the portions end
-        recorded = _ignore_rows(found, recorded)
-    return _compare("shard", found.shards, recorded.shards, recorded.time)
+        recorded = _ignore_rows(result, recorded)
+    return _compare("shard", result.shards, recorded.shards, recorded.time)
 
 
-def _check_names(kind: str, found: Mapping[str, Content | None], recorded: Mapping[str, Content], time: int) -> None:
-    if found.keys() != recorded.keys():
-        why = f"transaction {time} has the {kind}s {sorted(recorded)}, but the replay computed {sorted(found)}"
+def _check_names(kind: str, computed: Mapping[str, Content | None], recorded: Mapping[str, Content], time: int) -> None:
+    if computed.keys() != recorded.keys():
+        why = f"transaction {time} has the {kind}s {sorted(recorded)}, but the replay computed {sorted(computed)}"
         raise Unexpected(where="check_replay", why=why)
 
 
 def _compare(
-    kind: str, found: Mapping[str, Content | None], recorded: Mapping[str, Content], time: int
+    kind: str, computed: Mapping[str, Content | None], recorded: Mapping[str, Content], time: int
 ) -> dict[str, Diverged]:
     differ = {}
     for name in sorted(recorded):
-        content, expected = found.get(name), recorded[name]
+        content, expected = computed.get(name), recorded[name]
         if content is not None and content != expected:
             where = f"{kind} {name!r}"
             differ[name] = Diverged(where=where, time=time, expected=_describe(expected), found=_describe(content))
     return differ
 
 
-def _ignore_rows(found: ReplayResult, recorded: Committed) -> Committed:
-    rows = {name: content.rows for name, content in found.shards.items() if content is not None}
+def _ignore_rows(result: ReplayResult, recorded: Committed) -> Committed:
+    rows = {name: content.rows for name, content in result.shards.items() if content is not None}
     shards = {name: Content(rows.get(name, known.rows), known.digest) for name, known in recorded.shards.items()}
     return msgspec.structs.replace(recorded, shards=shards)
 

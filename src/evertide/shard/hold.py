@@ -64,71 +64,71 @@ def read_holds(log: ShardLog) -> Holds:
     record = retry_read(lambda: log.meta.head(key), log.runtime, log.settings)
     if record is None:
         raise RecordDamaged(path=log.meta.path(key), why=f"the holds of shard {log.shard!r} are missing")
-    found = unseal(record.data, HoldRecord, log.meta.path(key))
-    return Holds(record.seqno, found.since, found.holds)
+    known = unseal(record.data, HoldRecord, log.meta.path(key))
+    return Holds(record.seqno, known.since, known.holds)
 
 
 def set_hold(log: ShardLog, name: str, time: int) -> None:
     """Set or move a hold. Raise `TimeCompacted` if the time is below since."""
 
-    def add_hold(found: Holds) -> dict[str, int]:
-        _check_time(log, found, name, time)
-        return {**found.holds, name: time}
+    def add_hold(known: Holds) -> dict[str, int]:
+        _check_time(log, known, name, time)
+        return {**known.holds, name: time}
 
     _change(log, add_hold)
 
 
 def release_hold(log: ShardLog, name: str) -> None:
-    _change(log, lambda found: {other: time for other, time in found.holds.items() if other != name})
+    _change(log, lambda known: {other: time for other, time in known.holds.items() if other != name})
 
 
-def make_hold_write(log: ShardLog, found: Holds, name: str, time: int | None) -> Write:
+def make_hold_write(log: ShardLog, known: Holds, name: str, time: int | None) -> Write:
     """A write that sets, moves or releases (None) a hold, for a commit with records of the caller.
 
     It always writes a new record, so a process that read the previous one notices the change.
     """
-    others = {other: at for other, at in found.holds.items() if other != name}
+    others = {other: at for other, at in known.holds.items() if other != name}
     if time is None:
-        return _make_write(log, found, found.since, others)
-    _check_time(log, found, name, time)
-    return _make_write(log, found, found.since, {**others, name: time})
+        return _make_write(log, known, known.since, others)
+    _check_time(log, known, name, time)
+    return _make_write(log, known, known.since, {**others, name: time})
 
 
-def _check_time(log: ShardLog, found: Holds, name: str, time: int) -> None:
-    if time < found.since:
+def _check_time(log: ShardLog, known: Holds, name: str, time: int) -> None:
+    if time < known.since:
         why = f"hold {name!r} would be below since"
-        raise TimeCompacted(where=log.path, why=why, as_of=time, since=found.since)
+        raise TimeCompacted(where=log.path, why=why, as_of=time, since=known.since)
 
 
 def _change(log: ShardLog, change: Callable[[Holds], dict[str, int]]) -> None:
     while True:
-        found = read_holds(log)
-        holds = change(found)
-        if holds == found.holds:
+        known = read_holds(log)
+        holds = change(known)
+        if holds == known.holds:
             return
         if (
-            commit_until_known(log.meta, [_make_write(log, found, found.since, holds)], (), log.runtime, log.settings)
+            commit_until_known(log.meta, [_make_write(log, known, known.since, holds)], (), log.runtime, log.settings)
             is None
         ):
-            truncate_sometimes(log.meta, hold_key(log.shard), found.seqno + 1)
+            truncate_sometimes(log.meta, hold_key(log.shard), known.seqno + 1)
             return
 
 
 def advance_since(log: ShardLog, time: int, writer: Writer) -> Time:
     """Move since up to `time`, as far as upper, holds and live leases allow. Return the new since."""
     while True:
-        found = read_holds(log)
+        known = read_holds(log)
         leases = read_live_leases(log)
         state = log.read().state
-        allowed = Time(min([time, state.upper - 1, *found.holds.values(), *(lease.time for lease in leases.values())]))
-        if state.finalized or allowed <= found.since:
-            return found.since
-        write = _make_write(log, found, allowed, found.holds)
+        allowed = Time(min([time, state.upper - 1, *known.holds.values(), *(lease.time for lease in leases.values())]))
+        if state.finalized or allowed <= known.since:
+            return known.since
+        write = _make_write(log, known, allowed, known.holds)
         try:
             commit([Proposal(log, _propose_since(allowed, log))], writer, writes=[write])
         except Conflict:
             continue  # a hold or since has moved: start again
-        truncate_sometimes(log.meta, hold_key(log.shard), found.seqno + 1)
+        truncate_sometimes(log.meta, hold_key(log.shard), known.seqno + 1)
         log.roll_up_if_due(writer)
         return allowed
 
@@ -142,6 +142,6 @@ def _propose_since(since: Time, log: ShardLog) -> Callable[[ShardState], SinceAd
     return make
 
 
-def _make_write(log: ShardLog, found: Holds, since: Time, holds: dict[str, int]) -> Write:
+def _make_write(log: ShardLog, known: Holds, since: Time, holds: dict[str, int]) -> Write:
     record = HoldRecord(since, holds, log.runtime.new_id())
-    return Write(hold_key(log.shard), found.seqno, seal(record))
+    return Write(hold_key(log.shard), known.seqno, seal(record))

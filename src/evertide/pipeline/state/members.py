@@ -43,11 +43,11 @@ class Members:
         Shards that it does not have are forgotten, as a view gets a new shard each time it recovers. A sink that needs
         an old shard opens it again. Other threads use the open shards meanwhile.
         """
-        found = Members(self.shards, definition)
-        found._open = self._open
-        for name in set(self._open).difference(found.collections.values()):
+        members = Members(self.shards, definition)
+        members._open = self._open
+        for name in set(self._open).difference(members.collections.values()):
             self._open.pop(name, None)
-        return found
+        return members
 
     def shard(self, name: str) -> Shard:
         found = self._open.get(name)
@@ -57,8 +57,8 @@ class Members:
 
     def peek(self, name: str) -> ShardState | None:
         """The last known state of a shard, without a storage call; None if it was never read."""
-        found = self._open.get(name)
-        version = found.log.get_cached() if found is not None else None
+        opened = self._open.get(name)
+        version = opened.log.get_cached() if opened is not None else None
         return None if version is None else version.state
 
     def end(self, name: str, writer: Writer) -> None:
@@ -117,24 +117,24 @@ class Members:
     def read_portions(self, shard: Shard, upper: int) -> Iterator[pa.Table]:
         settings = self.shards.settings
         if upper:
-            with shard.snapshot(upper - 1) as found:
-                yield from read_content_slices(found, settings.portion_rows_max, settings.portion_bytes_max)
+            with shard.snapshot(upper - 1) as snapshot:
+                yield from read_content_slices(snapshot, settings.portion_rows_max, settings.portion_bytes_max)
 
     def read_content(self, shard: Shard, upper: int) -> pa.Table:
         if upper == 0:
             return pa.schema([*shard.schema, pa.field(DIFF, pa.int64(), nullable=False)]).empty_table()
-        with shard.snapshot(upper - 1) as found:
-            return found.to_arrow()
+        with shard.snapshot(upper - 1) as snapshot:
+            return snapshot.to_arrow()
 
     def read_table_changes(self, time: int, upper: int, only: Collection[str] | None = None) -> dict[str, pa.Table]:
         """The deltas of the kept tables, or of those in `only`, over the transactions [time, upper)."""
-        found = {}
+        deltas = {}
         for name, table in self.definition.tables.items():
             if table.shard and table.is_declared and (only is None or name in only):
                 delta = _read_changes(self.shard(table.shard), time, upper)
                 if delta.num_rows:
-                    found[name] = delta
-        return found
+                    deltas[name] = delta
+        return deltas
 
     def read_dead_letter_changes(self, time: int, upper: int) -> pa.Table:
         return _read_changes(self.shard(self.definition.errors), time, upper)
@@ -144,11 +144,11 @@ class Members:
         return any(part.rows and part.time_max > time for part in self.open_collection(table).log.read().state.parts)
 
     def create(self, name: str, schema: pa.Schema, writer: Writer) -> Shard:
-        found = self._open[name] = self.shards.create(name, schema, writer)
-        return found
+        created = self._open[name] = self.shards.create(name, schema, writer)
+        return created
 
 
 def _read_changes(shard: Shard, lower: int, upper: int) -> pa.Table:
     """The changes without times, consolidated; those of a single transaction already are."""
-    found = shard.changes(lower, upper).drop_columns([TIME])
-    return found if upper == lower + 1 else consolidate_delta(found, shard.name)
+    changes = shard.changes(lower, upper).drop_columns([TIME])
+    return changes if upper == lower + 1 else consolidate_delta(changes, shard.name)

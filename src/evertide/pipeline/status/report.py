@@ -23,40 +23,40 @@ __all__ = ["describe_status", "format_lag", "list_problem_lines", "make_collecti
 Part = TextTable | Text
 
 
-def describe_status(found: Status) -> Iterator[Part]:
+def describe_status(status: Status) -> Iterator[Part]:
     """State and cause first; then collections, sources, sinks, replicas and checkpoints, each after an empty line."""
-    yield Text.assemble(format_state(found.state), f" since {format_time(found.since_s)}")
-    for line in (found.why, found.remedy, _describe_age(found)):
+    yield Text.assemble(format_state(status.state), f" since {format_time(status.since_s)}")
+    for line in (status.why, status.remedy, _describe_age(status)):
         if line:
             yield Text(f"  {line}")
-    if found.holder:
-        where = f"process {found.pid} on {found.host}, " if found.host else ""
-        yield Text(f"  by {where}writer {found.holder}")
-    waiting = f", {found.bound - found.time} bound and waiting" if found.bound > found.time else ""
-    yield Text(f"  time {found.time}{waiting}, generation {found.generation}")
-    if found.collections:
+    if status.holder:
+        where = f"process {status.pid} on {status.host}, " if status.host else ""
+        yield Text(f"  by {where}writer {status.holder}")
+    waiting = f", {status.bound - status.time} bound and waiting" if status.bound > status.time else ""
+    yield Text(f"  time {status.time}{waiting}, generation {status.generation}")
+    if status.collections:
         yield Text()
-        yield make_collections_table(found.collections)
-    for one in found.collections:
+        yield make_collections_table(status.collections)
+    for one in status.collections:
         if one.why:
             yield Text(f"  {one.name}: {one.why}", get_colour(one.state))
-    if found.sources:
+    if status.sources:
         yield Text()
-        yield from _describe_sources(found.sources)
-    if found.sinks:
+        yield from _describe_sources(status.sources)
+    if status.sinks:
         yield Text()
-        yield from _describe_sinks(found.sinks)
-    yield from _describe_replicas(found.replicas)
-    if found.checkpoints:
-        numbered = ", ".join(f"{number} at time {time}" for number, time in found.checkpoints)
+        yield from _describe_sinks(status.sinks)
+    yield from _describe_replicas(status.replicas)
+    if status.checkpoints:
+        numbered = ", ".join(f"{number} at time {time}" for number, time in status.checkpoints)
         yield Text()
         yield Text.assemble(("Checkpoints", "bold"), f" {numbered}")
 
 
-def _describe_age(found: Status) -> str:
-    if found.stored_at_s is None:
+def _describe_age(status: Status) -> str:
+    if status.stored_at_s is None:
         return ""
-    return f"the storage does not answer; this status is from {format_time(found.stored_at_s)}"
+    return f"the storage does not answer; this status is from {format_time(status.stored_at_s)}"
 
 
 def _describe_replicas(replicas: tuple[ReplicaStatus, ...]) -> Iterator[Part]:

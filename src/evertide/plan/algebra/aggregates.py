@@ -78,12 +78,12 @@ def make_aggregate(catalyst: Catalyst, jvm: Any, child: PlanNode, where: str) ->
     refuse_collated(catalyst, keys, where)
     refuse_collated(catalyst, _list_distinct_arguments(results), where)
     results = [_canonicalize(catalyst, result, where) for result in results]
-    found = _remove_duplicates(_list_functions(results))
-    if not keys and not found:  # its one row must exist
-        found = [catalyst.count_rows()]
-    parts = _group_functions(found)
+    functions = _remove_duplicates(_list_functions(results))
+    if not keys and not functions:  # its one row must exist
+        functions = [catalyst.count_rows()]
+    parts = _group_functions(functions)
     if len(parts) == 1 and not parts[0].is_additive and not parts[0].distinct:
-        return _make_recomputed(catalyst, keys, results, child, found)
+        return _make_recomputed(catalyst, keys, results, child, functions)
     return _join_groups(catalyst, keys, results, child, parts)
 
 
@@ -132,9 +132,9 @@ def project_above_aggregate(catalyst: Catalyst, jvm: Any) -> Any:
     """Split an Aggregate into one that outputs only keys and functions, and a Project that computes its results."""
     keys = read_list(jvm.groupingExpressions())
     results = read_list(jvm.aggregateExpressions())
-    found = _remove_duplicates(_list_functions(results))
-    columns = [catalyst.alias(expression, "value") for expression in (*keys, *found)]
-    swaps = [(before, column.toAttribute()) for before, column in zip((*keys, *found), columns, strict=True)]
+    functions = _remove_duplicates(_list_functions(results))
+    columns = [catalyst.alias(expression, "value") for expression in (*keys, *functions)]
+    swaps = [(before, column.toAttribute()) for before, column in zip((*keys, *functions), columns, strict=True)]
     above = [_keep_name(catalyst, result, substitute(catalyst, result, swaps)) for result in results]
     return catalyst.project(above, catalyst.aggregate(keys, columns, jvm.child()))
 
@@ -180,18 +180,18 @@ def substitute(catalyst: Catalyst, expression: Any, swaps: list[tuple[Any, Any]]
     return catalyst.replace_children(expression, [substitute(catalyst, child, swaps) for child in children])
 
 
-def _remove_duplicates(found: Any) -> list[Any]:
+def _remove_duplicates(expressions: Any) -> list[Any]:
     kept: list[Any] = []
-    for expression in found:
+    for expression in expressions:
         if not any(expression.semanticEquals(other) for other in kept):
             kept.append(expression)
     return kept
 
 
-def _group_functions(found: list[Any]) -> list[_FunctionGroup]:
+def _group_functions(functions: list[Any]) -> list[_FunctionGroup]:
     additive, other = _FunctionGroup([], is_additive=True), _FunctionGroup([])
     distinct: list[_FunctionGroup] = []
-    for expression in found:
+    for expression in functions:
         if expression.isDistinct() and get_kind(expression.aggregateFunction()) not in ("Min", "Max", "ListAgg"):
             _add_distinct(distinct, expression)
         elif _has_inverse(expression):
@@ -233,7 +233,7 @@ def _is_arrow_ordered(data_type: str) -> bool:
 
 
 def _make_recomputed(
-    catalyst: Catalyst, keys: list[Any], results: list[Any], child: PlanNode, found: list[Any]
+    catalyst: Catalyst, keys: list[Any], results: list[Any], child: PlanNode, functions: list[Any]
 ) -> Aggregate:
     jvm = catalyst.aggregate(keys, results, child.jvm)
     ids = [key.exprId().id() for key in keys]
@@ -248,7 +248,7 @@ def _make_recomputed(
         children=(child,),
         passed=passed,
         keys=tuple(ids),
-        names=tuple(expression.sql() for expression in found),
+        names=tuple(expression.sql() for expression in functions),
     )
 
 
@@ -319,11 +319,11 @@ def _make_distinct(
     plain = []
     for expression in part.functions:
         function = substitute(catalyst, expression.aggregateFunction(), swaps)
-        wanted = read_option(expression.filter())
+        function_filter = read_option(expression.filter())
         met = [
             one
             for one, condition in zip(any_met, conditions, strict=True)
-            if wanted is not None and condition.semanticEquals(wanted)
+            if function_filter is not None and condition.semanticEquals(function_filter)
         ]
         plain.append(catalyst.aggregate_expression(function, met[0] if met else None))
     [outer] = _group_functions(plain)  # all of them are additive, or none is

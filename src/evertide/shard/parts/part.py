@@ -241,39 +241,39 @@ def _check_bytes(part: Part, data: bytes, path: str) -> None:
         raise BlobDamaged(path=path, why="the checksum differs", expected=part.checksum, found=found)
 
 
-def _select_names(wanted: pa.Schema, columns: Iterable[str] | None) -> list[str] | None:
+def _select_names(schema: pa.Schema, columns: Iterable[str] | None) -> list[str] | None:
     if columns is None:
         return None
     requested = {*columns, TIME, DIFF}
-    return [name for name in wanted.names if name in requested]
+    return [name for name in schema.names if name in requested]
 
 
-def _read_parquet(data: bytes, wanted: pa.Schema, path: str, names: list[str] | None, *, use_threads: bool) -> pa.Table:
+def _read_parquet(data: bytes, schema: pa.Schema, path: str, names: list[str] | None, *, use_threads: bool) -> pa.Table:
     file = pq.ParquetFile(pa.BufferReader(data))
-    _check_schema(file.schema_arrow, file.metadata.metadata, wanted, path)
+    _check_schema(file.schema_arrow, file.metadata.metadata, schema, path)
     if use_threads and file.num_row_groups > 1:
         # Only this reader decodes row groups side by side; for a single one it costs more than it gains.
         table = pq.read_table(pa.BufferReader(data), columns=names)
     else:
         table = file.read(columns=names, use_threads=use_threads)
-    return _to_declared(table, wanted, names)
+    return _to_declared(table, schema, names)
 
 
-def _read_inline(data: bytes, wanted: pa.Schema, path: str, names: list[str] | None) -> pa.Table:
+def _read_inline(data: bytes, schema: pa.Schema, path: str, names: list[str] | None) -> pa.Table:
     with pa.ipc.open_stream(data, options=_READ) as reader:
-        _check_schema(reader.schema, reader.schema.metadata, wanted, path)
+        _check_schema(reader.schema, reader.schema.metadata, schema, path)
         table = reader.read_all()
-    return _to_declared(table if names is None else table.select(names), wanted, names)
+    return _to_declared(table if names is None else table.select(names), schema, names)
 
 
-def _check_schema(found: pa.Schema, metadata: dict[bytes, bytes] | None, wanted: pa.Schema, path: str) -> None:
+def _check_schema(file_schema: pa.Schema, metadata: dict[bytes, bytes] | None, wanted: pa.Schema, path: str) -> None:
     version = (metadata or {}).get(_FORMAT_KEY, b"")
     if version != _METADATA[_FORMAT_KEY]:
         number = int(version) if version.isdigit() else 0
         raise UnsupportedFormat(path=path, found=number, supported=FORMAT_VERSION)
     stored = _make_stored_schema(wanted)
-    if not _make_stored_schema(found).equals(stored):  # older files have NOT NULL inside structs, too
-        expected, given = (str(schema.remove_metadata()) for schema in (stored, found))
+    if not _make_stored_schema(file_schema).equals(stored):  # older files have NOT NULL inside structs, too
+        expected, given = (str(schema.remove_metadata()) for schema in (stored, file_schema))
         raise BlobDamaged(path=path, why="the columns differ", expected=expected, found=given)
 
 

@@ -150,14 +150,14 @@ class EnvelopeRows:
             raise Unreadable(f"key: column {missing!r} is missing")
         return row
 
-    def _read_key_row(self, found: Any) -> Row:
+    def _read_key_row(self, decoded: Any) -> Row:
         columns = self.declaration.key
-        found = unwrap_payload(found) if self.kind is EnvelopeKind.DEBEZIUM else found
-        if not isinstance(found, Mapping):
+        decoded = unwrap_payload(decoded) if self.kind is EnvelopeKind.DEBEZIUM else decoded
+        if not isinstance(decoded, Mapping):
             if len(columns) != 1:
-                raise Unreadable(f"{show_value(found)} is not an object with the columns {', '.join(columns)}")
-            found = {columns[0]: found}
-        return {name: value for name, value in self._match_names(found, ignore_extra=True).items() if name in columns}
+                raise Unreadable(f"{show_value(decoded)} is not an object with the columns {', '.join(columns)}")
+            decoded = {columns[0]: decoded}
+        return {name: value for name, value in self._match_names(decoded, ignore_extra=True).items() if name in columns}
 
     def _add_record(self, entries: _Entries, at: int, key: Row, content: bytes | None) -> None:
         if content is None:
@@ -168,14 +168,14 @@ class EnvelopeRows:
             elif self.kind is EnvelopeKind.UPSERT:
                 raise Unreadable("the record has neither a value nor a key")
             return
-        found = self.value.decode(content)
+        decoded = self.value.decode(content)
         if self.kind is EnvelopeKind.DEBEZIUM:
             has_deleted = False
-            for op, row in self._read_changes(found, content, key):
+            for op, row in self._read_changes(decoded, content, key):
                 self._add(entries, at, op, row, is_moved=has_deleted)
                 has_deleted = op == DELETE
         else:
-            row = {**self._make_row(found), **key}
+            row = {**self._make_row(decoded), **key}
             self._add(entries, at, UPSERT, self.placeholder.mark(row) if self.kind is EnvelopeKind.UPSERT else row)
 
     def _add(self, entries: _Entries, at: int, op: int, row: Row, *, is_moved: bool = False) -> None:
@@ -195,26 +195,26 @@ class EnvelopeRows:
         else:
             entries.add(at, op, {**known, **dict.fromkeys(left)}, KeptColumns(tuple(left), is_moved))
 
-    def _read_changes(self, found: Any, content: bytes, key: Row) -> list[tuple[int, Row]]:
+    def _read_changes(self, decoded: Any, content: bytes, key: Row) -> list[tuple[int, Row]]:
         """The operations of a Debezium record, with rows by the table's column names, or only the key."""
-        made = []
+        changes = []
         schema = self.value.schema_of(content) if isinstance(self.value, AvroFormat) else None
-        for op, row in read_changes(found, self.declaration, self.conversions, self.placeholder, schema):
+        for op, row in read_changes(decoded, self.declaration, self.conversions, self.placeholder, schema):
             if row is None and not key:
                 raise Unreadable("a delete has neither 'before' nor a key")
-            made.append((op, {**key} if row is None else self._make_row(row)))
-        return made
+            changes.append((op, {**key} if row is None else self._make_row(row)))
+        return changes
 
-    def _make_row(self, found: Any) -> Row:
-        if not isinstance(found, dict):
-            raise Unreadable(f"{show_value(found)} is not an object with the table's columns")
+    def _make_row(self, decoded: Any) -> Row:
+        if not isinstance(decoded, dict):
+            raise Unreadable(f"{show_value(decoded)} is not an object with the table's columns")
         own = frozenset(self.declaration.schema.names)
-        return found if own.issuperset(found) else self._match_names(found, ignore_extra=self.ignore_extra)
+        return decoded if own.issuperset(decoded) else self._match_names(decoded, ignore_extra=self.ignore_extra)
 
-    def _match_names(self, found: Mapping[str, Any], *, ignore_extra: bool) -> Row:
+    def _match_names(self, decoded: Mapping[str, Any], *, ignore_extra: bool) -> Row:
         known = {name.lower(): name for name in self.declaration.schema.names}
         row: Row = {}
-        for name, value in found.items():
+        for name, value in decoded.items():
             own = known.get(name.lower())
             if own is None:
                 if not ignore_extra:

@@ -36,13 +36,13 @@ def convert_push(declaration: TableDeclaration, rows: Any = (), deletes: Any = (
     return Rows(declaration.name, pa.concat_tables(tables) if tables else make_rows_schema(declaration).empty_table())
 
 
-def _convert(declaration: TableDeclaration, given: Any, op: int) -> pa.Table:
+def _convert(declaration: TableDeclaration, user_rows: Any, op: int) -> pa.Table:
     what = "delete" if op == DELETE else "row"
-    given = from_frame(given, f"table {declaration.name!r}")
-    if isinstance(given, pa.Table):
-        columns, count = _arrow_columns(declaration, given), given.num_rows
+    user_rows = from_frame(user_rows, f"table {declaration.name!r}")
+    if isinstance(user_rows, pa.Table):
+        columns, count = _arrow_columns(declaration, user_rows), user_rows.num_rows
     else:
-        mappings = _mappings(declaration, given, what, is_delete=op == DELETE)
+        mappings = _mappings(declaration, user_rows, what, is_delete=op == DELETE)
         columns, count = _columns(declaration, mappings, what), len(mappings)
     fitted = fit(declaration, columns, np.full(count, op, np.int8))
     if fitted.reasons:
@@ -60,33 +60,37 @@ def _refusal(declaration: TableDeclaration, fitted: FittedRows, what: str) -> In
     )
 
 
-def _arrow_columns(declaration: TableDeclaration, given: pa.Table) -> dict[str, ConvertedColumn]:
-    names = _match_names(declaration, given.schema.names, f"table {declaration.name!r}")
+def _arrow_columns(declaration: TableDeclaration, user_table: pa.Table) -> dict[str, ConvertedColumn]:
+    names = _match_names(declaration, user_table.schema.names, f"table {declaration.name!r}")
     kinds = declaration.schema
-    return {name: from_arrow(column, kinds.field(name).type) for name, column in zip(names, given.columns, strict=True)}
+    return {
+        name: from_arrow(column, kinds.field(name).type) for name, column in zip(names, user_table.columns, strict=True)
+    }
 
 
-def _match_names(declaration: TableDeclaration, given: Sequence[Any], where: str) -> list[str]:
+def _match_names(declaration: TableDeclaration, user_names: Sequence[Any], where: str) -> list[str]:
     """The given names as the table spells them."""
     known = {name.lower(): name for name in declaration.schema.names}
-    found: list[str] = []
-    for name in given:
+    matched: list[str] = []
+    for name in user_names:
         own = known.get(name.lower()) if isinstance(name, str) else None
         if own is None:
             listed = ", ".join(map(repr, declaration.schema.names))
             raise InvalidInput(where=where, why=f"the table has no column {show_value(name)}; it has {listed}")
-        if own in found:
+        if own in matched:
             raise InvalidInput(where=where, why=f"column {own!r} is given twice")
-        found.append(own)
-    return found
+        matched.append(own)
+    return matched
 
 
-def _mappings(declaration: TableDeclaration, given: Any, what: str, *, is_delete: bool) -> list[Mapping[str, Any]]:
+def _mappings(declaration: TableDeclaration, user_rows: Any, what: str, *, is_delete: bool) -> list[Mapping[str, Any]]:
     where = f"table {declaration.name!r}"
-    if isinstance(given, Mapping | str | bytes) or not isinstance(given, Iterable):
-        why = f"{show_value(given)} is not a list of {what}s; expected a list of mappings, Arrow data or a data frame"
+    if isinstance(user_rows, Mapping | str | bytes) or not isinstance(user_rows, Iterable):
+        why = (
+            f"{show_value(user_rows)} is not a list of {what}s; expected a list of mappings, Arrow data or a data frame"
+        )
         raise InvalidInput(where=where, why=why)
-    rows = list(given)
+    rows = list(user_rows)
     is_bare = is_delete and len(declaration.key) == 1
     for at, row in enumerate(rows):
         if isinstance(row, Mapping):

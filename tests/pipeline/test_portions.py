@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -19,6 +20,7 @@ from evertide.errors import StorageFull, Unavailable
 from evertide.journal.journal import Journal
 from evertide.journal.records import Committed
 from evertide.pipeline.pipeline import Pipeline
+from evertide.pipeline.reading.reader import StorageReader
 from evertide.pipeline.state.machine import Machine
 from evertide.pipeline.transaction.portions import InputPortions
 from evertide.runtime import SystemRuntime
@@ -27,6 +29,7 @@ from evertide.sources.contract import Rows
 from evertide.store.memory import MemoryBlob
 from evertide.store.open import Storage
 from tests.pipeline.kit import SETTINGS, Row, crash, engine, open_pipeline, rows_of, storage
+from tests.pipeline.large import VIEWS, make_rows
 
 WHOLE = replace(SETTINGS, inline_bytes_max=256)
 SMALL = replace(WHOLE, push_buffer_bytes=1, portion_rows_max=3)
@@ -301,13 +304,25 @@ def test_a_portion_is_read_again_if_reading_it_fails() -> None:
     assert fails == 1
 
 
-def large_transaction(path: Path, mib: int, portion_mib: int) -> tuple[int, int, int]:
+def large_transaction(path: Path, mib: int, portion_mib: int, heap_mib: int = 0) -> tuple[int, int, int]:
     """Return the rows in the table, the number of portions, and the growth of the process's memory in MiB."""
-    command = [sys.executable, "-m", "tests.pipeline.large", str(path / "s"), str(mib), str(portion_mib)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "tests.pipeline.large", path / "s", mib, portion_mib, heap_mib]
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     rows, portions, grown_mib = (int(word) for word in done.stdout.split())
     return rows, portions, grown_mib
+
+
+def check_views(path: Path, mib: int) -> None:
+    """Compare the views of the large transaction with DuckDB over the rows that were pushed."""
+    pushed = pa.concat_tables([make_rows(number) for number in range(mib)])
+    with duckdb.connect() as database, StorageReader.open(str(path / "s")) as reader:
+        database.register("log", pushed)
+        for name, query in VIEWS.items():
+            database.register("found", reader.collections.view(name).to_arrow())
+            for left, right in (("found", f"({query})"), (f"({query})", "found")):
+                differing = f"SELECT count(*) FROM (FROM {left} EXCEPT ALL FROM {right})"
+                assert database.execute(differing).fetchall() == [(0,)], name
 
 
 def test_t7_memory_follows_the_portion_not_the_transaction(tmp_path: Path) -> None:
@@ -316,3 +331,12 @@ def test_t7_memory_follows_the_portion_not_the_transaction(tmp_path: Path) -> No
     assert rows == 96 * 1024
     assert portions >= 20
     assert grown_mib < 96
+
+
+def test_t7_spark_computes_a_large_transaction_in_a_small_heap(tmp_path: Path) -> None:
+    """In one portion, 200 MiB end a JVM with a heap of 512 MiB."""
+    rows, portions, grown_mib = large_transaction(tmp_path, 200, 24, 512)
+    assert rows == 200 * 1024
+    assert portions >= 8
+    assert grown_mib < 200
+    check_views(tmp_path, 200)

@@ -15,7 +15,7 @@ from evertide.sources.generated.seeded import RandomStream
 from tests.kit.faulty import Fault
 from tests.pipeline.test_kill import check, run_and_kill
 from tests.pipeline.test_lost_answers import CALLS, Outage, calls_of
-from tests.pipeline.test_portions import large_transaction
+from tests.pipeline.test_portions import check_views, large_transaction
 from tests.pipeline.test_replica_processes import Replica, kill_repeatedly
 from tests.pipeline.test_replica_processes import check as check_replicas
 from tests.pipeline.test_replica_spark import run as run_on_spark
@@ -83,6 +83,20 @@ def test_t7_two_gib_of_changes_within_one_gib_of_memory(tmp_path: Path) -> None:
     assert rows == 2048 * 1024
     assert portions > 30
     assert grown_mib < 1024
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(0)
+def test_t7_a_gib_of_changes_with_spark_in_half_a_gib_of_heap(tmp_path: Path) -> None:
+    """The heap is a bound: as one portion, a fifth of the changes does not fit."""
+    (tmp_path / "whole").mkdir()
+    with pytest.raises(AssertionError, match="OutOfMemoryError"):
+        large_transaction(tmp_path / "whole", 200, 10**6, 512)
+    rows, portions, grown_mib = large_transaction(tmp_path, 1024, 24, 512)
+    assert rows == 1024 * 1024
+    assert portions > 40
+    assert grown_mib < 512
+    check_views(tmp_path, 1024)
 
 
 def test_a_short_round(tmp_path: Path) -> None:

@@ -67,13 +67,16 @@ def every_cut(
     *,
     survivors: Sequence[Survivors] = SURVIVORS,
     every: int = 1,
+    offset: int = 0,
     repeatable: bool = True,
 ) -> int:
-    """Try the cuts at every `every`-th operation and at the end. Returns their number; raises `CutsFailed`.
+    """Try the cuts at every `every`-th operation, after the first `offset` ones, and at the end. Returns their number;
+    raises `CutsFailed`.
 
     It stops after `_FAILURES_MAX` failures, since they mostly have the same cause.
     """
     first, whole = _rehearse(build, workload)
+    first += offset
     failures: list[BaseException] = []
     cases = 0
     for cut in _cuts(first, whole, survivors, every):

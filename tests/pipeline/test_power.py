@@ -20,6 +20,7 @@ import pytest
 from evertide.pipeline.pipeline import Pipeline
 from evertide.pipeline.spark_engine import SparkEngine
 from evertide.plan.catalyst.session import Session
+from evertide.sources.generated.seeded import RandomStream
 from evertide.store import LocalBlob
 from evertide.store.open import Storage
 from tests.kit.cuts import SURVIVORS, CutsFailed, every_cut
@@ -147,8 +148,10 @@ CREATE MATERIALIZED VIEW share AS SELECT id, 100 DIV amount AS share FROM orders
 """
 
 
-def test_power_cuts_with_spark_itself(spark: SparkSession) -> None:
-    """The same work on the real engine, cut at a few points, ends with the content of the small engine."""
+def cut_with_spark(spark: SparkSession, seed: int) -> int:
+    """Do the same work on the real engine, cut at a few points by seed; it ends with the content of the small engine.
+    Returns the number of cuts."""
+    every, chance = 50 if FULL else 600, RandomStream(seed)
 
     def open_on_spark(disk: SimulatedDisk) -> Pipeline:
         kept = Storage(LocalBlob(disk.root, disk.files), disk.meta, "disk")
@@ -166,12 +169,17 @@ def test_power_cuts_with_spark_itself(spark: SparkSession) -> None:
         assert content(p) == ends[-1]
         p.close()
 
-    cases = every_cut(
+    return every_cut(
         build,
         lambda disk, acknowledge: work(open_on_spark(disk), acknowledge),
         check,
-        survivors=["none"],
-        every=600 if not FULL else 50,
+        survivors=[SURVIVORS[chance.below(len(SURVIVORS))]],
+        every=every,
+        offset=chance.below(every),
         repeatable=False,
     )
-    assert cases >= 4
+
+
+def test_power_cuts_with_spark_itself(spark: SparkSession) -> None:
+    """`tests/soak` has other seeds."""
+    assert cut_with_spark(spark, 1) >= 4

@@ -16,6 +16,7 @@ from tests.kit.faulty import Fault
 from tests.pipeline.test_kill import check, run_and_kill
 from tests.pipeline.test_lost_answers import CALLS, Outage, calls_of
 from tests.pipeline.test_portions import check_views, large_transaction
+from tests.pipeline.test_power import cut_with_spark
 from tests.pipeline.test_replica_processes import Replica, kill_repeatedly
 from tests.pipeline.test_replica_processes import check as check_replicas
 from tests.pipeline.test_replica_spark import run as run_on_spark
@@ -49,6 +50,12 @@ def test_pipelines_that_are_killed(tmp_path: Path, soak: Soak, spark: object) ->
         return one_round(tmp_path / str(seed), kind, kills, seed)
 
     soak.rounds("pipeline", run_round)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(0)
+def test_power_cuts_with_spark(soak: Soak, spark: SparkSession) -> None:
+    soak.rounds("power cuts with Spark", lambda seed: f"{cut_with_spark(spark, seed)} cuts")
 
 
 @pytest.mark.soak

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -192,3 +194,21 @@ def test_v7_keys_that_could_become_equal_are_refused(tmp_path: Path) -> None:
     sink.write(0, split_into_pieces(text_changes((1, b"\xff", 1), (2, b"a", 1)), 2))
     with pytest.raises(SinkFailed, match="a large transaction has a text that is not valid UTF-8"):
         sink.write(1, split_into_pieces(text_changes((1, b"\xff", -1), (2, b"a", -1)), 2))
+
+
+def test_x12_a_large_transaction_waits_for_room_in_the_temporary_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen to fail: the error named the target, which has room, and not the temporary directory."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    sink = prepare(declare(tmp_path, "delta", schema=TEXTS)).open("token")
+    rows = split_into_pieces(text_changes((1, b"a", 1), (2, b"b", 1)), 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(tempfile, "TemporaryFile", refuse)
+        with pytest.raises(SinkFailed, match=r"temporary files in .* cannot be written or read: .*No space left"):
+            sink.write(0, rows)
+    sink.write(0, rows)
+    assert table(tmp_path).num_rows == 2

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from types import TracebackType
-from typing import Self, TypeAlias
+from typing import IO, Self, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -57,9 +57,14 @@ class Slices:
         self.bytes = [0] * count
         """The approximate size in memory."""
         self._choose_slices = choose_slices or choose_by_row
-        with using_scratch():
-            self._files = [tempfile.TemporaryFile() for _ in range(count)]  # noqa: SIM115 - closed in __exit__
+        with ExitStack() as stack, using_scratch():
+            self._files = [self._open_file(stack) for _ in range(count)]
             self._writers = [ipc.new_stream(file, schema, options=_OPTIONS) for file in self._files]
+            stack.pop_all()  # `__exit__` closes the files
+
+    def _open_file(self, stack: ExitStack) -> IO[bytes]:
+        """A file that `stack` closes if one of the others cannot be made."""
+        return stack.enter_context(tempfile.TemporaryFile())
 
     def __enter__(self) -> Self:
         return self

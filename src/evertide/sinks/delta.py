@@ -22,7 +22,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import msgspec
@@ -206,8 +206,9 @@ class DeltaSink:
         if changes.whole is not None:
             yield pa.Table.from_batches([*batches], schema).to_reader()
             return
-        with tempfile.TemporaryFile() as file:
+        with ExitStack() as stack:
             with using_scratch():
+                file = stack.enter_context(tempfile.TemporaryFile())
                 with ipc.new_stream(file, schema, options=ipc.IpcWriteOptions(compression="lz4")) as stream:
                     for batch in batches:
                         stream.write_batch(batch)

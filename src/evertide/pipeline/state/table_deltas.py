@@ -15,6 +15,7 @@ Checkpoints store these arrangements; they can be rebuilt from the shards.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -42,7 +43,17 @@ from evertide.rows.digest import compute_digest, to_hex
 from evertide.sources.contract import DELETE, UPSERT, Rows
 from evertide.threads.stopping import IsStopping
 
-__all__ = ["ERRORS", "ERRORS_SCHEMA", "TableDeltas", "Tables", "encode_path_name", "measure_content"]
+__all__ = [
+    "ERRORS",
+    "ERRORS_SCHEMA",
+    "TableDeltas",
+    "Tables",
+    "encode_path_name",
+    "log_new_dead_letters",
+    "measure_content",
+]
+
+logger = logging.getLogger(__name__)
 
 ERRORS_SCHEMA = pa.schema(
     [
@@ -250,6 +261,24 @@ def _digest_batch(batch: Rows) -> int:
         return compute_digest(batch.rows, ones)
     raw = pa.table({"raw": [fault.raw for fault in batch.faults], "line": [fault.line for fault in batch.faults]})
     return compute_digest(batch.rows, ones) + compute_digest(raw, np.ones(raw.num_rows, np.int64))
+
+
+def log_new_dead_letters(found: pa.Table, recorded: pa.Table, time: int) -> None:
+    """Log dead letters of a replayed transaction that fitted their tables when it was committed.
+
+    Another version of Evertide may accept fewer values. The replay then ends with `Diverged`, which has only digests.
+    """
+    columns = ["source", "table", "place", "line"]
+    before = {tuple(row.values()) for row in recorded.select(columns).to_pylist()}
+    new = [row for row in found.to_pylist() if row[DIFF] > 0 and tuple(row[name] for name in columns) not in before]
+    if new:
+        logger.error(
+            "replaying transaction %d: %d rows that fitted when it was committed do not fit now; the first, of table "
+            "%r in %s, line %d: %s",
+            time,
+            len(new),
+            *(new[0][name] for name in ("table", "place", "line", "reason")),
+        )
 
 
 def _add_diffs(rows: pa.Table, diffs: Longs) -> pa.Table:

@@ -69,7 +69,7 @@ from evertide.pipeline.state.divergence import add_evidence
 from evertide.pipeline.state.hydration import rehydrate_tables
 from evertide.pipeline.state.machine import Machine
 from evertide.pipeline.state.members import Members
-from evertide.pipeline.state.table_deltas import measure_content
+from evertide.pipeline.state.table_deltas import log_new_dead_letters, measure_content
 from evertide.pipeline.transaction.phases import Phase, PhaseTracker
 from evertide.pipeline.transaction.portions import ContentSums, InputPortions, TransactionOutcome
 from evertide.rows.digest import ZERO, add_digests
@@ -226,6 +226,7 @@ class Runner:
         if unkept:
             batches = read_input(bound, self.journal, self.sources, lambda table: table in unkept)
             read = self.machine.tables.compute_deltas(batches, lambda _: pa.schema([]).empty_table())
+            log_new_dead_letters(read.errors, errors, stretch.time)
             deltas, given = {**deltas, **read.tables}, read.sources
         found = self._replay_step(deltas, errors, count=len(stretch.bound))
         contents = {name: measure_content(delta) for name, delta in found.items()}

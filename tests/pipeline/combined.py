@@ -12,7 +12,8 @@ One run is a storage, a model of its tables, and a number of steps. Each step is
     repair        the rows that make views fail are deleted; every view must come back, every file must have been read
                   once, and the sink must have what its view has
 
-Every third seed has its storage on a disk, with SQLite; the others have it in memory.
+Every third seed has its storage on a disk, with SQLite; the others have it in memory. In every fourth seed a read-only
+replica follows, and compares what it computes with the digests of the leader.
 
 After every transaction, each view that takes part is compared with Spark's answer to its query over the model, and each
 table with the model. A step may fail because storage does; the pipeline itself must never fail.
@@ -39,6 +40,7 @@ from pyspark.sql import SparkSession
 from evertide.errors import OutcomeUnknown, TimeCompacted, Unavailable
 from evertide.flow import stage
 from evertide.pipeline.pipeline import Pipeline
+from evertide.pipeline.records.ownership import ProcessRole
 from evertide.pipeline.spark_engine import SparkEngine
 from evertide.plan.catalyst.session import open_session
 from evertide.plan.fragment import fragment
@@ -116,6 +118,7 @@ class CombinedRun:
         """The rows of each file that was written."""
         self.files_read: set[int] = set()
         self.number = 0
+        self.follower: Pipeline | None = None
         self.p: Pipeline = self.open()
         self.commit({"u": ([self._row_of_u() for _ in range(LOADED)], [])})
 
@@ -134,6 +137,13 @@ class CombinedRun:
         return Storage(FaultyBlob(kept.blob, self.faults), FaultyMeta(kept.meta, self.faults), kept.root)
 
     def open(self) -> Pipeline:
+        if self.seed % 4 != 1:
+            return self._open_as(ProcessRole.ALONE)
+        leader = self._open_as(ProcessRole.REPLICA)
+        self.follower = self._open_as(ProcessRole.READ_ONLY)
+        return leader
+
+    def _open_as(self, role: ProcessRole) -> Pipeline:
         deadline_s = self.runtime.monotonic_s() + LIMIT_S
         while True:
             try:
@@ -144,6 +154,7 @@ class CombinedRun:
                     runtime=self.runtime,
                     settings=SETTINGS,
                     threads=self.threads,
+                    role=role,
                 )
             except (Unavailable, OutcomeUnknown):
                 assert self.runtime.monotonic_s() < deadline_s, "the pipeline does not open"
@@ -153,6 +164,8 @@ class CombinedRun:
 
     def end(self) -> None:
         self._end_faults()
+        self._follow()
+        self._end_process(self.follower)
         self.p.close()
 
     def _end_faults(self) -> None:
@@ -183,6 +196,7 @@ class CombinedRun:
             self.maintain,
             *[self.change_script] * 2,
             self.repair,
+            self.follow,
         ]
         chosen = steps[self.chance.below(len(steps))]
         self.did[chosen.__name__] += 1
@@ -196,6 +210,7 @@ class CombinedRun:
 
     def transaction(self) -> None:
         self.commit(self._changes())
+        self._follow()
         self.compare()
 
     def checkpoint(self) -> None:
@@ -208,21 +223,33 @@ class CombinedRun:
                 shard.compact(self.p._writer)
                 shard.collect_garbage(self.p._writer, self.p._context.checkpoints.find_pins)
 
+    def follow(self) -> None:
+        """Let the follower make one step, also while storage or temporary files fail."""
+        with self._tolerating():
+            if self.follower is not None:
+                self.follower.advance()
+
     def change_script(self) -> None:
         """Close or crash the pipeline, with or without storage faults, and open it with another script."""
-        if self.chance.below(2):
-            crash(self.p)
-        else:
-            with self._tolerating():
-                self.p.close()
-            if not self.p._is_closed:
-                crash(self.p)
-        self.p.storage.close()
+        self._end_process(self.follower)
+        self._end_process(self.p)
         for _ in range(1 + self.chance.below(2)):
             self._change_views()
         self.p = self.open()
         self._end_faults()
         self.burst(4 + self.chance.below(6))
+
+    def _end_process(self, process: Pipeline | None) -> None:
+        if process is None:
+            return
+        if self.chance.below(2):
+            crash(process)
+        else:
+            with self._tolerating():
+                process.close()
+            if not process._is_closed:
+                crash(process)
+        process.storage.close()
 
     def burst(self, count: int) -> None:
         """Commit transactions without a pause while the backfills of a new script run, then compare every view."""
@@ -260,6 +287,17 @@ class CombinedRun:
             self.p.wait_until_hydrated(5.0)
             self.p.advance()  # the pipeline's loop also retries failed views here
             self.runtime.sleep_s(0.02)
+
+    def _follow(self) -> None:
+        """Let the follower replay everything: no view of it may differ from the leader's."""
+        if self.follower is None:
+            return
+        deadline_s = self.runtime.monotonic_s() + LIMIT_S
+        while self.follower.time < self.p.time:
+            assert self.runtime.monotonic_s() < deadline_s, "the follower does not catch up"
+            self.follower.advance()
+        assert not self.follower._runner.lost, "views of the follower differ"
+        self.did["followed"] += 1
 
     def _list_away(self) -> list[str]:
         found = self.p.status().collections

@@ -25,4 +25,4 @@ def test_x1_random_combinations_of_features_equal_the_oracle(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     count_few_rows_as_many(monkeypatch)
-    CombinedRun(spark, seed, threads=seed % 2 == 0).run(25)
+    CombinedRun(spark, seed, threads=seed % 2 == 0).run(20)

@@ -1,6 +1,10 @@
 """A process that fills a storage, or delivers its content to a sink, under a memory limit that the kernel enforces.
 
+`fill` makes one transaction for each batch. `follow` delivers a first batch to the sink, and then makes one transaction
+of all others, which `deliver` delivers.
+
 python -m tests.sinks.large fill STORAGE BATCHES
+python -m tests.sinks.large follow STORAGE CONNECTOR OPTIONS BATCHES
 python -m tests.sinks.large deliver STORAGE CONNECTOR OPTIONS BYTES [PORTION_BYTES]
 """
 
@@ -28,7 +32,7 @@ SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("text", pa.stri
 ROWS = 8_000
 TEXT_BYTES = 1_000
 MIB = 1024 * 1024
-PIECES = replace(SETTINGS, portion_bytes_max=4 * MIB, portion_rows_max=10_000)
+PIECES = replace(SETTINGS, portion_bytes_max=4 * MIB, portion_rows_max=10_000, part_rows_max=ROWS)
 
 
 def private_bytes() -> int:
@@ -46,15 +50,27 @@ def rows(batch: int) -> pa.Table:
 
 def main(what: str, where: str, *given: str) -> None:
     table = DeclaredTable("texts", SCHEMA, ("id",))
-    if what == "deliver":
+    if what != "fill":
         table = replace(table, sinks=(sink(connector=given[0], **json.loads(given[1])),))
-    settings = PIECES if len(given) < 4 else replace(PIECES, portion_bytes_max=int(given[3]), portion_rows_max=10**9)
+    settings = (
+        PIECES
+        if what != "deliver" or len(given) < 4
+        else replace(PIECES, portion_bytes_max=int(given[3]), portion_rows_max=10**9)
+    )
     store = open_storage(where, runtime=SystemRuntime(), settings=settings)
     with open_pipeline(store, SmallEngine([table], []), settings=settings, base=Path(where).parent) as p:
         if what == "fill":
             for batch in range(int(given[0])):
                 p.push("texts", rows(batch))
                 p.commit()
+            return
+        if what == "follow":
+            p.push("texts", rows(0))
+            p.commit()
+            deliver_once(p)
+            for batch in range(1, int(given[2])):
+                p.push("texts", rows(batch))
+            p.commit()
             return
         most = private_bytes() + int(given[2])
         resource.setrlimit(resource.RLIMIT_DATA, (most, most))

@@ -30,7 +30,9 @@ $(BIN)/python:
 	python=$$(PYTHON="$(PYTHON)" sh tools/preflight.sh python) && { "$$python" -m venv --clear $(VENV) || { rm -rf $(VENV); exit 1; }; }
 
 $(INSTALLED): $(BIN)/python requirements.lock pyproject.toml
-	$(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements.lock
+	@echo "installing $$(grep -c '==' requirements.lock) packages, about 600 MB to download: one to three minutes"
+	@if [ -t 1 ]; then quiet=; else quiet=-q; fi; \
+	$(BIN)/python -m pip install $$quiet --disable-pip-version-check --require-hashes -r requirements.lock
 	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $(INSTALLED)
 

@@ -8,7 +8,7 @@ import pytest
 
 from evertide.cli.output.live_display import LiveDisplay
 from evertide.cli.output.output import Output
-from evertide.errors import TimeCompacted
+from evertide.errors import TimeCompacted, Unavailable
 from tests.cli.kit import open_small, order
 
 
@@ -25,3 +25,18 @@ def test_a_transaction_that_is_no_longer_recorded_is_not_counted(tmp_path: Path)
         watch.record(1, 0.1)
         watch.record(p.time, 0.1)
         assert [made.time for made in watch.finished] == [p.time]
+
+
+def test_an_outage_while_rows_are_counted_does_not_end_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with open_small(tmp_path / "s") as p:
+        watch = LiveDisplay(p, Output(is_json=True), is_quiet=True)
+
+        def fail(_: int) -> None:
+            raise Unavailable(path="meta.db", why="the disk does not answer")
+
+        monkeypatch.setattr(watch._journal, "read_outcome", fail)
+        watch.record(p.time, 0.1)
+        assert not watch.finished
+        assert "is committed, but its rows cannot be counted" in caplog.text

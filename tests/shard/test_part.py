@@ -166,6 +166,19 @@ def test_damage_is_detected_before_anything_is_decoded(settings: Settings, monke
             decode_part(part, damaged, SCHEMA, PATH)
 
 
+@pytest.mark.parametrize("settings", [INLINE, BLOB], ids=["inline", "blob"])
+def test_a_lack_of_memory_is_no_damage(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    part, content = one(sample(), settings)
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise pa.ArrowMemoryError("malloc of size 16000000 failed")
+
+    for reader in ("_read_parquet", "_read_inline"):
+        monkeypatch.setattr(f"evertide.shard.parts.part.{reader}", fail)
+    with pytest.raises(MemoryError):
+        decode_part(part, content, SCHEMA, PATH)
+
+
 def with_content(part: Part, content: bytes) -> Part:
     return msgspec.structs.replace(part, bytes=len(content), checksum=xxhash.xxh3_128_hexdigest(content))
 

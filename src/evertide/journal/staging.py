@@ -189,6 +189,8 @@ def _decode(content: bytes, staged: Staged, path: str, content_text: str) -> pa.
             metadata = dict(stream.schema.metadata or {})
             _check_version(metadata.pop(_FORMAT_KEY, b""), path)
             rows = stream.read_all().replace_schema_metadata(metadata or None)
+    except MemoryError:  # an exception of Arrow, too, and no damage
+        raise
     except pa.ArrowException as error:
         raise BlobDamaged(path=path, why=f"it stored {content_text} and cannot be decoded: {error}") from error
     if rows.num_rows != staged.rows:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from rich.live import Live
 from rich.text import Text
 
 from evertide.cli.output.output import Output
-from evertide.errors import EvertideError, TimeCompacted
+from evertide.errors import EvertideError, OutcomeUnknown, TimeCompacted, Unavailable
 from evertide.formats import format_state
 from evertide.journal.journal import Journal
 from evertide.pipeline.status.report import format_lag, list_problem_lines
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from evertide.pipeline.status.status import Status
 
 __all__ = ["LiveDisplay"]
+
+logger = logging.getLogger(__name__)
 
 _WINDOW_S = 10.0
 _STATUS_EVERY_S = 1.0
@@ -62,6 +65,9 @@ class LiveDisplay:
         try:
             committed = self._journal.read_outcome(time)
         except TimeCompacted:  # a follower that fell behind continued from a checkpoint after this time
+            return
+        except (OutcomeUnknown, Unavailable) as error:  # the pipeline waits until storage answers, and reports that
+            logger.warning("transaction %d is committed, but its rows cannot be counted: %s", time, error)
             return
         rows = sum(content.rows for content in committed.sources.values()) if committed else 0
         one = FinishedTransaction(time, rows, took_s, self._runtime.monotonic_s())

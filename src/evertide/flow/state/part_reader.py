@@ -84,6 +84,8 @@ class StatePartReader:
             metadata = pq.read_metadata(pa.BufferReader(self._read_footer()))
             self._file = pq.ParquetFile(self._window, metadata=metadata, pre_buffer=False)
             self._check_schema(schema)
+        except MemoryError:  # an exception of Arrow, too, and no damage
+            raise
         except (pa.ArrowException, OSError) as error:  # OSError is what pyarrow raises for some broken files
             raise BlobDamaged(path=self._path, why=f"the footer cannot be read: {error}") from error
         self.bytes = entry.footer_bytes * _OPEN_RATIO
@@ -94,6 +96,8 @@ class StatePartReader:
             self._fetch(first, last)
             try:
                 tables = [self._file.reader.read_row_group(at, use_threads=False) for at in range(first, last)]
+            except MemoryError:  # an exception of Arrow, too, and no damage
+                raise
             except (pa.ArrowException, OSError) as error:
                 raise BlobDamaged(path=self._path, why=f"row groups cannot be read: {error}") from error
             finally:

@@ -124,6 +124,8 @@ def decode_part(
             table = _read_parquet(data, wanted, path, _select_names(wanted, columns), use_threads=use_threads)
         else:
             table = _read_inline(data, wanted, path, _select_names(wanted, columns))
+    except MemoryError:  # an exception of Arrow, too, and no damage
+        raise
     except (pa.ArrowException, OSError) as error:  # OSError is what pyarrow raises for some broken files
         raise BlobDamaged(path=path, why=f"its checksum matches, but it cannot be read: {error}") from error
     if table.num_rows != part.rows:

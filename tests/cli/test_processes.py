@@ -185,8 +185,8 @@ def test_a_read_only_replica_is_promoted_and_the_old_leader_is_fenced(tmp_path: 
 
 
 QUICK = (
-    *("writer_ttl_s=8", "lease_ttl_s=8", "beat_interval_s=0.5", "lead_interval_s=0.2"),
-    *("maintenance_interval_s=0.2", "collection_interval_s=0.6"),
+    *("writer_ttl_s=8", "lease_ttl_s=8", "heartbeat_interval_s=0.5", "lead_interval_s=0.2"),
+    *("maintenance_interval_s=0.2", "garbage_interval_s=0.6"),
 )
 
 

@@ -26,6 +26,8 @@ def test_settings_by_name() -> None:
     ("text", "why"),
     [
         ("writer_ttl=5", "did you mean 'writer_ttl_s'"),
+        ("beat_interval_s=5", "is now 'heartbeat_interval_s'"),
+        ("collection_interval_s=5", "is now 'garbage_interval_s'"),
         ("portion_rows_max=1.5", "a whole number, not '1.5'"),
         ("writer_ttl_s=soon", "a number, not 'soon'"),
         ("writer_ttl_s", "not ''"),

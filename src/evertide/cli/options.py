@@ -126,6 +126,9 @@ Assignments = Annotated[
     typer.Option("--set", metavar="NAME=VALUE", help="Change a setting, such as writer_ttl_s=5. Can be repeated."),
 ]
 
+_RENAMED = {"beat_interval_s": "heartbeat_interval_s", "collection_interval_s": "garbage_interval_s"}
+"""The earlier names of settings. For these, the most similar name is that of another setting."""
+
 
 def make_settings(assignments: Sequence[str] | None, **options: float) -> Settings:
     """The defaults, overridden by `options` (command line options other than `--set`), and then by `assignments`."""
@@ -135,6 +138,8 @@ def make_settings(assignments: Sequence[str] | None, **options: float) -> Settin
         name, _, value = (part.strip() for part in text.partition("="))
         where = f"--set {text}"
         if name not in types:
+            if name in _RENAMED:
+                raise InvalidInput(where=where, why=f"the setting {name!r} is now {_RENAMED[name]!r}")
             raise InvalidInput(where=where, why=f"the setting {name!r} does not exist{suggest(name, types)}")
         try:
             values[name] = int(value) if types[name] == "int" else float(value)

@@ -315,6 +315,19 @@ def test_without_psycopg(runtime: SystemRuntime, settings: Settings, monkeypatch
         PostgresMeta("postgresql://localhost/db", runtime, settings)
 
 
+def test_a_psycopg_that_cannot_be_loaded(
+    tmp_path: Path, runtime: SystemRuntime, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The package without its extra `binary` raises this on a machine without libpq."""
+    (tmp_path / "psycopg.py").write_text("raise ImportError('no pq wrapper available.\\nlibpq library not found')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "psycopg", raising=False)
+    with pytest.raises(
+        SetupIncomplete, match=r"no pq wrapper available. libpq library not found\): pip install 'evertide\[postgres\]'"
+    ):
+        PostgresMeta("postgresql://localhost/db", runtime, settings)
+
+
 def test_importing_the_store_imports_neither_client() -> None:
     code = "import sys, evertide.store; print(sorted({'obstore', 'psycopg', 'pyspark', 'pyarrow'} & set(sys.modules)))"
     root = Path(__file__).parent.parent.parent

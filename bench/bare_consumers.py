@@ -19,8 +19,6 @@ import psycopg
 from confluent_kafka import Consumer, TopicPartition
 from psycopg import pq
 
-__all__ = ["consume_kafka", "consume_postgres"]
-
 _BATCH = 10_000
 _HEAD = 25
 """Bytes before the payload: kind, two positions, a timestamp."""

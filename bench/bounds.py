@@ -33,8 +33,6 @@ from evertide.flow import Circuit
 from evertide.flow.stage import RunKind, Stage
 from evertide.rows.changes import DIFF
 
-__all__ = ["CASES", "BoundSize", "bounds"]
-
 HOT_SHARE = 0.3
 HOT_KEYS = 25
 CHANGED_SHARE = 0.01

@@ -14,8 +14,6 @@ from evertide.pipeline.pipeline import Pipeline
 from evertide.settings import Settings
 from tests.kit.nexmark import WORKLOAD, Nexmark
 
-__all__ = ["main"]
-
 
 def main(master: str, storage: str, events: str, rounds: str) -> None:
     generator, taken, count = Nexmark(seed=5), [], int(events)

@@ -34,8 +34,6 @@ from evertide.settings import Settings
 from tests.servers.kafka import running_kafka
 from tests.sources.postgres.server import Database, running_logical
 
-__all__ = ["BENCHMARKS", "ConnectorSize"]
-
 _SAMPLE_S = 0.25
 _SERVER = {
     "listen_addresses": "127.0.0.1",

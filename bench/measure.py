@@ -8,8 +8,6 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
-__all__ = ["Figure", "Timing", "alternate", "own_spark"]
-
 _SPARKS = ("PYSPARK_GATEWAY", "SPARK_")
 
 

@@ -6,8 +6,6 @@ from collections.abc import Iterator
 
 from confluent_kafka import Producer
 
-__all__ = ["COLUMNS", "PARTITIONS", "POSTGRES", "VIEW", "fill_kafka"]
-
 PARTITIONS = 4
 COLUMNS = "id BIGINT NOT NULL, customer BIGINT, amount DECIMAL(10, 2), city STRING, at TIMESTAMP"
 VIEW = (

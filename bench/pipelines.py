@@ -31,8 +31,6 @@ from evertide.store.blobs.local import LocalBlob
 from tests.kit.checkpoint_files import checkpoint_files
 from tests.kit.nexmark import WORKLOAD, Nexmark
 
-__all__ = ["PipelineSize", "pipeline"]
-
 VIEWS = ("q4", "q17", "q19")
 _STEPS = 6
 

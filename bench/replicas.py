@@ -35,8 +35,6 @@ from evertide.pipeline.reading.reader import StorageReader
 from evertide.pipeline.records.replica_record import ReplicaStatus, read_replica_statuses
 from evertide.runtime import SystemRuntime
 
-__all__ = ["ReplicaSize", "replicas"]
-
 LIMIT_S = 300.0
 _CATCH_UP_S = 30.0
 """How long a new follower may take to catch up while the leader runs at full speed."""

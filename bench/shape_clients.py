@@ -22,8 +22,6 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlencode
 
-__all__ = ["raise_file_limit"]
-
 _AT_ONCE = 100
 _LIMIT_S = 120.0
 _MARK = b'"lsn":"'

@@ -13,8 +13,6 @@ from bench.measure import Figure
 from evertide.pgexpr.clause import parse_where
 from evertide.shapes.log.index import ShapeIndex
 
-__all__ = ["ShapeIndexSize", "shape_index"]
-
 Progress = Callable[[int, int], None]
 
 SCHEMA = pa.schema([("id", pa.int64()), ("owner", pa.int64()), ("state", pa.string()), ("amount", pa.float64())])

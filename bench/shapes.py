@@ -44,8 +44,6 @@ from evertide.shapes.service import ShapeService
 from evertide.store.open import open_storage
 from tests.kit.small_engine import SmallEngine
 
-__all__ = ["ShapesSize", "shapes"]
-
 _RUNTIME = SystemRuntime()
 GOAL_LATENCY_S = 0.020
 GOAL_ROWS_S = 20_000

@@ -26,8 +26,6 @@ from evertide.store.blobs.local import LocalBlob
 from evertide.store.metas.sqlite import SqliteMeta
 from evertide.store.writers import Writer
 
-__all__ = ["BENCHMARKS", "Progress", "Size"]
-
 Progress = Callable[[int, int], None]
 
 SCHEMA = pa.schema(

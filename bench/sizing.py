@@ -32,8 +32,6 @@ from evertide.store.open import open_storage
 from tests.kit.checkpoint_files import checkpoint_files
 from tests.kit.nexmark import WORKLOAD, Nexmark
 
-__all__ = ["SizingSize", "sizing"]
-
 NEXMARK = ("q4", "q17", "q19")
 TABLES = """
 CREATE TABLE orders (id BIGINT NOT NULL, customer BIGINT, amount BIGINT, PRIMARY KEY (id));

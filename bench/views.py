@@ -35,8 +35,6 @@ from evertide.store.blobs.local import LocalBlob
 from tests.kit.merging import BackgroundMerging
 from tests.kit.nexmark import WORKLOAD, Nexmark
 
-__all__ = ["VIEWS", "ViewSize", "bench_spark", "deltas_of", "refresh"]
-
 VIEWS = tuple(WORKLOAD.queries)
 
 

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-__all__ = ["ROOT", "Worker", "running"]
-
 ROOT = Path(__file__).parents[1]
 
 

@@ -9,8 +9,6 @@ import pytest
 
 from bench.__main__ import BENCHMARKS, main
 
-__all__ = ["check_short_form"]
-
 
 def check_short_form(name: str, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EVERTIDE_BENCH_DIR", str(directory))

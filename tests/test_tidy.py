@@ -287,18 +287,6 @@ def exported(module: Module) -> list[str] | None:
     return None
 
 
-def unsorted_exports(module: Module) -> Iterator[str]:
-    names = exported(module) or []
-    if names != sorted(set(names), key=constants_classes_rest):
-        yield module.at(1, "__all__ is not sorted: constants, classes, the rest")
-
-
-def constants_classes_rest(name: str) -> tuple[int, list[str | int]]:
-    """The order that ruff keeps, so that the two never disagree; item10 comes after item2."""
-    kind = 0 if len(name) > 1 and name.isupper() else 1 if name[0].isupper() else 2
-    return kind, [int(piece) if piece.isdigit() else piece for piece in re.split(r"(\d+)", name)]
-
-
 RULES: list[Callable[[Module], Iterator[str]]] = [
     too_long,
     vague_name,
@@ -310,7 +298,6 @@ RULES: list[Callable[[Module], Iterator[str]]] = [
     unwatched_thread,
     assigned_elsewhere,
     assigned_through,
-    unsorted_exports,
 ]
 
 
@@ -408,8 +395,6 @@ def test_the_rules_detect_bad_examples() -> None:
     assert public_classes([one, two]) == {"Result": ["evertide/a.py:1: Result", "evertide/b.py:1: Result"]}
     assert offends(unfinished, "x = 1  # " + "TO" + "DO later")
     assert offends(too_long, "\n" * (LINES_MAX + 1))
-    assert offends(unsorted_exports, '__all__ = ["Name", "FORMAT"]')
-    assert not offends(unsorted_exports, '__all__ = ["FORMAT", "Name", "item2", "item10"]')
 
 
 @pytest.mark.parametrize(

@@ -23,8 +23,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Accepted", "Finding", "check_licences", "check_pins", "judge", "main", "read_accepted", "read_advisories"]
-
 ROOT = Path(__file__).parent.parent
 SERVICES_S = {"pypi": 12.0, "osv": 5.0}
 """The advisory services, in order, and the time limit of each."""

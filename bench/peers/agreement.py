@@ -10,8 +10,6 @@ import pyarrow.parquet as pq
 
 from tests.kit.compare import compare
 
-__all__ = ["check_agreement"]
-
 
 def check_agreement(answer: Path, reference: Path, where: str) -> None:
     """Compare two Parquet files; raises `Differs`. Columns are compared by position, and numbers by value."""

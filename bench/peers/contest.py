@@ -35,8 +35,6 @@ from bench.views import bench_spark
 from tests.kit.compare import Differs
 from tests.kit.tpch import WORKLOAD as TPCH
 
-__all__ = ["ENGINES", "MEASURES", "Contest", "ContestSize"]
-
 ENGINES = ("evertide", "flink", "pathway", "streaming", "spark", "duckdb")
 MEASURES = ("agree", "sustained", "refresh", "tpch", "recovery")
 _RECOMPUTING = ("spark", "duckdb")

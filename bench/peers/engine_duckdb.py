@@ -18,8 +18,6 @@ from bench.peers.jobs import Job
 from tests.kit.nexmark import WORKLOAD
 from tests.kit.tpch import WORKLOAD as TPCH
 
-__all__ = ["refresh", "sustained", "tpch"]
-
 Tell = Callable[..., None]
 
 

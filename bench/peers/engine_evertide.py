@@ -24,8 +24,6 @@ from tests.kit.oracle import Content
 from tests.kit.tpch import WORKLOAD as TPCH
 from tests.kit.tpch import generated, refreshes
 
-__all__ = ["final_tables", "recovery", "refresh", "sustained", "tpch"]
-
 Tell = Callable[..., None]
 _SEED = 3
 _KEYS = {

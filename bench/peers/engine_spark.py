@@ -23,8 +23,6 @@ from bench.views import bench_spark
 from tests.kit.nexmark import WORKLOAD
 from tests.kit.tpch import WORKLOAD as TPCH
 
-__all__ = ["STREAMED", "Recompute", "Stream"]
-
 Tell = Callable[..., None]
 STREAMED = ("q0", "q1", "q2", "q3", "q12", "q13", "q14", "q17", "q20", "q21", "q22")
 _AGGREGATES = ("q12", "q17")

@@ -22,8 +22,6 @@ from typing import Any
 
 from bench.peers.worker_output import keep_answer, tell
 
-__all__ = ["main"]
-
 _SETTINGS = {
     "parallelism.default": "2",
     "state.backend.type": "rocksdb",

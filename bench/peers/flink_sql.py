@@ -14,8 +14,6 @@ from pathlib import Path
 from bench.peers.nexmark import inputs_of
 from tests.kit.nexmark import WORKLOAD
 
-__all__ = ["FLINK", "flink_tables"]
-
 _COLUMNS = {
     "person": "id BIGINT, name STRING, emailAddress STRING, creditCard STRING, city STRING, state STRING, "
     "dateTime TIMESTAMP(3), extra STRING",

@@ -16,8 +16,6 @@ from pathlib import Path
 
 import pyspark
 
-__all__ = ["FLINK_VERSION", "PATHWAY_VERSION", "Flink", "set_up_flink", "set_up_pathway"]
-
 FLINK_VERSION = "2.3.0"
 PATHWAY_VERSION = "0.33.0"
 _PARQUET = f"org.apache.flink:flink-sql-parquet:{FLINK_VERSION}"

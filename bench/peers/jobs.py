@@ -10,8 +10,6 @@ import statistics
 
 import msgspec
 
-__all__ = ["TWO_THREADS", "Job", "Measured", "Skipped"]
-
 TWO_THREADS = "local[2]"
 """Spark's master: every engine has two threads."""
 

@@ -14,19 +14,6 @@ import pyarrow.parquet as pq
 from bench.peers.jobs import Job
 from tests.kit.nexmark import WORKLOAD, Nexmark
 
-__all__ = [
-    "QUERIES",
-    "TABLES",
-    "Step",
-    "all_inputs",
-    "inputs_of",
-    "make_tables",
-    "script_over_files",
-    "steps",
-    "write_files",
-    "written_rows",
-]
-
 TABLES = ("person", "auction", "bid", "side_input")
 QUERIES = tuple(name for name in WORKLOAD.queries if name != "q11")
 _INPUTS = {

@@ -14,8 +14,6 @@ import pyarrow.parquet as pq
 
 from bench.peers.nexmark import TABLES
 
-__all__ = ["pathway_files"]
-
 _ROWS = 50_000
 _UNQUOTED = pyarrow.csv.WriteOptions(quoting_style="none")
 """No text of Nexmark has a comma or a quote; otherwise the write fails."""

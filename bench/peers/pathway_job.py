@@ -24,8 +24,6 @@ from bench.peers.pathway_queries import PATHWAY
 from bench.peers.pathway_tables import READ, TEXTS
 from bench.peers.worker_output import keep_answer, tell
 
-__all__ = ["main"]
-
 _WORKERS = 2
 _POLL_S = 0.05
 

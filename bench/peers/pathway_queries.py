@@ -13,8 +13,6 @@ from typing import Any
 
 from bench.peers.pathway_tables import AUCTION
 
-__all__ = ["PATHWAY"]
-
 _SECOND = 1_000_000
 _HOUR = 3_600 * _SECOND
 _DAY = 24 * _HOUR

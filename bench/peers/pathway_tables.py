@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["AUCTION", "READ", "TEXTS"]
-
 TEXTS = frozenset({"channel", "url", "extra", "name", "city", "state", "itemName", "description", "value"})
 """The columns with texts; all others are integers."""
 

@@ -20,8 +20,6 @@ from typing import Any, Self
 
 from bench.peers.jobs import Job
 
-__all__ = ["Worker", "WorkerFailed"]
-
 _SAMPLE_S = 0.2
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _TICKS = os.sysconf("SC_CLK_TCK")

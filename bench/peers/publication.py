@@ -6,8 +6,6 @@ from pathlib import Path
 
 from evertide.errors import InvalidInput
 
-__all__ = ["publish"]
-
 _BEGIN, _END = "<!-- report -->", "<!-- /report -->"
 
 

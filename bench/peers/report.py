@@ -22,8 +22,6 @@ from bench.peers.jobs import Measured, Skipped
 from bench.peers.svg import bars
 from evertide.errors import InvalidInput
 
-__all__ = ["Report", "figures", "make_report", "read_report", "together", "write_report"]
-
 _TITLES = {
     "evertide": "Evertide",
     "flink": "Flink",

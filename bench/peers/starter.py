@@ -18,8 +18,6 @@ from bench.peers.jobs import Job
 from bench.peers.pathway_input import pathway_files
 from bench.peers.process import Worker
 
-__all__ = ["Starter"]
-
 
 class Starter:
     def worker(self, engine: str, job: Job) -> Worker:

@@ -6,8 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from html import escape
 
-__all__ = ["bars"]
-
 _COLOURS = ("#0b7285", "#e8590c", "#862e9c", "#5c940d", "#868e96", "#c92a2a")
 _BAR, _GAP, _HEIGHT, _LEFT, _TOP, _BOTTOM = 14, 22, 220, 70, 46, 40
 

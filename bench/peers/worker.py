@@ -16,8 +16,6 @@ from bench.peers.jobs import TWO_THREADS, Job
 from bench.peers.worker_output import tell
 from bench.views import bench_spark
 
-__all__ = ["ENGINES", "work"]
-
 ENGINES: dict[str, Any] = {
     "evertide": engine_evertide,
     "spark": Recompute,

@@ -12,8 +12,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["keep_answer", "tell"]
-
 
 def tell(what: str, **values: Any) -> None:
     sys.stdout.write(json.dumps({"what": what, **values}) + "\n")

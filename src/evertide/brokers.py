@@ -24,8 +24,6 @@ from evertide.errors import InvalidInput
 from evertide.options import Options
 from evertide.secrets import Secrets
 
-__all__ = ["ANSWER_LIMIT_S", "AWAY", "Brokers", "EnvelopeKind", "Topic", "describe", "find_cause", "read_brokers"]
-
 PREFIX = "kafka."
 ANSWER_LIMIT_S = 2.0
 """How long one request may take while a pipeline runs."""

@@ -7,8 +7,6 @@ from typing import Any
 
 from evertide.errors import SetupIncomplete
 
-__all__ = ["import_extra"]
-
 
 def import_extra(module: str, extra: str, where: str) -> Any:
     """Return the module. `where` names what needs it, for the error if a package is missing or cannot be loaded."""

@@ -11,17 +11,6 @@ from rich.text import Text
 
 from evertide.json_values import to_json_value
 
-__all__ = [
-    "format_bytes",
-    "format_count",
-    "format_position",
-    "format_seconds",
-    "format_state",
-    "format_time",
-    "format_value",
-    "get_colour",
-]
-
 _KIB = 1024
 _MINUTE_S = 60
 _COLOURS = {

@@ -12,8 +12,6 @@ import pyarrow.types as kinds
 
 from evertide.errors import EvertideError
 
-__all__ = ["error_from_json", "error_to_json", "is_variant", "join_lines", "to_json_value"]
-
 
 def to_json_value(value: Any) -> Any:
     """A JSON value: decimals as texts, so that no digit is lost; times as ISO 8601; bytes as base64."""

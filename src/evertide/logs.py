@@ -22,8 +22,6 @@ from evertide.errors import EvertideError
 from evertide.json_values import join_lines
 from evertide.secrets import hide
 
-__all__ = ["ROOT", "TRANSACTION", "JsonFormatter", "LogLine", "Ring", "make_line"]
-
 ROOT = "evertide"
 """The parent of all our loggers."""
 

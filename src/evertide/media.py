@@ -2,21 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "ARROW",
-    "CSV",
-    "DOT",
-    "EVENTS",
-    "FORMATS",
-    "JSON",
-    "LINES",
-    "MERMAID",
-    "PARQUET",
-    "STALE_HEADER",
-    "TEXT",
-    "TIME_HEADER",
-]
-
 ARROW = "application/vnd.apache.arrow.stream"
 CSV = "text/csv"
 DOT = "text/vnd.graphviz"

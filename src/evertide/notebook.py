@@ -13,8 +13,6 @@ from typing import Any
 
 from evertide.runtime import SystemRuntime
 
-__all__ = ["Cell", "find_progress", "is_notebook"]
-
 _EVERY_S = 0.1
 
 

@@ -16,20 +16,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
-__all__ = [
-    "NO_OBSERVER",
-    "CheckpointEvent",
-    "DeliveryEvent",
-    "FailureEvent",
-    "Observer",
-    "ObserverGroup",
-    "RequestEvent",
-    "TimedPhase",
-    "TransactionEvent",
-    "TransactionOrigin",
-    "WrittenSize",
-]
-
 
 class TimedPhase(NamedTuple):
     """One phase of a transaction: `read`, `bind`, `compute`, `commit` or `replay`."""

@@ -10,8 +10,6 @@ from evertide.errors import InvalidInput
 from evertide.secrets import Secrets
 from evertide.suggestions import find_similar, suggest
 
-__all__ = ["Options"]
-
 E = TypeVar("E", bound=StrEnum)
 
 

@@ -22,17 +22,6 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from evertide.errors import InvalidInput
 from evertide.options import Options
 
-__all__ = [
-    "OLDEST_VERSION",
-    "PostgresAddress",
-    "PostgresServer",
-    "TableName",
-    "UniqueIndex",
-    "find_unique_indexes",
-    "match_name",
-    "read_address",
-]
-
 OLDEST_VERSION = 140_000
 _LIBPQ = ("url", "host", "port", "dbname", "user", "password", "sslmode", "sslrootcert", "sslcert", "sslkey")
 _SESSION = (

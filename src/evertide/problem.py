@@ -8,8 +8,6 @@ from typing import Self
 
 from evertide.errors import EvertideError
 
-__all__ = ["ComponentState", "OpenStrEnum", "Problem"]
-
 
 class OpenStrEnum(StrEnum):
     """For fields of records: a text of a later version is a value of its own, which no member equals."""

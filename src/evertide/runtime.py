@@ -12,8 +12,6 @@ import threading
 import time
 from typing import Any, Protocol
 
-__all__ = ["STOP_LIMIT_S", "Runtime", "StoppableRuntime", "SystemRuntime"]
-
 STOP_LIMIT_S = 3.0
 _NAP_S = 0.25
 

@@ -17,8 +17,6 @@ from pathlib import Path
 
 from evertide.errors import ScratchUnavailable, SystemRefused
 
-__all__ = ["scratch_directory", "scratch_file", "using_scratch", "using_system"]
-
 
 @contextmanager
 def using_scratch() -> Iterator[None]:

@@ -17,8 +17,6 @@ from urllib.parse import quote, quote_plus
 
 from evertide.errors import InvalidInput
 
-__all__ = ["Secrets", "hide", "remember"]
-
 _PLACE = re.compile(r"\$\{(?P<kind>[A-Za-z]+):(?P<name>[^}]*)\}")
 _HIDDEN = "***"
 _CREDENTIALS = re.compile(r"(?P<user>://[^\s/:@]*):[^\s/@]+@")

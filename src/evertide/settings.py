@@ -6,8 +6,6 @@ from dataclasses import dataclass, fields
 
 from evertide.errors import InvalidInput
 
-__all__ = ["Settings"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:

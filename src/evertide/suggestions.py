@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-__all__ = ["find_similar", "list_names", "suggest"]
-
 _SIMILARITY = 0.6
 _LISTED_MAX = 10
 

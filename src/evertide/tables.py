@@ -15,8 +15,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["TextTable", "render_html_lines", "render_text"]
-
 _WIDTH = 1000
 """Wide enough that plain text is not wrapped."""
 

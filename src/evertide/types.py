@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from typing import NewType
 
-__all__ = ["Generation", "SequenceNumber", "Time"]
-
 Time = NewType("Time", int)
 """The number of a transaction. An upper is the first time that is not complete."""
 

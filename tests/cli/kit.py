@@ -17,8 +17,6 @@ from evertide.runtime import SystemRuntime
 from evertide.store.open import open_storage
 from tests.pipeline.kit import SETTINGS, engine, open_pipeline
 
-__all__ = ["SHOP", "document", "evertide", "lines", "make_storage", "one_error", "open_small", "order", "spawned"]
-
 ROOT = Path(__file__).parents[2]
 
 SHOP = """

@@ -27,8 +27,6 @@ from evertide.runtime import SystemRuntime
 from evertide.settings import Settings
 from evertide.sources.generated.seeded import RandomStream
 
-__all__ = ["LARGE", "SCRIPT", "Shop", "digests", "settings"]
-
 TABLES = """
 CREATE TABLE orders (id BIGINT NOT NULL, customer BIGINT, amount BIGINT, PRIMARY KEY (id));
 CREATE TABLE customers (id BIGINT NOT NULL, city STRING, PRIMARY KEY (id));

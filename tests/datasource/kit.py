@@ -25,20 +25,6 @@ from evertide.store.open import open_storage
 from tests.kit.small_engine import SmallEngine, SmallView
 from tests.pipeline.kit import open_pipeline
 
-__all__ = [
-    "BAG",
-    "BLOBS",
-    "NAMES",
-    "THINGS",
-    "History",
-    "content",
-    "grow",
-    "make_comparable",
-    "make_request",
-    "opened",
-    "rows_of",
-]
-
 Row = dict[str, Any]
 Content = Counter[tuple[str, ...]]
 

@@ -24,8 +24,6 @@ from pathlib import Path
 
 from tests.cli.kit import evertide
 
-__all__ = ["Block", "Page", "Shell", "blocks_of", "is_like", "run_page"]
-
 _FENCE = re.compile(r"^```(?P<language>\w*)(?P<facts>[^\n`]*)\n(?P<text>.*?)^```[ ]*$", re.MULTILINE | re.DOTALL)
 _FACT = re.compile(r'([\w-]+)="([^"]*)"')
 _END = "__end_of_block__"

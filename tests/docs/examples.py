@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["MAINTAINED", "REFUSED", "TABLES", "Example"]
-
 TABLES = """
 CREATE TABLE orders (id BIGINT NOT NULL, customer STRING, amount INT, price DOUBLE, at TIMESTAMP, tags ARRAY<STRING>,
                      PRIMARY KEY (id));

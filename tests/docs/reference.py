@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from evertide.flow.explanation.explanation import Operator, ViewExplanation
 
-__all__ = ["DOCS", "TABLES_OF_PAGES", "error_table", "generate_page", "sql_table", "write_page"]
-
 DOCS = Path(__file__).parents[2] / "docs"
 _SECTION = re.compile(r"(<!-- generated: (\w+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 _COSTS = {

@@ -21,8 +21,6 @@ from evertide.store import Blob, MemoryBlob
 from evertide.store.paths import Name
 from tests.kit.arrow import canonical_rows
 
-__all__ = ["SCHEMA", "TINY", "Content", "World", "content", "delta", "grouped", "keys"]
-
 TINY = ArrangementSettings(
     memory_rows_max=8, inline_rows_max=4, row_group_rows=3, part_rows_max=7, merge_fan_in=2, memory_bytes_max=1 << 20
 )

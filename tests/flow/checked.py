@@ -21,8 +21,6 @@ from tests.kit.transactions import random_transactions
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["TABLES", "VIEWS", "Views", "check", "read_views", "transactions_of", "views_of"]
-
 VIEWS = Path(__file__).parent / "views"
 TABLES = (VIEWS / "tables.sql").read_text("utf-8")
 KEYS = {"s": ["id"], "t": ["k"]}

@@ -30,8 +30,6 @@ from tests.kit.transactions import random_transactions
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["check_random_joins"]
-
 T = TypeVar("T")
 
 _REST = "b BINARY, f FLOAT, p STRUCT<f: INT, g: STRING>, v INT, w ARRAY<INT>"

@@ -13,8 +13,6 @@ from evertide.flow import Circuit
 from evertide.flow.explanation.explain import explain
 from evertide.flow.explanation.explanation import Cost
 
-__all__ = ["check_maintenance"]
-
 GOLDEN = Path(__file__).parent.parent / "golden" / "maintenance"
 WRITE = os.environ.get("EVERTIDE_GOLDEN") == "write"
 WHOLE: list[tuple[str, str]] = []

@@ -17,8 +17,6 @@ import numpy as np
 import pyarrow as pa
 from hypothesis import strategies as st
 
-__all__ = ["FLAT_TYPES", "canonical", "canonical_rows", "reencoded", "schemas", "tables", "types", "values"]
-
 FLAT_TYPES: list[Any] = [
     *(pa.null(), pa.bool_(), pa.int8(), pa.int32(), pa.int64(), pa.uint16(), pa.uint64()),
     *(pa.float16(), pa.float32(), pa.float64()),

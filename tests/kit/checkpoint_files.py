@@ -7,8 +7,6 @@ from evertide.checkpoint.records import CatalogEntry, StateFile
 from evertide.pipeline.pipeline import Pipeline
 from evertide.runtime import SystemRuntime
 
-__all__ = ["checkpoint_files"]
-
 
 def checkpoint_files(pipeline: Pipeline, entry: CatalogEntry) -> tuple[StateFile, ...]:
     """Checkpoints share most of their files."""

@@ -6,8 +6,6 @@ from evertide.flow.circuit import Circuit
 from evertide.flow.state.arrangement import Arrangement
 from evertide.flow.state.runs import Run
 
-__all__ = ["compact", "compact_circuit"]
-
 
 def compact(arrangement: Arrangement) -> None:
     """Merge all runs into one."""

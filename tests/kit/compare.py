@@ -24,8 +24,6 @@ import pyarrow.types as kinds
 from evertide.rows.changes import DIFF, consolidate_delta, expand
 from tests.kit.ledger import delta_of
 
-__all__ = ["Differs", "compare", "compare_bits", "plain"]
-
 _ROWS_SHOWN = 5
 
 

@@ -22,8 +22,6 @@ from typing import TypeVar
 
 from tests.kit.disk import Operation, PowerCut, SimulatedDisk, Survivors
 
-__all__ = ["SURVIVORS", "CutsFailed", "every_cut", "one_cut"]
-
 SURVIVORS: tuple[Survivors, ...] = ("none", "all", "names", 1, 2, 3)
 
 _FAILURES_MAX = 10

@@ -5,8 +5,6 @@ from __future__ import annotations
 from evertide.pipeline.pipeline import Pipeline
 from evertide.pipeline.sinks.delivery_threads import DeliveryThreads
 
-__all__ = ["deliver_all", "deliver_once"]
-
 
 def deliver_once(pipeline: Pipeline) -> None:
     """Deliver what is outstanding and report the states of the sinks, as the threads of a leader do."""

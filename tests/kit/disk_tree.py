@@ -7,8 +7,6 @@ from typing import ClassVar, Literal, TypeAlias
 
 from tests.kit.runtime import RandomStream
 
-__all__ = ["Directory", "Fate", "File", "Node", "Survivors"]
-
 Survivors = Literal["none", "all", "names"] | int
 Node: TypeAlias = "File | Directory"
 

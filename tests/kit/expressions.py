@@ -24,8 +24,6 @@ from dataclasses import dataclass
 
 from tests.kit.runtime import RandomStream
 
-__all__ = ["Column", "Expressions"]
-
 _LITERALS = {
     "whole": ("0", "1", "2", "-3", "CAST(NULL AS BIGINT)"),
     "text": ("'a'", "'ab'", "''", "CAST(NULL AS STRING)"),

@@ -23,8 +23,6 @@ from evertide.runtime import Runtime
 from evertide.store.blob import Blob, BlobEntry
 from evertide.store.meta import Guard, Meta, Record, Stale, Write
 
-__all__ = ["Fault", "Faults", "FaultyBlob", "FaultyMeta"]
-
 T = TypeVar("T")
 
 

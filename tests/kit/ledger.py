@@ -16,8 +16,6 @@ import pyarrow.compute as pc
 from evertide.rows.changes import DIFF
 from tests.kit.runtime import RandomStream
 
-__all__ = ["Ledger", "Transaction", "changed", "delta_of", "delta_schema", "sample"]
-
 Transaction: TypeAlias = dict[str, pa.Table]
 """The delta of each table; unchanged tables may be omitted."""
 

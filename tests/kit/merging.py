@@ -6,8 +6,6 @@ from __future__ import annotations
 from evertide.flow.circuit import Circuit
 from evertide.threads.ticker import Ticker
 
-__all__ = ["BackgroundMerging"]
-
 _INTERVAL_S = 0.2
 
 

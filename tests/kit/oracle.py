@@ -31,8 +31,6 @@ from tests.kit.ledger import Transaction, delta_of, delta_schema
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["Content", "Reference", "Steps", "drive", "drive_again"]
-
 _NO_TEXTS: Mapping[str, str] = MappingProxyType({})
 _SETTINGS = {
     "spark.sql.shuffle.partitions": "1",

@@ -40,8 +40,6 @@ from tests.kit.rare_relations import RareRelations
 from tests.kit.relations import Relation, exact, pairs_of, where_of
 from tests.kit.runtime import RandomStream
 
-__all__ = ["random_queries"]
-
 _JOINS = ("JOIN", "LEFT JOIN", "RIGHT JOIN", "FULL JOIN", "LEFT SEMI JOIN", "LEFT ANTI JOIN", "CROSS JOIN")
 _SETS = ("UNION ALL", "UNION", "EXCEPT", "EXCEPT ALL", "INTERSECT", "INTERSECT ALL")
 _DISTINCT_COLUMNS_MAX = 4

@@ -6,8 +6,6 @@ from __future__ import annotations
 from tests.kit.expressions import Column
 from tests.kit.relations import Relation, Relations, exact, pairs_of, where_of
 
-__all__ = ["RareRelations"]
-
 
 class RareRelations(Relations):
     def _with(self, depth: int) -> Relation:

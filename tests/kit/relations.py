@@ -13,8 +13,6 @@ import pyarrow.types as kinds
 from tests.kit.expressions import Column, Expressions
 from tests.kit.runtime import RandomStream
 
-__all__ = ["Relation", "Relations", "exact", "pairs_of", "where_of"]
-
 T = TypeVar("T")
 
 _CASTS = {

@@ -27,8 +27,6 @@ from evertide.rows.changes import DIFF, consolidate_delta, expand
 from evertide.rows.python_rows import to_python_rows
 from evertide.threads.stopping import IsStopping, never_stopping
 
-__all__ = ["SmallCohort", "SmallEngine", "SmallView"]
-
 Row = dict[str, Any]
 _SMALL = ArrangementSettings(memory_rows_max=4, inline_rows_max=2, row_group_rows=2, merge_fan_in=2)
 """So small that the first rows already cause parts and merges."""

@@ -35,8 +35,6 @@ from evertide.errors import InvalidInput
 from tests.kit.ledger import Ledger, Transaction, sample
 from tests.kit.runtime import RandomStream
 
-__all__ = ["KINDS", "pool_of", "random_transactions"]
-
 KINDS = ("insert", "update", "delete", "move", "mixed", "empty", "skew", "huge", "churn", "clear")
 
 _NO_KEYS: Mapping[str, Sequence[str]] = MappingProxyType({})

@@ -12,8 +12,6 @@ from importlib import resources
 from importlib.resources.abc import Traversable
 from types import MappingProxyType
 
-__all__ = ["Workload", "read_workload"]
-
 
 @dataclass(frozen=True, slots=True)
 class Workload:

@@ -19,8 +19,6 @@ from evertide.store.open import Storage
 from tests.kit.small_engine import SmallEngine
 from tests.pipeline.kit import SETTINGS, engine, storage
 
-__all__ = ["Samples", "names_of", "observed_shop", "order", "scrape", "scrape_open", "value", "wait_for"]
-
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 

@@ -57,8 +57,6 @@ from tests.kit.oracle import Reference
 from tests.pipeline.combined_data import BAD, KEYS, NO_JSON, READS, TEXTS, VIEWS, make_row, make_script
 from tests.pipeline.kit import crash
 
-__all__ = ["CombinedRun", "count_few_rows_as_many"]
-
 LIMIT_S = 120.0
 LOADED = 1_000
 """Rows of the table `u` at the beginning, so that views over it take many portions."""

@@ -11,8 +11,6 @@ from typing import Any
 
 from evertide.sources.generated.seeded import RandomStream
 
-__all__ = ["BAD", "KEYS", "NO_JSON", "READS", "TEXTS", "VIEWS", "make_row", "make_script"]
-
 OTHER_NAN = struct.unpack("<d", struct.pack("<Q", 0xFFF8_0000_0000_0123))[0]
 """A NaN with a sign and a payload."""
 HUGE = Decimal("9999999999999999999999999999.9999999999")

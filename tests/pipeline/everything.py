@@ -27,8 +27,6 @@ from evertide.store.open import open_storage
 from tests.kit.small_engine import SmallEngine, SmallView
 from tests.sources.postgres.worker import BENCH
 
-__all__ = ["QUERIES", "SETTINGS", "World", "open_world"]
-
 SETTINGS = Settings(
     transaction_rows_max=10_000,
     transaction_interval_s=0.02,

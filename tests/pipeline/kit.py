@@ -28,26 +28,6 @@ from evertide.store.meta import Meta
 from evertide.store.open import Storage
 from tests.kit.small_engine import SmallEngine, SmallView
 
-__all__ = [
-    "NOTES",
-    "ORDERS",
-    "SETTINGS",
-    "VIEWS",
-    "CandidSource",
-    "Row",
-    "ScriptedSource",
-    "batch",
-    "by_customer",
-    "crash",
-    "engine",
-    "open_pipeline",
-    "rows_of",
-    "shares",
-    "storage",
-    "with_sources",
-    "without_shard",
-]
-
 Row = dict[str, Any]
 SETTINGS = Settings(retry_limit_s=0.5, retry_wait_s=0.01, retry_wait_max_s=0.05, retry_view_s=1e-6)
 

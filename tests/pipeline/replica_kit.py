@@ -13,8 +13,6 @@ from evertide.store.open import Storage
 from tests.kit.small_engine import SmallEngine
 from tests.pipeline.kit import SETTINGS, Row, engine, open_pipeline, storage
 
-__all__ = ["QUICK", "Shared", "advance_all", "caught_up", "leaders", "order", "pair", "replica", "shared"]
-
 QUICK = replace(SETTINGS, lead_interval_s=1e-6, inline_bytes_max=256)
 
 

@@ -23,21 +23,6 @@ from evertide.store.open import Storage
 from tests.kit.small_engine import SmallEngine, SmallView
 from tests.pipeline.kit import NOTES, ORDERS, SETTINGS, VIEWS, Row, open_pipeline, rows_of
 
-__all__ = [
-    "Bucket",
-    "Killed",
-    "Points",
-    "delivery_threads_of",
-    "die",
-    "into",
-    "is_right",
-    "order",
-    "push_orders",
-    "shop",
-    "sink",
-    "with_sink",
-]
-
 
 def delivery_threads_of(pipeline: Pipeline) -> DeliveryThreads:
     """Return the delivery threads of a leader."""

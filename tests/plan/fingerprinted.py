@@ -14,8 +14,6 @@ from evertide.plan.program.view_function import ViewFunction
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["QUERIES", "TABLES", "fingerprints", "python_view"]
-
 TABLES = """
 CREATE TABLE r (a BIGINT, b BIGINT, c STRING, d DECIMAL(10, 2), x DOUBLE);
 CREATE TABLE s (id BIGINT NOT NULL, b BIGINT, e STRING, ts TIMESTAMP, PRIMARY KEY (id));

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["HIDDEN", "PLACES", "REFUSED_RELATIONS", "TRANSFORMED"]
-
 _RELATIONS = (
     "SELECT * FROM {relation}",
     "TABLE {relation}",

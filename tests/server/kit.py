@@ -19,8 +19,6 @@ from evertide.settings import Settings
 from evertide.store.open import Storage, open_storage
 from tests.pipeline.kit import SETTINGS, open_pipeline, storage
 
-__all__ = ["Answer", "Client", "Raw", "limited", "numbered", "order", "served", "shop", "stored", "until"]
-
 
 @dataclass(frozen=True)
 class Raw:

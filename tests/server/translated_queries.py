@@ -8,8 +8,6 @@ from typing import TypeVar
 
 import numpy as np
 
-__all__ = ["DASHBOARD", "DIFFERENT", "FAILING", "UNSURE", "ZONED", "Query", "Words"]
-
 DASHBOARD = (
     "SELECT ID, Da, one.X FROM one ORDER BY id",
     "SELECT `x` AS `a - b`, `values`.`id` FROM `one` AS `values` ORDER BY `a - b`, id",

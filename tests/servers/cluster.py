@@ -17,8 +17,6 @@ import pyspark
 
 from tests.servers.spark import QUICK_JAVA
 
-__all__ = ["SparkCluster", "SparkWorker", "running_cluster"]
-
 START_LIMIT_S = 120.0
 _HOME = Path(pyspark.__file__).parent
 _PORT = re.compile(r"Successfully started service 'sparkMaster' on port ([0-9]+)")

@@ -22,8 +22,6 @@ from confluent_kafka.admin import AdminClient
 from evertide.runtime import SystemRuntime
 from tests.servers.maven import PLUGIN, copy_jars, program
 
-__all__ = ["PASSWORD", "USER", "KafkaBroker", "running_kafka"]
-
 START_LIMIT_S = 60.0
 POM = Path(__file__).parent / "kafka_broker" / "pom.xml"
 CLUSTER = "ZXZlcnRpZGUtdGVzdHMtMQ"

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-__all__ = ["Lure", "running_lure"]
-
 
 class Lure(ThreadingHTTPServer):
     def __init__(self) -> None:

@@ -14,8 +14,6 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-__all__ = ["PLUGIN", "copy_jars", "program"]
-
 PLUGIN = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1"
 
 

@@ -12,8 +12,6 @@ from pathlib import Path
 from tests.servers.maven import PLUGIN, copy_jars
 from tests.servers.postgres import BINARIES
 
-__all__ = ["VERSIONS", "binaries_of"]
-
 VERSIONS = {"14": "14.18.0", "15": "15.13.0", "17": "17.5.0", "18": ""}
 _MACHINES = {"x86_64": "amd64", "aarch64": "arm64v8", "arm64": "arm64v8"}
 

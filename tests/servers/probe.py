@@ -9,8 +9,6 @@ from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["has_endpoint"]
-
 
 def has_endpoint(spark: SparkSession, port: int, name: str, host: str = "127.0.0.1") -> bool:
     """Whether the RPC service of another Spark at this port answers a question about the endpoint without the secret.

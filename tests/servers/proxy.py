@@ -8,8 +8,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-__all__ = ["CuttingProxy", "cutting_proxy"]
-
 _RESET = struct.pack("ii", 1, 0)
 """With it, closing a socket is a reset: data in flight are lost, in both directions."""
 _PIECE = 65_536

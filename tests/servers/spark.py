@@ -16,8 +16,6 @@ from tests.servers.spark_classes import shared_classes
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["QUICK", "QUICK_JAVA", "quick_sparks", "running_spark"]
-
 QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=240m"
 """JVMs with the first compiler only: tests end before the second would pay off. It halves the work of many tests.
 

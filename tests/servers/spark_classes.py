@@ -16,8 +16,6 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-__all__ = ["shared_classes"]
-
 MAKE_LIMIT_S = 240.0
 KEPT = 3
 """The number of archives that are kept, for several clones and versions; the oldest are deleted."""

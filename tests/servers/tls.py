@@ -17,8 +17,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Certificate", "free_port", "make_certificate", "tls_front"]
-
 _SSL = 80877103
 _GSS = 80877104
 """The code of a request for TLS, in place of a protocol version."""

@@ -26,21 +26,6 @@ from evertide.store.open import Storage
 from tests.kit.small_engine import SmallEngine, SmallView
 from tests.pipeline.kit import NOTES, ORDERS, SETTINGS, by_customer, open_pipeline, storage
 
-__all__ = [
-    "BLOBS",
-    "OPTIONS",
-    "Answer",
-    "Follower",
-    "Lossy",
-    "Shop",
-    "engine",
-    "ids",
-    "operations",
-    "order",
-    "shop",
-    "values",
-]
-
 Row = dict[str, Any]
 BLOBS = replace(SETTINGS, inline_bytes_max=1)
 """Each commit writes separate blobs."""

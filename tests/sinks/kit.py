@@ -20,21 +20,6 @@ from evertide.sinks.contract import Changes, Prepared, Sink, SinkDeclaration
 from evertide.sinks.registry import prepare_sinks
 from tests.kit.runtime import ManualRuntime
 
-__all__ = [
-    "SCHEMA",
-    "TEXTS",
-    "Row",
-    "accept_tables",
-    "changes",
-    "declare",
-    "has_content",
-    "next_changes",
-    "prepare",
-    "row",
-    "split_into_pieces",
-    "text_changes",
-]
-
 Row = dict[str, Any]
 T = TypeVar("T")
 

@@ -12,8 +12,6 @@ from evertide.runtime import SystemRuntime
 from evertide.settings import Settings
 from evertide.store import SqliteMeta, Write
 
-__all__ = ["PAIR", "payload"]
-
 PAIR = ("pair/a", "pair/b")
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-__all__ = ["together"]
-
 
 def together(threads: int, work: Callable[[int], object]) -> list[Exception | None]:
     """Run `work(0)`, `work(1)`, ... at the same time: the error of each, or None."""

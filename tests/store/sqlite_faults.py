@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 
-__all__ = ["CODES", "Faults", "inject_faults"]
-
 CODES = {
     "full": sqlite3.SQLITE_FULL,
     "busy": sqlite3.SQLITE_BUSY,

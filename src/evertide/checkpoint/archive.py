@@ -35,8 +35,6 @@ from evertide.store.open import FORMAT_TEXT, FORMAT_VERSION, Storage, open_for_r
 from evertide.store.paths import FORMAT
 from evertide.store.writers import Writer
 
-__all__ = ["export", "import_archive"]
-
 
 def export(checkpoints: Checkpoints, entry: CatalogEntry, path: Path | str) -> None:
     """Write the checkpoint and all files that it names to one file, replacing an existing file."""

@@ -43,8 +43,6 @@ from evertide.store.paths import CHECKPOINTS, checkpoint_key, restoring_key
 from evertide.store.writers import Writer
 from evertide.types import Generation, SequenceNumber
 
-__all__ = ["CheckpointSummary", "Checkpoints"]
-
 logger = logging.getLogger(__name__)
 
 _REMEDY = "Check the disk or bucket that holds the storage. The pipeline replaces the checkpoint by itself."

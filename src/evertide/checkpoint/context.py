@@ -15,8 +15,6 @@ from evertide.store.blob import Blob
 from evertide.store.meta import Guard, Meta, Stale, Write
 from evertide.store.retry import commit_until_known, put_until_known, retry_read
 
-__all__ = ["CollectionKind", "ShardCollections", "StorageContext"]
-
 T = TypeVar("T")
 
 

@@ -65,8 +65,6 @@ from evertide.store.paths import (
 )
 from evertide.store.writers import GenerationRecord, HeartbeatRecord, Registration, read_generation, read_registrations
 
-__all__ = ["LOST", "Finding", "Report", "check"]
-
 LOST = "lost+found/"
 """Where a repair moves orphans."""
 

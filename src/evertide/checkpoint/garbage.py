@@ -40,8 +40,6 @@ from evertide.store.meta import Write
 from evertide.store.paths import Name, checkpoint_prefix, part_prefix, restoring_key, state_prefix
 from evertide.store.writers import Writer, end_silent_writers, read_registrations
 
-__all__ = ["CheckpointGarbage", "Drafts", "Live", "Pins", "collect_garbage", "find_pins"]
-
 logger = logging.getLogger(__name__)
 
 Live: TypeAlias = Callable[[], Container[str]]

@@ -54,8 +54,6 @@ from evertide.store.paths import (
 from evertide.store.writers import GenerationRecord, Writer
 from evertide.types import Generation, Time
 
-__all__ = ["RetainedMeta", "is_lost", "make_catalog_entry", "read_pipeline_file", "restore_meta"]
-
 
 def is_lost(meta: Meta) -> bool:
     """Whether Meta has no record of its storage: neither of its creation, nor of any shard."""

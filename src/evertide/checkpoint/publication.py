@@ -45,8 +45,6 @@ from evertide.store.retry import truncate_sometimes
 from evertide.store.writers import Writer, read_registrations
 from evertide.types import Generation, SequenceNumber, Time
 
-__all__ = ["Draft", "Publication", "RestoredCheckpoint", "SkippedCheckpoint"]
-
 logger = logging.getLogger(__name__)
 
 KEEP_MIN = 2

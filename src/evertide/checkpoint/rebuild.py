@@ -28,8 +28,6 @@ from evertide.store.paths import Name, hold_key, rollup_blob_key, rollup_key, sh
 from evertide.store.writers import Writer
 from evertide.types import SequenceNumber
 
-__all__ = ["make_shard_writes", "read_last_holds", "rebuild_shard"]
-
 
 def rebuild_shard(
     place: StorageContext, name: str, manifests: Iterable[Manifest], upper: int | None, writer: Writer

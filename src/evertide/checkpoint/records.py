@@ -46,26 +46,6 @@ from evertide.store.meta import Meta, unseal
 from evertide.store.paths import CHECKPOINTS, checkpoint_key, checkpoint_prefix, restoring_key, state_prefix
 from evertide.types import Generation, SequenceNumber, Time
 
-__all__ = [
-    "PIPELINE_FILE",
-    "STATE_FILE",
-    "Catalog",
-    "CatalogEntry",
-    "Manifest",
-    "RestoreHold",
-    "StateFile",
-    "decode_manifest",
-    "encode_manifest",
-    "list_numbers",
-    "list_part_files",
-    "make_state_file",
-    "manifest_key",
-    "parse_number",
-    "read_catalog",
-    "read_holds",
-    "shard_file_key",
-]
-
 FORMAT_VERSION = 1
 
 MANIFEST = "manifest.json"

@@ -23,8 +23,6 @@ from evertide.store.paths import CHECKPOINTS, beat_key, writer_key
 from evertide.store.writers import HeartbeatRecord, Registration, Writer
 from evertide.threads.ticker import Ticker
 
-__all__ = ["REPAIRING", "change", "check_exclusive", "register_for_repair"]
-
 logger = logging.getLogger(__name__)
 
 REPAIRING = "repair"

@@ -42,18 +42,6 @@ from evertide.store.paths import (
 from evertide.store.writers import Writer
 from evertide.types import Generation, Time
 
-__all__ = [
-    "CONSUMERS",
-    "DeclaredCollections",
-    "RemainingJournal",
-    "Rewind",
-    "delete_before",
-    "find_last_time",
-    "make_journal_writes",
-    "read_bound",
-    "repair_producers",
-]
-
 CONSUMERS = (sink_key(""), shape_prefix(), SHAPES)
 """The records of sinks and shapes, which follow collections by transaction numbers."""
 

@@ -19,8 +19,6 @@ from evertide.checkpoint.records import CatalogEntry, Manifest, StateFile, decod
 from evertide.errors import BlobDamaged, BlobMissing, CheckpointDamaged, Damaged, RecordDamaged, UnsupportedFormat
 from evertide.store.blob import Blob
 
-__all__ = ["OnFileRead", "Progress", "check_files", "read_file", "read_manifest", "verify_manifest"]
-
 
 @dataclass(frozen=True, slots=True)
 class Progress:

@@ -25,8 +25,6 @@ from evertide.cli.commands import status as status_commands
 from evertide.cli.commands import storage as storage_commands
 from evertide.cli.target.target import ServerOptions
 
-__all__ = ["app", "main"]
-
 _SERVER_COMMANDS = (
     *("status", "query", "push", "subscribe", "explain", "checkpoint", "checkpoints", "journal"),
     *("pause", "resume", "retry"),

@@ -14,29 +14,6 @@ from evertide.errors import InvalidInput
 from evertide.settings import Settings
 from evertide.suggestions import suggest
 
-__all__ = [
-    "AllowDeletion",
-    "AllowHost",
-    "Assignments",
-    "Insecure",
-    "Json",
-    "LogFormatOption",
-    "LogLevelOption",
-    "Master",
-    "Meta",
-    "Script",
-    "ScriptOrUrl",
-    "ShapesSecret",
-    "Storage",
-    "StorageOrUrl",
-    "TlsCert",
-    "TlsClientCa",
-    "TlsKey",
-    "Tokens",
-    "TracesOption",
-    "make_settings",
-]
-
 Storage = Annotated[
     str, typer.Option("--storage", metavar="DIR", envvar="EVERTIDE_STORAGE", help="Directory or s3://bucket/prefix.")
 ]

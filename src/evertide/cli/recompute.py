@@ -20,8 +20,6 @@ from evertide.rows.utf8 import convert_texts_to_bytes, is_valid_utf8
 if TYPE_CHECKING:
     from evertide.pipeline.pipeline import Pipeline
 
-__all__ = ["Comparison", "compare_view", "recompute_views"]
-
 _TOLERANCE = 1e-9
 
 Row = tuple[Any, ...]

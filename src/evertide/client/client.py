@@ -38,8 +38,6 @@ from evertide.rows.frames import from_frame
 from evertide.rows.utf8 import is_valid_utf8
 from evertide.sinks.json_rows import format_durations
 
-__all__ = ["Client"]
-
 _CONNECT_S = 10.0
 _WAIT_S = 30.0
 

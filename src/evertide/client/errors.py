@@ -21,8 +21,6 @@ import msgspec
 from evertide.errors import InvalidInput, OutcomeUnknown, Unavailable
 from evertide.json_values import error_from_json
 
-__all__ = ["ServerUnavailable", "check_response", "translate_errors"]
-
 _CLIENT_ERROR = 400
 _SERVER_ERROR = 500
 _REFUSED = 503

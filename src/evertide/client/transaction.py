@@ -8,8 +8,6 @@ from typing import Any, Self
 
 from evertide.errors import EvertideError, NotAllowedNow
 
-__all__ = ["RemoteTransaction"]
-
 Send = Callable[..., dict[str, Any]]
 
 

@@ -21,8 +21,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-__all__ = ["POLICY", "make_console_routes"]
-
 POLICY = "; ".join(
     (
         "default-src 'none'",

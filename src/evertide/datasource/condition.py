@@ -31,8 +31,6 @@ from evertide.pgexpr.tokens import refuse, shorten
 from evertide.pgexpr.types.sqltypes import DATE, TIMESTAMP
 from evertide.shard.parts.part import Part, Predicate, may_match
 
-__all__ = ["Condition", "make_mask", "may_hold", "parse_conditions"]
-
 _COMPARE = {"=": pc.equal, "<": pc.less, "<=": pc.less_equal, ">": pc.greater, ">=": pc.greater_equal}
 
 

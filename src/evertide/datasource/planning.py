@@ -30,8 +30,6 @@ from evertide.shard.read import TimeWindow, list_parts
 from evertide.shard.shard import Shard
 from evertide.types import Time
 
-__all__ = ["ReadPoint", "ReadTask", "choose_read_point", "plan_tasks", "select_columns"]
-
 
 @dataclass(frozen=True, slots=True)
 class ReadPoint:

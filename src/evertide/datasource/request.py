@@ -11,8 +11,6 @@ from evertide.options import Options
 from evertide.secrets import Secrets
 from evertide.settings import Settings
 
-__all__ = ["FORMAT", "Request", "resolve_names"]
-
 FORMAT = "evertide"
 
 _WHERE = f"spark.read.format({FORMAT!r})"

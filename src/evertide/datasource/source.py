@@ -23,8 +23,6 @@ from evertide.datasource.task import read_task
 from evertide.errors import EvertideError, InvalidInput
 from evertide.rows.conform import conform
 
-__all__ = ["EvertideReader", "EvertideSource"]
-
 
 class EvertideSource(DataSource):  # type: ignore[misc]
     """A table or view of a pipeline's storage, or its changes between two times. Its options: docs/pipelines.md."""

@@ -27,8 +27,6 @@ from evertide.shard.shard_log import ShardLog
 from evertide.store.open import open_storage
 from evertide.types import SequenceNumber
 
-__all__ = ["read_task"]
-
 _BATCH_BYTES = 8 * 1024 * 1024
 _BATCH_ROWS = 65_536
 _RENEWALS = 4

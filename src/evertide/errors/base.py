@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
-__all__ = ["EvertideError"]
-
 
 @dataclass(eq=False, repr=False)
 class EvertideError(Exception):

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from evertide.errors.base import EvertideError
 
-__all__ = ["Closed", "Forbidden", "InvalidInput", "LimitExceeded", "NotAllowedNow", "SetupIncomplete", "Unauthorized"]
-
 
 @dataclass(eq=False, repr=False)
 class InvalidInput(EvertideError):

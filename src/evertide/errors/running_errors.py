@@ -8,25 +8,6 @@ from dataclasses import dataclass
 from evertide.errors.base import EvertideError
 from evertide.errors.storage_errors import Unavailable
 
-__all__ = [
-    "Diverged",
-    "QueryEnded",
-    "RecomputationDelayed",
-    "ScratchUnavailable",
-    "SinkFailed",
-    "SourceAway",
-    "SourceChanged",
-    "SourceFailed",
-    "SparkAway",
-    "SparkEnded",
-    "StateDiverged",
-    "StateInconsistent",
-    "SystemRefused",
-    "Unexpected",
-    "ViewFailed",
-    "name_views",
-]
-
 
 def name_views(views: Collection[str]) -> str:
     """`view a` or `views a, b`: the views as errors and logs name them."""

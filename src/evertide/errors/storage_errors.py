@@ -6,27 +6,6 @@ from dataclasses import dataclass
 
 from evertide.errors.base import EvertideError
 
-__all__ = [
-    "ArchiveDamaged",
-    "BlobDamaged",
-    "BlobMissing",
-    "CheckpointDamaged",
-    "Conflict",
-    "Damaged",
-    "Fenced",
-    "GenerationMoved",
-    "LeaseLost",
-    "OutcomeUnknown",
-    "RecordDamaged",
-    "ShardEnded",
-    "StorageForbidden",
-    "StorageFull",
-    "TimeCompacted",
-    "Unavailable",
-    "UnsupportedFormat",
-    "UpperMismatch",
-]
-
 
 @dataclass(eq=False, repr=False)
 class Conflict(EvertideError):

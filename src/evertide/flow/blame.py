@@ -41,8 +41,6 @@ from evertide.rows.columns import Longs
 from evertide.rows.digest import compute_digest, to_hex
 from evertide.rows.python_rows import to_python_rows
 
-__all__ = ["FailedSteps", "SuspectedFailure", "retry_step"]
-
 _TRIES_MAX = 3
 """The views fail after this number of tries of a step that fails only with many rows."""
 _ATTEMPTS_MAX = 192

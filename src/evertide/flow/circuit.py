@@ -56,8 +56,6 @@ from evertide.store.paths import Name
 from evertide.threads.steps import note_step
 from evertide.threads.stopping import IsStopping, never_stopping
 
-__all__ = ["Circuit", "CircuitState", "get_output", "make_name_source"]
-
 logger = logging.getLogger(__name__)
 
 _CACHE_BYTES = 256 * 1024 * 1024

@@ -21,8 +21,6 @@ from evertide.plan.algebra.plan_columns import name_column
 from evertide.rows.changes import DIFF, DIFF_FIELD
 from evertide.rows.conform import conform_table
 
-__all__ = ["Arrange", "CircuitCollection", "Leaf"]
-
 _KEYS_FEW = 1000
 _NAME_MAX = 60
 

@@ -32,8 +32,6 @@ from evertide.plan.algebra.nodes import Aggregate, Join, JoinType, PlanNode, Top
 from evertide.rows.changes import DIFF
 from evertide.rows.conform import conform_table
 
-__all__ = ["Cone", "LeafReader"]
-
 Touched = dict[int, list[pa.Table]]
 """By leaf: tables with the columns that are read. Repeated rows have no meaning."""
 

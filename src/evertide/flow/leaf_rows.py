@@ -9,8 +9,6 @@ import pyarrow as pa
 
 from evertide.rows.changes import DIFF, DIFF_FIELD, consolidate_delta, expand
 
-__all__ = ["SplitRows", "add_diffs", "add_sign", "cancel_out", "get_diffs", "split_rows"]
-
 
 def get_diffs(table: pa.Table) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     return table.column(DIFF).to_numpy()  # type: ignore[no-any-return]

@@ -34,8 +34,6 @@ from evertide.plan.algebra.nodes import ConstantRows, Expand, Filter, Generate, 
 from evertide.plan.fragment.forms import Form
 from evertide.plan.fragment.fragment import Term
 
-__all__ = ["LinearRule"]
-
 _ROW_WISE = (Map, Filter, Expand, Generate, ConstantRows)
 _UNMATCHED = {
     JoinType.LEFT_OUTER: (Form.UNMATCHED_LEFT,),

@@ -32,8 +32,6 @@ from evertide.plan.fragment.forms import Form
 from evertide.plan.fragment.fragment import Fragment, Term
 from evertide.rows.changes import DIFF
 
-__all__ = ["ROWS_SURPLUS_MAX", "RunKind", "Stage", "find_lookups", "find_own_lookups"]
-
 ROWS_SURPLUS_MAX = 4_096
 """With more unchanged rows in the cone of the changed leaves, a small run of inner joins uses the linear rule as well.
 That rule has up to two terms per leaf; the difference rule has two in total."""

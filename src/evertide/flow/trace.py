@@ -27,18 +27,6 @@ from evertide.plan.algebra.nodes import (
     walk,
 )
 
-__all__ = [
-    "JoinKeys",
-    "StageCut",
-    "cut_plan",
-    "find_shared",
-    "has_constant",
-    "has_leaf",
-    "is_one_row",
-    "list_own_nodes",
-    "trace",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class JoinKeys:

@@ -35,8 +35,6 @@ from evertide.store.paths import staged_prefix
 from evertide.store.retry import retry_read
 from evertide.store.writers import Writer, end_silent_writers, read_open_numbers, will_not_be_named
 
-__all__ = ["drop_unbound", "truncate"]
-
 logger = logging.getLogger(__name__)
 
 _XID_OUTCOMES_KEPT = 1_000

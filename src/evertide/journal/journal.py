@@ -46,8 +46,6 @@ from evertide.store.retry import commit_until_known
 from evertide.store.writers import Writer
 from evertide.types import Generation, Time
 
-__all__ = ["Journal", "TransactionSummary"]
-
 
 @dataclass(frozen=True, slots=True)
 class TransactionSummary:

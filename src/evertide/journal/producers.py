@@ -27,8 +27,6 @@ from evertide.store.retry import commit_until_known, retry_read, truncate_someti
 from evertide.store.writers import Writer
 from evertide.types import SequenceNumber, Time
 
-__all__ = ["Producer", "Producers", "StoredProducer", "add_before"]
-
 _DAY_S = 86_400.0
 _FORGET_BATCH = 500
 _SINGLE_READS_MAX = 100

@@ -16,8 +16,6 @@ import msgspec
 
 from evertide.types import Generation, Time
 
-__all__ = ["Bound", "Committed", "Content", "Fragment", "Input", "Place", "ProducerNumber", "Staged"]
-
 
 class Staged(msgspec.Struct, frozen=True, tag="staged"):
     """Rows that their source cannot read again, stored as a blob before they are bound."""

@@ -22,9 +22,6 @@ from evertide.journal.records import Bound, Committed, Content
 from evertide.rows.digest import add_digests
 from evertide.types import Time
 
-__all__ = ["ReplayResult", "ReplayStretch", "check_replay", "check_times", "find_divergences"]
-
-
 _STRETCH_MAX = 1_000
 
 

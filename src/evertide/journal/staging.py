@@ -35,8 +35,6 @@ from evertide.store.paths import Name, check_source, staged_key, staged_prefix
 from evertide.store.retry import put_until_known, retry_read
 from evertide.store.writers import Writer
 
-__all__ = ["FORMAT_VERSION", "StagingArea", "list_staged", "parse_source", "settle_named"]
-
 logger = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1

@@ -24,8 +24,6 @@ from evertide.store.meta import Meta, Record, unseal
 from evertide.store.retry import retry_read
 from evertide.types import SequenceNumber, Time
 
-__all__ = ["NumberedRecord", "TimeLog"]
-
 T = TypeVar("T", Bound, Committed)
 
 

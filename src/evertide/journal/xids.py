@@ -24,8 +24,6 @@ from evertide.store.paths import COMMITTED
 from evertide.store.retry import retry_read
 from evertide.types import SequenceNumber
 
-__all__ = ["PUSH", "Xids", "make_own_number"]
-
 PUSH = "push"
 """The source of pushed rows (`evertide.pipeline.input.pushes`)."""
 _OWN = 1 << 32

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["ALL", "BY_NAME", "Metric"]
-
 
 @dataclass(frozen=True, slots=True)
 class Metric:

@@ -40,8 +40,6 @@ from evertide.runtime import Runtime, SystemRuntime
 from evertide.shapes.service import ShapeService
 from evertide.threads.watched import WatchedThread
 
-__all__ = ["SampleCache", "StatusCollector", "watch_pipeline", "watch_reader"]
-
 logger = logging.getLogger(__name__)
 
 _EVERY_S = 1.0

@@ -19,8 +19,6 @@ from evertide.metrics.metrics import Metrics
 from evertide.observer import Observer, RequestEvent
 from evertide.runtime import Runtime
 
-__all__ = ["RequestTimer", "make_metrics_route", "render_metrics"]
-
 _METHODS = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
 _SHAPE = "/v1/shape"
 _CLIENT_DISCONNECTED = 499

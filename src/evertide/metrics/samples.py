@@ -14,16 +14,6 @@ if TYPE_CHECKING:  # pyspark, not needed to serve shapes
     from evertide.pipeline.pipeline import Pipeline
     from evertide.plan.catalyst.driver import DriverUsage
 
-__all__ = [
-    "ArrangementSize",
-    "Sample",
-    "ShapesUsage",
-    "TakeSample",
-    "make_pipeline_sampler",
-    "make_reader_sampler",
-    "measure_shapes",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class ArrangementSize:

@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
     from opentelemetry.trace import Span
 
-__all__ = ["Traces", "open_traces"]
-
 _RECENT_MAX = 1000
 _NS = 1_000_000_000
 

@@ -37,8 +37,6 @@ from evertide.pgexpr.syntax import SyntaxNode, parse_clause
 from evertide.pgexpr.tokens import shorten
 from evertide.pgexpr.types.sqltypes import FLOAT4, FLOAT8, INTEGER_BOUNDS, INTERVAL, type_of
 
-__all__ = ["PARAMS_MAX", "Where", "conjoin_both", "parse_where"]
-
 PARAMS_MAX: Final = 500_000
 """Characters of all parameters together: a long list is passed as one parameter, as in `id = ANY ($1)`."""
 

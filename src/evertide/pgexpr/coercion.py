@@ -21,18 +21,6 @@ from evertide.pgexpr.tokens import refuse, shorten
 from evertide.pgexpr.types import sqltypes as sql
 from evertide.pgexpr.types.sqltypes import SqlType, common_type
 
-__all__ = [
-    "apply_operation",
-    "as_type",
-    "find_number_type",
-    "find_shared_type",
-    "order_sides",
-    "refuse_operation",
-    "resolve_comparison",
-    "type_literals",
-    "unify",
-]
-
 
 def resolve_comparison(node: SyntaxNode, name: str, left: Expression, right: Expression) -> Expression:
     left, right, kind = unify(node, left, right)

@@ -28,22 +28,6 @@ from evertide.pgexpr.types.columns import ARROW_TYPES, combine_column, normalize
 from evertide.pgexpr.types.sqltypes import BOOL, NUMERIC, TEXT, SqlType
 from evertide.pgexpr.types.value_text import write_value
 
-__all__ = [
-    "FAILURES",
-    "ColumnRef",
-    "Expression",
-    "Operation",
-    "OperationCall",
-    "Scalar",
-    "SqlConstant",
-    "Vector",
-    "call",
-    "canonical",
-    "columns",
-    "evaluate",
-    "measure_weight",
-]
-
 FAILURES = (ArithmeticError, InvalidLiteral)
 """The exceptions that an operation on values may raise."""
 

@@ -31,8 +31,6 @@ from evertide.pgexpr.types.calendar import (
 )
 from evertide.pgexpr.types.sqltypes import SqlType
 
-__all__ = ["InvalidLiteral", "find_shape", "read_number", "read_uuid", "read_value"]
-
 _BLANK = " \t\n\r\f\v"
 _DIGITS_MAX = 1000
 _DIMS_MAX = 6

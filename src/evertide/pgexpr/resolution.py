@@ -32,8 +32,6 @@ from evertide.pgexpr.tokens import refuse, shorten
 from evertide.pgexpr.types import sqltypes as sql
 from evertide.pgexpr.types.sqltypes import SqlType, common_type
 
-__all__ = ["resolve"]
-
 
 def resolve(node: SyntaxNode, columns: Mapping[str, SqlType], params: Mapping[int, str]) -> Expression:
     """The clause as a boolean expression."""

@@ -23,8 +23,6 @@ from evertide.json_values import error_to_json
 from evertide.pgexpr.clause import Where, parse_where
 from evertide.pgexpr.syntax import parse_clause
 
-__all__ = ["NOTHING", "UNRESTRICTED", "Restriction", "read_restriction"]
-
 _STATE = "restriction"
 _OF_REQUESTS = (InvalidInput, LimitExceeded, Unauthorized, Forbidden)
 """Errors that describe a request."""

@@ -18,8 +18,6 @@ from typing import Any, Final, NoReturn
 from evertide.pgexpr.tokens import SqlToken, refuse, shorten, tokenize_clause
 from evertide.pgexpr.types.sqltypes import TYPE_NAMES, SqlType
 
-__all__ = ["DEPTH_MAX", "SyntaxNode", "TypeName", "parse_clause"]
-
 DEPTH_MAX: Final = 50
 
 _OR, _AND, _NOT, _IS, _COMPARISON, _RANGE, _OTHER, _SUM, _PRODUCT, _POWER, _ZONE, _SIGN, _CAST = range(1, 14)

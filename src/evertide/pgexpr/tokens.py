@@ -16,8 +16,6 @@ from typing import Final, NoReturn
 
 from evertide.errors import InvalidInput
 
-__all__ = ["TEXT_MAX", "SqlToken", "refuse", "shorten", "tokenize_clause"]
-
 TEXT_MAX: Final = 50_000
 _SHOWN_MAX = 40
 _DIGITS_MAX = 1000

@@ -12,8 +12,6 @@ import pyarrow as pa
 
 from evertide.sources.values.kinds import sql_name
 
-__all__ = ["describe_column", "find_refused_columns"]
-
 
 def find_refused_columns(before: pa.Schema, after: pa.Schema) -> list[str]:
     """A sentence for each difference that is refused; empty if the columns fit the stored rows."""

@@ -33,26 +33,6 @@ from evertide.types import Generation, SequenceNumber
 if TYPE_CHECKING:  # an engine imports Spark, which readers of a definition do not need
     from evertide.pipeline.engine import DeclaredTable, DeclaredView, Engine
 
-__all__ = [
-    "AwayReason",
-    "Definition",
-    "Evolution",
-    "LastPosition",
-    "TableRecord",
-    "ViewRecord",
-    "compare_definition",
-    "find_tables_under",
-    "is_redefined",
-    "is_same_query",
-    "list_spellings",
-    "make_definition_write",
-    "make_missing_error",
-    "make_shard_name",
-    "mark_redefined",
-    "read_definition",
-    "to_stored_key",
-]
-
 
 class LastPosition(msgspec.Struct, frozen=True):
     """The position of a source when it stopped feeding a table."""

@@ -22,8 +22,6 @@ from evertide.store.blob import Blob
 from evertide.store.paths import Name
 from evertide.threads.stopping import IsStopping, never_stopping
 
-__all__ = ["Cohort", "DeclaredTable", "DeclaredView", "Engine", "StateStore", "drain"]
-
 
 @dataclass(frozen=True, slots=True)
 class DeclaredTable:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["ERRORS", "encode_path_name"]
-
 ERRORS = "evertide_errors"
 """The collection of the dead letters of all tables."""
 

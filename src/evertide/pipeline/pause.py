@@ -9,8 +9,6 @@ from evertide.errors import NotAllowedNow
 from evertide.problem import ComponentState, Problem
 from evertide.runtime import Runtime
 
-__all__ = ["Pause"]
-
 
 class Pause:
     def __init__(self, runtime: Runtime) -> None:

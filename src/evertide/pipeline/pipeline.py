@@ -73,8 +73,6 @@ from evertide.threads.steps import watch_steps
 from evertide.threads.ticker import Ticker
 from evertide.threads.watched import make_unexpected_error
 
-__all__ = ["Pipeline"]
-
 logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")

@@ -16,8 +16,6 @@ from evertide.sources.contract import Source
 from evertide.store.meta import Meta
 from evertide.store.writers import Writer
 
-__all__ = ["OnProgress", "ProcessContext"]
-
 OnProgress = Callable[[str, int, int], None]
 """Called with the name of the work, the amount done, and the total."""
 

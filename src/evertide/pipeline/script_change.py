@@ -37,8 +37,6 @@ from evertide.store.open import Storage
 from evertide.store.paths import COMMITTED
 from evertide.store.retry import retry_read
 
-__all__ = ["Approve", "CollectionChange", "Effect", "ScriptChange", "describe_change", "read_script_change"]
-
 logger = logging.getLogger(__name__)
 
 CountRows = Callable[[str], int]

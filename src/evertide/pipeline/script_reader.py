@@ -27,8 +27,6 @@ import yaml
 from evertide.errors import InvalidInput
 from evertide.plan.program.project import Project, ProjectFile
 
-__all__ = ["read_project", "read_script"]
-
 _SPEC_NAMES = ("spark-pipeline.yml", "spark-pipeline.yaml")
 _FIELDS = ("name", "storage", "catalog", "database", "schema", "configuration", "libraries")
 _EVERYTHING = "/**"

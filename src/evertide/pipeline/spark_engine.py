@@ -28,8 +28,6 @@ from evertide.plan.program.view_function import ViewFunction
 from evertide.plan.script.statements import ViewStatement
 from evertide.threads.stopping import IsStopping, never_stopping
 
-__all__ = ["SparkCohort", "SparkEngine"]
-
 
 class SparkCohort:
     def __init__(self, circuit: Circuit) -> None:

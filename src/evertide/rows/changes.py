@@ -26,24 +26,6 @@ from evertide.rows.conform import are_alike, conform, explain_refusal, find_firs
 from evertide.rows.digest import RowHashes, compare_rows, hash_rows
 from evertide.rows.python_rows import to_python_rows
 
-__all__ = [
-    "DIFF",
-    "DIFF_FIELD",
-    "TIME",
-    "advance_times",
-    "check_changes",
-    "check_column",
-    "compute_content",
-    "consolidate",
-    "consolidate_delta",
-    "expand",
-    "expand_in_tables",
-    "find_negative_sums",
-    "make_changes_schema",
-    "make_empty_changes",
-    "sum_diffs",
-]
-
 TIME = "__time"
 DIFF = "__diff"
 

@@ -14,26 +14,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-__all__ = [
-    "BINARY",
-    "FIXED",
-    "FLOATS",
-    "LISTS",
-    "NAN",
-    "WIDE",
-    "Bools",
-    "Longs",
-    "Words",
-    "read_bits",
-    "read_bytes",
-    "read_lists",
-    "read_validity",
-    "read_wide_words",
-    "remove_encoding",
-    "to_array",
-    "unpack_bools",
-]
-
 Words = npt.NDArray[np.uint64]
 Longs = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]

@@ -16,20 +16,6 @@ import pyarrow as pa
 
 from evertide.rows.columns import LISTS, Longs, read_lists, read_validity, remove_encoding
 
-__all__ = [
-    "allow_nulls_inside",
-    "are_alike",
-    "conform",
-    "conform_table",
-    "explain_refusal",
-    "find_first_null",
-    "find_stored_type",
-    "forbids_null",
-    "list_fields",
-    "make_validity_buffer",
-    "reinterpret",
-]
-
 _ENCODINGS = (
     pa.types.is_dictionary,
     pa.types.is_run_end_encoded,

@@ -58,18 +58,6 @@ from evertide.rows.columns import (
     unpack_bools,
 )
 
-__all__ = [
-    "ZERO",
-    "RowHashes",
-    "add_digests",
-    "compare_rows",
-    "compare_values",
-    "compute_digest",
-    "from_hex",
-    "hash_rows",
-    "to_hex",
-]
-
 ZERO = "0" * 32
 """The digest of nothing."""
 

@@ -18,8 +18,6 @@ from evertide.extras import import_extra
 from evertide.rows.python_rows import to_python_rows
 from evertide.rows.utf8 import replace_invalid_utf8
 
-__all__ = ["from_frame", "make_names_unique", "to_pandas", "to_polars"]
-
 
 def from_frame(given: Any, where: str) -> Any:
     """A data frame of any library, or an Arrow batch or reader, as an Arrow table; anything else unchanged."""

@@ -17,8 +17,6 @@ import pyarrow.types as kinds
 from evertide.rows.conform import reinterpret
 from evertide.rows.utf8 import replace_invalid_utf8
 
-__all__ = ["to_python_rows"]
-
 _YEAR_MAX = 9999
 
 

@@ -23,16 +23,6 @@ from evertide.rows.columns import Longs
 from evertide.rows.digest import hash_rows
 from evertide.scratch import using_scratch
 
-__all__ = [
-    "SLICES_MAX",
-    "ChooseSlices",
-    "Slices",
-    "choose_by_columns",
-    "choose_by_row",
-    "choose_by_time",
-    "count_slices",
-]
-
 SLICES_MAX = 128
 """Each slice is an open file. A process may have about 1,000 open files, and two `Slices` at once."""
 ChooseSlices: TypeAlias = Callable[[pa.Table, int], Longs]

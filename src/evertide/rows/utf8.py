@@ -18,8 +18,6 @@ from evertide.rows.columns import Longs
 from evertide.rows.conform import convert_leaves, list_fields, make_nested_type, reinterpret
 from evertide.rows.digest import hash_rows
 
-__all__ = ["convert_texts_to_bytes", "find_invalid_rows", "is_valid_utf8", "replace_invalid_utf8"]
-
 
 def is_valid_utf8(rows: Any) -> bool:
     """Whether all texts in an array, a column or a table are valid, those inside nested values included."""

@@ -35,8 +35,6 @@ from evertide.server.query.endpoint import QueryEndpoints
 from evertide.shapes.http.openapi import describe_shape_paths
 from evertide.shapes.service import ShapeService
 
-__all__ = ["make_app"]
-
 
 def make_app(
     pipeline: Pipeline,

@@ -35,8 +35,6 @@ from evertide.server.access.listen_options import ListenOptions
 from evertide.server.http.answers import answer_json
 from evertide.threads.watched import WatchedThread
 
-__all__ = ["LOOPBACK", "Server", "tune_garbage_collection"]
-
 LOOPBACK = "127.0.0.1"
 
 _STOP_LIMIT_S = 30

@@ -29,8 +29,6 @@ from evertide.server.access.access import warn_of_unusable_restrictions
 from evertide.server.http.answers import ErrorGuard, answer_error, answer_http_error, answer_json
 from evertide.shapes.service import ShapeService
 
-__all__ = ["make_shapes_app"]
-
 _NOT_ADVANCING = {
     ComponentState.STOPPED,
     ComponentState.REPLAYING,

@@ -6,8 +6,6 @@ from dataclasses import dataclass, fields
 
 from evertide.errors import InvalidInput
 
-__all__ = ["ShapeOptions"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShapeOptions:

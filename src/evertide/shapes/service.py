@@ -14,8 +14,6 @@ from evertide.shapes.log.follower import FeedFollower
 from evertide.shapes.log.registry import Shapes
 from evertide.shapes.options import ShapeOptions
 
-__all__ = ["PATH", "ShapeService"]
-
 PATH = "/v1/shape"
 
 

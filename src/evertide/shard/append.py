@@ -34,8 +34,6 @@ from evertide.store.retry import put_until_known
 from evertide.store.writers import Writer
 from evertide.types import Time
 
-__all__ = ["Append", "append_together", "store_parts", "withdraw"]
-
 logger = logging.getLogger(__name__)
 
 Changes: TypeAlias = pa.Table | Sequence[Part]

@@ -40,8 +40,6 @@ from evertide.store.retry import retry_read
 from evertide.store.writers import Writer
 from evertide.threads.stopping import IsStopping, Stopped, check_not_stopping, never_stopping
 
-__all__ = ["choose", "compact"]
-
 _RECLAIM_SHARE = 8
 """Times below since are rewritten once at least one in this many rows is a retraction."""
 _LARGE_BYTES = 64 * 1024 * 1024

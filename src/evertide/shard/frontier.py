@@ -17,8 +17,6 @@ from collections.abc import Sequence
 
 from evertide.types import SequenceNumber, Time
 
-__all__ = ["Frontier"]
-
 
 class Frontier:
     def __init__(self, start: Time) -> None:

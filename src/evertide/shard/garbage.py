@@ -34,8 +34,6 @@ from evertide.store.paths import part_prefix, rollup_key, rollup_prefix
 from evertide.store.retry import retry_read
 from evertide.store.writers import Writer, end_silent_writers, read_open_numbers, read_registrations, will_not_be_named
 
-__all__ = ["Pinned", "ShardGarbage", "collect_garbage", "pin_nothing"]
-
 Pinned: TypeAlias = Callable[[], Container[str]]
 """Returns the parts that must stay in addition to the shard's own. If it raises, nothing is deleted."""
 

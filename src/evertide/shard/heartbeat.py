@@ -16,8 +16,6 @@ from evertide.store.writers import Writer
 from evertide.threads.outage_log import OutageLog
 from evertide.threads.ticker import Ticker
 
-__all__ = ["Heartbeat"]
-
 logger = logging.getLogger(__name__)
 
 

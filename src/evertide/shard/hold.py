@@ -27,17 +27,6 @@ from evertide.store.retry import commit_until_known, retry_read, truncate_someti
 from evertide.store.writers import Writer
 from evertide.types import SequenceNumber, Time
 
-__all__ = [
-    "HoldRecord",
-    "Holds",
-    "advance_since",
-    "encode_first_holds",
-    "make_hold_write",
-    "read_holds",
-    "release_hold",
-    "set_hold",
-]
-
 
 class HoldRecord(msgspec.Struct, frozen=True):
     since: Time

@@ -12,8 +12,6 @@ from evertide.store.meta import unseal
 from evertide.store.paths import lease_prefix
 from evertide.types import SequenceNumber, Time
 
-__all__ = ["BatchView", "Inspection", "LeaseView", "inspect"]
-
 
 @dataclass(frozen=True, slots=True)
 class BatchView:

@@ -34,8 +34,6 @@ from evertide.store.paths import lease_key, lease_prefix
 from evertide.store.retry import commit_under_new_id, commit_until_known, retry_read, truncate_sometimes
 from evertide.types import SequenceNumber, Time
 
-__all__ = ["Lease", "LeaseRecord", "Leases", "end_lease", "read_live_leases", "renew_lease"]
-
 _COMMIT_KEYS_MAX = 500
 
 

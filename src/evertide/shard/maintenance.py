@@ -18,8 +18,6 @@ from evertide.store.writers import Writer
 from evertide.threads.failures import Failures
 from evertide.threads.ticker import Ticker
 
-__all__ = ["Maintenance"]
-
 _ALL = "maintenance of all shards"
 
 

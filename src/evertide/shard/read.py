@@ -29,19 +29,6 @@ from evertide.shard.state import ShardState
 from evertide.store.retry import retry_read
 from evertide.types import SequenceNumber, Time
 
-__all__ = [
-    "Lister",
-    "PartListing",
-    "Snapshot",
-    "TimeWindow",
-    "fetch",
-    "list_parts",
-    "read_inline_changes",
-    "take_changes",
-    "take_snapshot",
-    "wait_for_upper",
-]
-
 logger = logging.getLogger(__name__)
 
 

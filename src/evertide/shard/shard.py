@@ -28,8 +28,6 @@ from evertide.store.writers import Writer
 from evertide.threads.stopping import IsStopping, never_stopping
 from evertide.types import Time
 
-__all__ = ["Shard", "Shards"]
-
 
 class Shard:
     """One shard. Methods that write take the process's `Writer`."""

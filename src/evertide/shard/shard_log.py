@@ -53,8 +53,6 @@ from evertide.store.writers import Writer
 from evertide.threads.steps import note_step
 from evertide.types import SequenceNumber
 
-__all__ = ["Proposal", "Rollup", "ShardLog", "Version", "commit"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -37,8 +37,6 @@ from evertide.shard.shard_log import ShardLog
 from evertide.threads.watched import WatchedThread
 from evertide.types import SequenceNumber, Time
 
-__all__ = ["Delivered", "Event", "Frozen", "Progressed", "Restarted", "ShardSource"]
-
 _WAIT_S = 0.25
 """The longest sleep of a thread before it checks whether the source was stopped."""
 

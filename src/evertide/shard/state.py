@@ -34,21 +34,6 @@ from evertide.rows.digest import add_digests
 from evertide.shard.parts.part import Part
 from evertide.types import Time
 
-__all__ = [
-    "Appended",
-    "Batch",
-    "Compacted",
-    "Created",
-    "Diff",
-    "Finalized",
-    "Forgotten",
-    "LogEntry",
-    "ShardState",
-    "SinceAdvanced",
-    "apply",
-    "parts_removed",
-]
-
 
 class Batch(msgspec.Struct, frozen=True):
     """A range of adjacent times of a shard, and the parts that hold its changes."""

@@ -31,8 +31,6 @@ from evertide.rows.utf8 import is_valid_utf8
 from evertide.runtime import Runtime
 from evertide.secrets import Secrets
 
-__all__ = ["Changes", "Prepared", "Sink", "SinkDeclaration", "explain_invalid_key"]
-
 
 class Changes:
     """The changes of one transaction, in pieces that fit into memory; most transactions have one piece.

@@ -42,8 +42,6 @@ from evertide.scratch import using_scratch
 from evertide.secrets import Secrets
 from evertide.sinks.contract import Changes, Prepared, SinkDeclaration, explain_invalid_key
 
-__all__ = ["DeltaSink", "prepare_delta"]
-
 _OP = "__op"
 _OP_FIELD = pa.field(_OP, pa.string(), nullable=False)
 _OUT, _IN = "out", "in"

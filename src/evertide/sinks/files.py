@@ -38,8 +38,6 @@ from evertide.store.blob import Blob
 from evertide.store.blobs.local import LocalBlob
 from evertide.store.blobs.s3 import S3Blob
 
-__all__ = ["FilesSink", "prepare_files"]
-
 _MARK = "_evertide.json"
 _FILE = re.compile(r"(?P<number>[0-9]{20})\.parquet")
 

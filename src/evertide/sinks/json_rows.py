@@ -18,8 +18,6 @@ import pyarrow.types as kinds
 from evertide.json_values import is_variant, to_json_value
 from evertide.rows.python_rows import to_python_rows
 
-__all__ = ["format_durations", "to_json_rows"]
-
 Row = dict[str, Any]
 
 

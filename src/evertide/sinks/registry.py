@@ -16,8 +16,6 @@ from evertide.rows.changes import DIFF
 from evertide.sinks.contract import Prepared, SinkDeclaration
 from evertide.suggestions import suggest
 
-__all__ = ["CONNECTORS", "prepare_sinks"]
-
 CONNECTORS: Mapping[str, str] = MappingProxyType(
     {
         "delta": "evertide.sinks.delta:prepare_delta",

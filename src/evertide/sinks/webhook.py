@@ -38,8 +38,6 @@ from evertide.runtime import Runtime
 from evertide.secrets import Secrets
 from evertide.sinks.contract import Changes, Prepared, SinkDeclaration
 
-__all__ = ["WebhookSink", "prepare_webhook"]
-
 _ROWS = 10_000
 _ATTEMPTS = 4
 _WAIT_S = 0.2

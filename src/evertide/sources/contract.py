@@ -28,29 +28,6 @@ from evertide.options import Options
 from evertide.problem import ComponentState, Problem
 from evertide.secrets import Secrets
 
-__all__ = [
-    "DELETE",
-    "OP",
-    "SAME",
-    "TRUNCATE",
-    "UPSERT",
-    "Fault",
-    "HasGoal",
-    "HasXids",
-    "Lag",
-    "Limit",
-    "MayWait",
-    "Monitored",
-    "Offer",
-    "Rows",
-    "Source",
-    "StagingStore",
-    "TableDeclaration",
-    "decode_place",
-    "merge_options",
-    "to_problem",
-]
-
 T = TypeVar("T")
 
 OP = "__op"

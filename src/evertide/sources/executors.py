@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["Distributed", "Executors", "SparkExecutors", "WorkFailed"]
-
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 

@@ -22,8 +22,6 @@ from evertide.sources.generated.nexmark import name_nexmark_source, open_nexmark
 from evertide.sources.postgres.connector import name_postgres_source, open_postgres
 from evertide.suggestions import suggest
 
-__all__ = ["CONNECTORS", "PUSH_CONNECTORS", "Connector", "find_family", "open_sources"]
-
 PUSH_CONNECTORS = ("", "push")
 """Connectors of tables without a source: their rows are pushed."""
 

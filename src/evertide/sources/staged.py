@@ -20,8 +20,6 @@ from evertide.rows.python_rows import to_python_rows
 from evertide.sources.contract import OP, SAME, Fault, Rows
 from evertide.sources.values.fit import extract_key
 
-__all__ = ["FAULT", "encode_fault", "unpack_rows"]
-
 FAULT = "__fault"
 _RESERVED = (OP, SAME)
 

@@ -27,8 +27,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-__all__ = ["Blob", "BlobEntry", "list_keys"]
-
 
 @dataclass(frozen=True, slots=True, order=True)
 class BlobEntry:

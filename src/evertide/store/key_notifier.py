@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterable
 
 from evertide.runtime import Runtime
 
-__all__ = ["KeyNotifier"]
-
 
 class _Waiters:
     def __init__(self, lock: threading.Lock) -> None:

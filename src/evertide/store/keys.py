@@ -15,19 +15,6 @@ from evertide.errors import InvalidInput, Unexpected
 from evertide.store.meta import Guard, Write
 from evertide.store.paths import META_FILE
 
-__all__ = [
-    "TEMPORARY",
-    "KeyLocks",
-    "check_blob_key",
-    "check_blob_prefix",
-    "check_commit",
-    "check_limit",
-    "check_meta_key",
-    "check_range",
-    "is_reserved",
-    "key_end",
-]
-
 TEMPORARY = ".tmp"
 
 _KEY_END = "\U0010ffff"  # not printable, so greater than any text that follows a prefix

@@ -23,8 +23,6 @@ from evertide.store.keys import (
 from evertide.store.meta import Guard, Record, Stale, Write
 from evertide.types import SequenceNumber
 
-__all__ = ["MemoryBlob", "MemoryMeta"]
-
 
 class MemoryBlob:
     def __init__(self) -> None:

@@ -48,8 +48,6 @@ import xxhash
 from evertide.errors import RecordDamaged, UnsupportedFormat
 from evertide.types import SequenceNumber
 
-__all__ = ["Guard", "Meta", "Record", "Stale", "Write", "check_seal", "seal", "unseal"]
-
 T = TypeVar("T")
 
 _HEADER_BYTES = 9

@@ -20,8 +20,6 @@ from evertide.store.blob import Blob, BlobEntry
 from evertide.store.meta import Guard, Meta, Record, Stale, Write
 from evertide.store.open import Storage
 
-__all__ = ["ObservedBlob", "ObservedMeta", "Silence", "find_silence", "observe"]
-
 T = TypeVar("T")
 
 SILENT_S = 10.0

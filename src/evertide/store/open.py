@@ -38,8 +38,6 @@ from evertide.store.metas.sqlite import SqliteMeta
 from evertide.store.paths import FORMAT, META_FILE, STORAGE
 from evertide.store.retry import retry_read
 
-__all__ = ["FORMAT_TEXT", "FORMAT_VERSION", "Storage", "StorageAddress", "open_for_repair", "open_storage"]
-
 logger = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1

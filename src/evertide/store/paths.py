@@ -38,48 +38,6 @@ from urllib.parse import quote
 
 from evertide.errors import InvalidInput
 
-__all__ = [
-    "CHECKPOINTS",
-    "COMMITTED",
-    "FORMAT",
-    "GENERATION",
-    "HEALTH",
-    "JOURNAL",
-    "LEADER",
-    "META_FILE",
-    "PIPELINE",
-    "SHAPES",
-    "SOURCES",
-    "STORAGE",
-    "Name",
-    "beat_key",
-    "check_shard",
-    "check_source",
-    "checkpoint_key",
-    "checkpoint_prefix",
-    "evidence_key",
-    "hold_key",
-    "lease_key",
-    "lease_prefix",
-    "part_key",
-    "part_prefix",
-    "producer_key",
-    "replica_key",
-    "restoring_key",
-    "rollup_blob_key",
-    "rollup_key",
-    "rollup_prefix",
-    "shape_key",
-    "shape_prefix",
-    "shard_key",
-    "sink_key",
-    "staged_key",
-    "staged_prefix",
-    "state_part_key",
-    "state_prefix",
-    "writer_key",
-]
-
 FORMAT = "FORMAT"
 META_FILE = "meta.db"
 GENERATION = "generation"

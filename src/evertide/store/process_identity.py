@@ -23,8 +23,6 @@ from pathlib import Path
 
 import msgspec
 
-__all__ = ["Origin", "this_process"]
-
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _NAMESPACE = Path("/proc/self/ns/pid")
 _START_FIELD = 19

@@ -24,17 +24,6 @@ from evertide.store.blob import Blob, BlobEntry
 from evertide.store.meta import Guard, Meta, Stale, Write
 from evertide.threads.steps import note_step
 
-__all__ = [
-    "Backoff",
-    "RetryingBlob",
-    "commit_under_new_id",
-    "commit_until_known",
-    "limit_retries",
-    "put_until_known",
-    "retry_read",
-    "truncate_sometimes",
-]
-
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")

@@ -31,20 +31,6 @@ from evertide.store.process_identity import Origin, this_process
 from evertide.store.retry import commit_under_new_id, commit_until_known, retry_read, truncate_sometimes
 from evertide.types import Generation
 
-__all__ = [
-    "GenerationRecord",
-    "HeartbeatRecord",
-    "Registration",
-    "Writer",
-    "end_silent_writers",
-    "read_generation",
-    "read_open_numbers",
-    "read_registrations",
-    "read_settled_numbers",
-    "will_not_be_named",
-]
-
-
 _stopped: set[str] = set()
 """Ids under which this process does not write (any more), although storage may have registrations for them."""
 

@@ -15,8 +15,6 @@ from evertide.problem import ComponentState, Problem
 from evertide.runtime import Runtime
 from evertide.threads.outage_log import is_same_reason
 
-__all__ = ["Failures"]
-
 logger = logging.getLogger(__name__)
 
 _WAIT_MAX_S = 60.0

@@ -12,8 +12,6 @@ import re
 from evertide.errors import EvertideError
 from evertide.runtime import Runtime
 
-__all__ = ["OutageLog", "is_same_reason"]
-
 _NUMBERS = re.compile(r"\d+")
 
 

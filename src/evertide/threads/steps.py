@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
-__all__ = ["note_each_step", "note_step", "watch_steps"]
-
 _Item = TypeVar("_Item")
 
 _watched = threading.local()

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
-__all__ = ["IsStopping", "Stopped", "check_not_stopping", "never_stopping", "until_stopping"]
-
 IsStopping = Callable[[], bool]
 _Item = TypeVar("_Item")
 

@@ -13,8 +13,6 @@ from typing import Self
 from evertide.problem import Problem
 from evertide.threads.watched import WatchedThread
 
-__all__ = ["Ticker"]
-
 
 class Ticker(ABC):
     """Use it as a context manager, or call `start` and `stop`. The thread ends when `tick` returns False."""

@@ -19,8 +19,6 @@ from evertide.errors import Unexpected
 from evertide.problem import ComponentState, Problem
 from evertide.runtime import SystemRuntime
 
-__all__ = ["WatchedThread", "make_unexpected_error"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -18,8 +18,6 @@ from evertide.sources.generated.nexmark_events import SCHEMAS, Nexmark
 from tests.kit.ledger import Ledger, Transaction, changed, sample
 from tests.kit.runtime import RandomStream
 
-__all__ = ["transactions"]
-
 _SIDE_INPUT_ROWS = 1100
 """Auctions are numbered from 1000: so some find a value, and later ones do not."""
 

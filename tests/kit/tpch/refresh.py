@@ -18,8 +18,6 @@ import pyarrow as pa
 from tests.kit.ledger import Ledger, Transaction, changed, delta_of, sample
 from tests.kit.runtime import RandomStream
 
-__all__ = ["refreshes"]
-
 _NEW_KEYS_FROM = 100_000_000
 """Above all order keys at the scales that tests use."""
 

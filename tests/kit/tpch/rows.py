@@ -20,8 +20,6 @@ import pyarrow.parquet as pq
 
 from evertide.errors import InvalidInput
 
-__all__ = ["TABLES", "generated"]
-
 TABLES = ("region", "nation", "supplier", "part", "partsupp", "customer", "orders", "lineitem")
 
 _PROGRAM = "tpchgen-cli"

@@ -21,8 +21,6 @@ from tests.pipeline.kit import open_pipeline, storage
 from tests.server.kit import Client
 from tests.shapes.kit import OPTIONS, Shop, engine, order
 
-__all__ = ["ACCESS", "ENDED", "RESTRICTIONS", "TEXTS", "WRONG", "Asker", "Guarded", "bearer", "guarded", "raw"]
-
 TEXTS = {
     "reader": "reader-token-0123456789",
     "writer": "writer-token-0123456789",

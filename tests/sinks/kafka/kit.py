@@ -18,8 +18,6 @@ from evertide.sinks.registry import prepare_sinks
 from tests.servers.kafka import KafkaBroker
 from tests.sinks.kit import accept_tables
 
-__all__ = ["REVENUE", "RangeRows", "changes", "fold_records", "open_sink", "prepare", "read_committed"]
-
 REVENUE = pa.schema([pa.field("customer", pa.string()), pa.field("total", pa.int64())])
 RUNTIME = SystemRuntime()
 

@@ -24,8 +24,6 @@ from evertide.settings import Settings
 from evertide.store.open import open_storage
 from tests.kit.small_engine import SmallEngine, SmallView
 
-__all__ = ["by_customer", "open_worker"]
-
 SETTINGS = Settings(
     transaction_rows_max=25,
     transaction_interval_s=0.02,

@@ -15,8 +15,6 @@ from evertide.sinks.contract import Prepared, SinkDeclaration
 from evertide.sinks.postgres.sink import PostgresSink
 from tests.sinks.kit import SCHEMA, declare, prepare
 
-__all__ = ["ITEMS", "Place", "content", "items"]
-
 ITEMS = pa.schema([pa.field("id", pa.int64()), pa.field("name", pa.string()), pa.field("amount", pa.float64())])
 
 

@@ -19,25 +19,6 @@ from evertide.sources.kafka.fetch import read_ends
 from evertide.sources.registry import open_sources
 from tests.servers.kafka import KafkaBroker
 
-__all__ = [
-    "LIMIT",
-    "ORDERS",
-    "Record",
-    "admin",
-    "all_rows",
-    "encode",
-    "faults",
-    "first",
-    "new_topic",
-    "open_source",
-    "order",
-    "positions",
-    "produce",
-    "rows",
-    "table",
-    "wait_for_offer",
-]
-
 LIMIT = Limit(rows=100_000, bytes=1 << 30)
 ORDERS = pa.schema(
     [

@@ -29,8 +29,6 @@ from evertide.tables import TextTable
 if TYPE_CHECKING:
     from evertide.pipeline.pipeline import Pipeline
 
-__all__ = ["demo", "read_demo_script"]
-
 _RATE = "rate '2000'"
 _SHOWN_VIEW = "category_prices"
 _COUNT_STATE_EVERY = 5

@@ -22,8 +22,6 @@ from evertide.rows.python_rows import to_python_rows
 from evertide.server.endpoints.formats import write_csv
 from evertide.sinks.json_rows import to_json_rows
 
-__all__ = ["explain", "query", "subscribe"]
-
 
 class ExplainFormat(StrEnum):
     text = "text"

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from evertide.checkpoint.records import CatalogEntry
     from evertide.pipeline.pipeline import Pipeline
 
-__all__ = ["checkpoint", "pause", "plan", "promote", "push", "resume", "retry", "run"]
-
 
 @report_errors
 def run(

@@ -18,8 +18,6 @@ from evertide.pipeline.reading.reader import StorageReader
 if TYPE_CHECKING:
     from evertide.server.server import Server
 
-__all__ = ["shapes"]
-
 LISTEN = "127.0.0.1:3000"
 
 

@@ -16,8 +16,6 @@ from evertide.pipeline.status.report import describe_status
 from evertide.pipeline.status.status import Status
 from evertide.tables import TextTable
 
-__all__ = ["checkpoints", "journal", "status"]
-
 
 @report_errors
 def status(context: typer.Context, *, storage: StorageOrUrl = None, meta: Meta = None, is_json: Json = False) -> None:

@@ -27,8 +27,6 @@ from evertide.settings import Settings
 from evertide.store.open import open_for_repair
 from evertide.tables import TextTable
 
-__all__ = ["export", "fsck", "gc", "import_"]
-
 
 @report_errors
 def fsck(

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from evertide.pipeline.pipeline import Pipeline
     from evertide.pipeline.status.status import Status
 
-__all__ = ["LiveDisplay"]
-
 logger = logging.getLogger(__name__)
 
 _WINDOW_S = 10.0

@@ -19,8 +19,6 @@ from rich.text import Text
 
 from evertide.logs import ROOT, JsonFormatter, make_line
 
-__all__ = ["LogFormat", "LogLevel", "LogOptions", "configure_logging"]
-
 
 class LogFormat(enum.StrEnum):
     TEXT = "text"

@@ -31,8 +31,6 @@ from evertide.json_values import error_to_json, join_lines, to_json_value
 from evertide.plan.script.error_list import ScriptErrors
 from evertide.tables import TextTable
 
-__all__ = ["Bars", "Output", "error_to_dict", "render_error", "report_error", "report_errors"]
-
 P = ParamSpec("P")
 T = TypeVar("T")
 

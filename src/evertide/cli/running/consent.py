@@ -22,8 +22,6 @@ from evertide.settings import Settings
 if TYPE_CHECKING:
     from evertide.pipeline.script_change import ScriptChange
 
-__all__ = ["Consent", "render_change"]
-
 _COLOURS = {"+": "green", "~": "yellow", "-": "red"}
 
 

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from evertide.pipeline.pipeline import Pipeline
     from evertide.plan.catalyst.session import Session
 
-__all__ = ["end_if_silent", "open_pipeline", "open_spark", "stop_by_signals"]
-
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 

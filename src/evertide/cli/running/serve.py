@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from evertide.server.server import Server
     from evertide.shapes.service import ShapeService
 
-__all__ = ["make_listen_options", "open_observers", "open_server", "serve_pipeline"]
-
 
 @dataclass(frozen=True, slots=True)
 class Observers:

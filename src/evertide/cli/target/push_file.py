@@ -11,8 +11,6 @@ from evertide.errors import InvalidInput
 from evertide.pipeline.input.pushed_files import PushFormat
 from evertide.scratch import scratch_file, using_scratch
 
-__all__ = ["choose_format", "open_push_file"]
-
 _CHUNK_BYTES = 1 << 20
 _SUFFIXES = {".csv": "csv", ".json": "json", ".jsonl": "json", ".ndjson": "json", ".parquet": "parquet"}
 

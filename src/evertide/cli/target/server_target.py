@@ -23,8 +23,6 @@ from evertide.pipeline.input.pushed_files import PushFormat
 from evertide.pipeline.reading.query import Answer, Question
 from evertide.pipeline.status.status import Status
 
-__all__ = ["ServerTarget"]
-
 logger = logging.getLogger(__name__)
 
 _PAGE = 1000

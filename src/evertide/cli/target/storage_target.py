@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from evertide.pipeline.pipeline import Pipeline
     from evertide.plan.catalyst.session import SparkSession
 
-__all__ = ["StorageTarget"]
-
 
 @dataclass(frozen=True)
 class StorageTarget:

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from evertide.pipeline.input.pushed_files import PushFormat
     from evertide.pipeline.status.status import Status
 
-__all__ = ["CommandTarget", "NewCheckpoint", "ServerOptions", "StorageOptions", "open_target"]
-
 
 @dataclass(frozen=True, slots=True)
 class NewCheckpoint:

@@ -22,19 +22,6 @@ from evertide.flow.aggregates.exact import Doubles
 from evertide.flow.aggregates.limbs import GroupedRows
 from evertide.rows.columns import FIXED, Bools, Longs, read_validity, read_wide_words, remove_encoding, to_array
 
-__all__ = [
-    "Accumulator",
-    "DescribeGroup",
-    "decode_counts",
-    "find_nonzero",
-    "make_exact_field",
-    "select_contributing",
-    "to_doubles",
-    "to_longs",
-    "to_state_column",
-    "to_words",
-]
-
 DescribeGroup = Callable[[int], str]
 """The description of a group, by its number, for error messages."""
 

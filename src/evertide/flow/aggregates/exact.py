@@ -28,20 +28,6 @@ import pyarrow as pa
 
 from evertide.rows.columns import Bools, Longs, Words
 
-__all__ = [
-    "Doubles",
-    "ExactNumbers",
-    "add",
-    "decode",
-    "divide",
-    "encode",
-    "is_too_large",
-    "is_zero",
-    "make_zeros",
-    "sum_terms",
-    "to_integers",
-]
-
 Doubles = npt.NDArray[np.float64]
 Bytes = npt.NDArray[np.uint8]
 

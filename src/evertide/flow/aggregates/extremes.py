@@ -24,8 +24,6 @@ from evertide.flow.state.arrangement import Arrangement
 from evertide.rows.changes import DIFF, DIFF_FIELD, consolidate_delta
 from evertide.rows.columns import FIXED, FLOATS, Bools, Longs, read_bits, to_array
 
-__all__ = ["VALUE", "Extremes", "make_values_delta"]
-
 VALUE = "value"
 _GROUP = "group"
 _WORST = np.iinfo(np.int64).min

@@ -15,8 +15,6 @@ from evertide.flow.state.key_words import canonicalize
 from evertide.rows.columns import FIXED, WIDE, Longs, read_bits, read_validity, remove_encoding, to_array
 from evertide.rows.digest import compare_rows, hash_rows
 
-__all__ = ["group_rows"]
-
 
 def group_rows(keys: pa.Table) -> tuple[Longs, Longs]:
     """The number of each row's group, from 0 in order of appearance, and the first row of each group."""

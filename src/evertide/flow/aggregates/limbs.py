@@ -24,8 +24,6 @@ import pyarrow as pa
 from evertide.flow.aggregates.exact import Doubles, encode, is_too_large, sum_terms
 from evertide.rows.columns import Longs, Words
 
-__all__ = ["GroupedRows", "sum_longs", "sum_products", "sum_wide"]
-
 _EXACT = 53
 _WIDTHS = (40, 32, 24)
 _PRODUCT_WIDTH = 24

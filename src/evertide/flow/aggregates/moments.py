@@ -37,8 +37,6 @@ from evertide.flow.aggregates.exact import Doubles, divide
 from evertide.flow.aggregates.limbs import GroupedRows, sum_products
 from evertide.rows.columns import Bools
 
-__all__ = ["CoMoments", "Moments"]
-
 _NAN = float("nan")
 
 

@@ -31,8 +31,6 @@ from evertide.flow.aggregates.accumulator import (
 from evertide.flow.aggregates.limbs import GroupedRows, sum_longs, sum_products, sum_wide
 from evertide.rows.columns import Bools, Words, remove_encoding, to_array
 
-__all__ = ["ExactSum", "Layout", "Overflow", "RealSum", "RowCount", "ValueCount", "Xor"]
-
 
 class Layout(Enum):
     """The fields of the buffer, which differ in how they represent a sum of nothing."""

@@ -23,8 +23,6 @@ from evertide.plan.algebra.plan_columns import make_arrow_schema
 from evertide.plan.fragment.fragment import Fragment
 from evertide.rows.changes import DIFF, consolidate_delta, expand
 
-__all__ = ["Top"]
-
 _PLACE = "place"
 
 

@@ -31,8 +31,6 @@ from evertide.rows.columns import Bools, to_array
 from evertide.rows.conform import conform_table
 from evertide.rows.python_rows import to_python_rows
 
-__all__ = ["Totals"]
-
 _NOT_COUNTED = re.compile(r'"(float|double|map|variant)"')
 
 

@@ -10,8 +10,6 @@ from collections.abc import Iterator
 
 from evertide.flow.explanation.explanation import Cost, Explanation, Operator, ViewExplanation
 
-__all__ = ["render_dot", "render_mermaid"]
-
 _COLOURS: dict[Cost, str] = {
     Cost.NONE: "#eeeeee",
     Cost.DELTA: "#d5f0d5",

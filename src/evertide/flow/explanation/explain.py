@@ -33,9 +33,6 @@ from evertide.flow.trace import is_one_row, list_own_nodes
 from evertide.plan.algebra.description import describe_node, list_column_names
 from evertide.plan.algebra.nodes import Aggregate, ConstantRows, Join, JoinType, PlanNode, Scan, TopK, Window
 
-__all__ = ["explain"]
-
-
 _AS_A_WHOLE: tuple[str, Cost] = ("computed again as a whole", Cost.WHOLE_INPUT)
 
 

@@ -16,8 +16,6 @@ import msgspec
 
 from evertide.tables import TextTable, render_html_lines
 
-__all__ = ["Cost", "ExplainedArrangement", "Explanation", "Explanations", "Operator", "RunCounts", "ViewExplanation"]
-
 _WIDTH_MAX = 100
 
 

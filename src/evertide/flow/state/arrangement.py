@@ -44,8 +44,6 @@ from evertide.store.blob import Blob
 from evertide.store.paths import Name, state_part_key
 from evertide.threads.stopping import IsStopping, never_stopping
 
-__all__ = ["Arrangement", "ArrangementManifest"]
-
 
 class ArrangementManifest(msgspec.Struct, frozen=True):
     """A saved arrangement, with everything needed to restore it. The owner stores it in its checkpoint. Version 1.

@@ -29,8 +29,6 @@ from evertide.rows.changes import DIFF_FIELD, sum_diffs
 from evertide.rows.columns import Longs, to_array
 from evertide.rows.conform import are_alike, conform
 
-__all__ = ["RowBlock", "check_columns", "check_key", "concatenate_blocks", "make_block", "make_table", "merge_blocks"]
-
 _NO_LONGS: Longs = np.empty(0, np.int64)
 
 

@@ -40,8 +40,6 @@ from evertide.rows.columns import (
 from evertide.rows.conform import list_fields, make_validity_buffer
 from evertide.rows.digest import compare_values, hash_rows
 
-__all__ = ["SHARED_WORD", "canonicalize", "compare_keys", "hash_keys", "is_exact"]
-
 SHARED_WORD = (1 << 63) - 2
 """The word of NULL in a single integer-like column, and of the two largest values: so that word + 1 never wraps."""
 

@@ -15,8 +15,6 @@ from evertide.flow.state.part_reader import CachedParts
 from evertide.flow.state.runs import PartRun, Run
 from evertide.flow.state.state_part import PartEntry, PartWriter
 
-__all__ = ["merge", "write_run"]
-
 
 class _Cursor:
     """The position of a merge in one run: the rows that were read and not used yet."""

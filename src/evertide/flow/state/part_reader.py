@@ -26,8 +26,6 @@ from evertide.rows.columns import to_array
 from evertide.rows.conform import reinterpret
 from evertide.store.blob import Blob
 
-__all__ = ["CachedParts", "StatePartReader"]
-
 _FILE = -1
 _OPEN_RATIO = 12
 """Memory of an open file per byte of its footer, as measured."""

@@ -13,8 +13,6 @@ from typing import Any
 
 from evertide.errors import Unexpected
 
-__all__ = ["RowGroupCache"]
-
 Place = tuple[str, int]
 """A part's key, and the number of a row group in it; -1 is the file itself."""
 

@@ -23,8 +23,6 @@ from evertide.flow.state.part_reader import CachedParts
 from evertide.flow.state.state_part import PartEntry
 from evertide.rows.columns import Longs
 
-__all__ = ["DeltaRun", "MemoryRun", "PartRun", "Run"]
-
 _GROUPS_AT_ONCE = 4
 """Row groups that a merge reads at a time."""
 

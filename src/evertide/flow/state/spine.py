@@ -35,8 +35,6 @@ from evertide.flow.state.runs import DeltaRun, MemoryRun, PartRun, Run
 from evertide.flow.state.state_part import PartEntry, PartWriter
 from evertide.threads.stopping import IsStopping, Stopped, never_stopping, until_stopping
 
-__all__ = ["ArrangementSettings", "Runs", "Spine"]
-
 logger = logging.getLogger(__name__)
 
 _BACKSTOP = 4

@@ -37,16 +37,6 @@ from evertide.rows.columns import Longs
 from evertide.rows.conform import explain_refusal, find_stored_type, reinterpret
 from evertide.store.blob import Blob
 
-__all__ = [
-    "FORMAT_VERSION",
-    "KEY",
-    "PartEntry",
-    "PartWriter",
-    "check_schema",
-    "make_state_schema",
-    "verify_part",
-]
-
 FORMAT_VERSION = 1
 
 KEY = "__key"

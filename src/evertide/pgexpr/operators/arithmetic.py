@@ -21,8 +21,6 @@ import pyarrow.compute as pc
 from evertide.pgexpr.expressions import Operation
 from evertide.pgexpr.types.sqltypes import FLOAT4, FLOAT8, INTEGER_BOUNDS, NUMERIC, SqlType
 
-__all__ = ["EXACT", "binary_operation", "in_range", "round_numeric", "round_to_float4", "unary_operation"]
-
 EXACT = Context(prec=400_000, Emax=999_999, Emin=-999_999, traps=[])
 _SIGNIFICANT_DIGITS = 16
 _BASE_DIGITS = 4

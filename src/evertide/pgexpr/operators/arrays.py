@@ -15,15 +15,6 @@ from evertide.pgexpr.literals import find_shape
 from evertide.pgexpr.operators.comparison import elements, order_key
 from evertide.pgexpr.types.sqltypes import BOOL, INT4, SqlType
 
-__all__ = [
-    "DIMENSIONS",
-    "append_operation",
-    "concat_operation",
-    "construct_operation",
-    "containment_operation",
-    "prepend_operation",
-]
-
 
 def containment_operation(name: str, kind: SqlType) -> Operation:
     """`@>`, `<@` and `&&` of arrays of this type."""

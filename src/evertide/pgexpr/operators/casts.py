@@ -25,8 +25,6 @@ from evertide.pgexpr.types.calendar import DAY_US, check_moment
 from evertide.pgexpr.types.sqltypes import SqlType
 from evertide.pgexpr.types.value_text import write_value
 
-__all__ = ["UUID", "cast_operation", "resize_operation"]
-
 _FROM_TEXT = (*sql.NUMBERS, sql.BOOL, sql.BYTEA)
 _NEAR_DAYS = 100_000_000
 """Below this number of days, the microseconds are within the range of every type."""

@@ -24,20 +24,6 @@ from evertide.pgexpr.types.columns import ARROW_TYPES
 from evertide.pgexpr.types.sqltypes import BOOL, FLOAT4, FLOAT8, INTERVAL, NUMERIC, SqlType
 from evertide.pgexpr.types.value_text import write_value
 
-__all__ = [
-    "MIRRORED",
-    "compare_operation",
-    "distinct_operation",
-    "elements",
-    "extreme_operation",
-    "make_ordering",
-    "normalize_numeric",
-    "one_of",
-    "order_key",
-    "quantified_operation",
-    "test_operation",
-]
-
 MIRRORED = {"=": "=", "<>": "<>", "<": ">", ">": "<", "<=": ">=", ">=": "<="}
 """The operator with the same meaning when the operands are swapped."""
 _SCALARS = {

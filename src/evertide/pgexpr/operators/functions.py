@@ -13,8 +13,6 @@ from evertide.pgexpr.syntax import SyntaxNode
 from evertide.pgexpr.tokens import refuse, shorten
 from evertide.pgexpr.types.sqltypes import INTERVAL, JSONB, TEXT, TIMESTAMP, TIMESTAMPTZ, UNKNOWN
 
-__all__ = ["resolve_concat", "resolve_function", "resolve_like"]
-
 Args = Sequence[Expression]
 
 

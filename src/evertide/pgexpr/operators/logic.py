@@ -12,8 +12,6 @@ from evertide.pgexpr.operators.comparison import one_of
 from evertide.pgexpr.types.columns import ARROW_TYPES
 from evertide.pgexpr.types.sqltypes import BOOL, SqlType
 
-__all__ = ["coalesce_operation", "conjunction", "disjunction", "negation"]
-
 
 def _logic_operation(name: str, combine: Callable[[Any, Any], Any]) -> Operation:
     def apply(args: Sequence[Vector], count: int) -> Vector:

@@ -18,8 +18,6 @@ import pyarrow.compute as pc
 from evertide.pgexpr.expressions import Operation
 from evertide.pgexpr.types.sqltypes import BOOL, TEXT
 
-__all__ = ["CONCAT", "LOWER", "UPPER", "convert_escape", "like_operation", "make_matcher"]
-
 
 def _lower(text: str) -> str:
     return text.lower() if text.isascii() else "".join(_single(char, char.lower()) for char in text)

@@ -29,8 +29,6 @@ from evertide.pgexpr.types.calendar import (
 )
 from evertide.pgexpr.types.sqltypes import DATE, INT4, INTERVAL, TIME, TIMESTAMP, TIMESTAMPTZ, SqlType
 
-__all__ = ["JUSTIFY", "NEGATE", "sum_operation", "zone_operation"]
-
 _ZONE = re.compile(r"[A-Za-z_]+(?:/[A-Za-z0-9_+\-]+)+")
 _BEYOND = "years before 1 and after 9999 have no zones here"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -11,22 +11,6 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = [
-    "DAY_US",
-    "Interval",
-    "add_interval",
-    "check_date",
-    "check_interval",
-    "check_moment",
-    "count_days",
-    "count_month_days",
-    "find_date",
-    "interval_order",
-    "justify_days",
-    "justify_hours",
-    "justify_interval",
-]
-
 DAY_US: Final = 86_400_000_000
 Interval = tuple[int, int, int]
 

@@ -16,8 +16,6 @@ from evertide.pgexpr.types.calendar import DAY_US
 from evertide.pgexpr.types.sqltypes import SqlType
 from evertide.rows.utf8 import replace_invalid_utf8
 
-__all__ = ["ARROW_TYPES", "combine_column", "normalize_array", "split_by_row", "to_values"]
-
 ARROW_TYPES: dict[SqlType, Any] = {
     sql.BOOL: pa.bool_(),
     sql.BYTEA: pa.binary(),

@@ -28,33 +28,6 @@ import pyarrow.types as kinds
 
 from evertide.errors import InvalidInput
 
-__all__ = [
-    "BOOL",
-    "BYTEA",
-    "DATE",
-    "FLOAT4",
-    "FLOAT8",
-    "INT2",
-    "INT4",
-    "INT8",
-    "INTEGER_BOUNDS",
-    "INTERVAL",
-    "JSONB",
-    "MOMENTS",
-    "NUMBERS",
-    "NUMERIC",
-    "TEXT",
-    "TIME",
-    "TIMESTAMP",
-    "TIMESTAMPTZ",
-    "TYPE_NAMES",
-    "UNKNOWN",
-    "SqlType",
-    "common_type",
-    "is_list",
-    "type_of",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class SqlType:

@@ -24,8 +24,6 @@ from evertide.pgexpr.types.sqltypes import DATE, JSONB, NUMERIC, TIMESTAMP, TIME
 from evertide.pgexpr.types.value_text import write_array, write_value
 from evertide.sources.values.kinds import is_variant, variant_json
 
-__all__ = ["describe_column", "write_column"]
-
 _YEAR_1_US = -62_135_596_800_000_000
 _YEAR_10000_US = 253_402_300_800_000_000
 _YEARS = {

@@ -19,8 +19,6 @@ from evertide.pgexpr.types import sqltypes as sql
 from evertide.pgexpr.types.calendar import DAY_US, Interval, find_date
 from evertide.pgexpr.types.sqltypes import SqlType
 
-__all__ = ["write_array", "write_float4", "write_float8", "write_value"]
-
 _QUOTED = re.compile(r'[{}",\\ \t\n\r\v\f]')
 _ESCAPED = re.compile(r'(["\\])')
 _DIGITS = {sql.FLOAT4: (6, 9, 2.0**20), sql.FLOAT8: (15, 17, 2.0**52)}

@@ -25,8 +25,6 @@ from evertide.pipeline.transaction.phases import Phase
 from evertide.pipeline.transaction.runner import Runner
 from evertide.sources.contract import Rows
 
-__all__ = ["Advancer"]
-
 logger = logging.getLogger(__name__)
 
 

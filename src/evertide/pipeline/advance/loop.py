@@ -24,8 +24,6 @@ from evertide.pipeline.replicas.liveness import Liveness
 from evertide.runtime import Runtime
 from evertide.settings import Settings
 
-__all__ = ["Loop", "LoopTarget"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -9,8 +9,6 @@ from evertide.errors import EvertideError, NotAllowedNow
 from evertide.problem import Problem
 from evertide.threads.watched import WatchedThread
 
-__all__ = ["RunThread"]
-
 logger = logging.getLogger(__name__)
 
 

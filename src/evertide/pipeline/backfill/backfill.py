@@ -44,8 +44,6 @@ from evertide.store.writers import Writer
 from evertide.threads.outage_log import OutageLog
 from evertide.threads.stopping import IsStopping, Stopped, check_not_stopping, never_stopping
 
-__all__ = ["HOLD_PREFIX", "Backfill", "name_backfill_hold"]
-
 logger = logging.getLogger(__name__)
 
 HOLD_PREFIX = "backfill-"

@@ -40,8 +40,6 @@ from evertide.problem import ComponentState, Problem
 from evertide.threads.stopping import never_stopping
 from evertide.threads.watched import WatchedThread
 
-__all__ = ["BackfillScheduler"]
-
 logger = logging.getLogger(__name__)
 
 _TRANSIENT = (Unavailable, OutcomeUnknown, GenerationMoved, TimeCompacted, LeaseLost)

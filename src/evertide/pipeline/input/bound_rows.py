@@ -13,8 +13,6 @@ from evertide.sources.contract import Rows, Source
 from evertide.sources.staged import unpack_rows
 from evertide.threads.steps import note_each_step
 
-__all__ = ["collect_xids", "read_input"]
-
 
 def read_input(
     bound: Bound,

@@ -24,8 +24,6 @@ from evertide.sources.contract import HasGoal, Limit, MayWait, Monitored, Rows, 
 from evertide.threads.outage_log import is_same_reason
 from evertide.threads.steps import note_each_step
 
-__all__ = ["InputReader"]
-
 logger = logging.getLogger(__name__)
 
 

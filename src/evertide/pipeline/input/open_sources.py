@@ -20,8 +20,6 @@ from evertide.sources.executors import Distributed, Executors
 from evertide.sources.registry import open_sources
 from evertide.store.writers import Writer
 
-__all__ = ["open_declared_sources"]
-
 
 @dataclass(frozen=True, slots=True)
 class _SourceStaging:

@@ -22,8 +22,6 @@ from evertide.sources.files.text import TextReader
 if TYPE_CHECKING:  # an engine imports Spark, which a client that pushes to another process does not need
     from evertide.pipeline.engine import DeclaredTable
 
-__all__ = ["PushFormat", "read_pushed_file"]
-
 
 class PushFormat(StrEnum):
     csv = "csv"

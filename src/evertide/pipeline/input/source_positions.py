@@ -24,8 +24,6 @@ from evertide.pipeline.input.pushes import PUSH
 from evertide.sources.contract import Source
 from evertide.sources.registry import find_family
 
-__all__ = ["assign_sources", "is_fed_as_recorded", "map_tables_to_sources", "read_positions"]
-
 logger = logging.getLogger(__name__)
 
 

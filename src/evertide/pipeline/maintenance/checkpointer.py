@@ -39,8 +39,6 @@ from evertide.store.retry import retry_read
 from evertide.threads.failures import Failures
 from evertide.types import Time
 
-__all__ = ["GARBAGE_COLLECTION", "HOLD", "Checkpointer"]
-
 logger = logging.getLogger(__name__)
 
 GARBAGE_COLLECTION = "garbage collection of state and checkpoints"

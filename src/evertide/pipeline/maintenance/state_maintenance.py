@@ -11,8 +11,6 @@ from evertide.pipeline.maintenance.checkpointer import GARBAGE_COLLECTION, Check
 from evertide.pipeline.transaction.runner import Runner
 from evertide.threads.ticker import Ticker
 
-__all__ = ["StateMaintenance"]
-
 _INTERVAL_S = 0.2
 _TURN_WAIT_S = 2.0
 _MERGING = "merging of state"

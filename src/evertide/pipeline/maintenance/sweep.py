@@ -20,8 +20,6 @@ from evertide.store.open import Storage
 if TYPE_CHECKING:  # imports Spark
     from evertide.pipeline.process_context import OnProgress
 
-__all__ = ["SweepResult", "sweep"]
-
 
 @dataclass(frozen=True, slots=True)
 class SweepResult:

@@ -30,8 +30,6 @@ from evertide.tables import render_html_lines
 if TYPE_CHECKING:
     from evertide.plan.catalyst.session import DataFrame
 
-__all__ = ["Collections", "StaleViewWarning", "View"]
-
 
 class StaleViewWarning(UserWarning):
     """Rows of a view were read that stand at an earlier transaction than the other collections."""

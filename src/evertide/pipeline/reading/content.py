@@ -23,8 +23,6 @@ from evertide.shard.parts.split import Group, is_ordered, split
 from evertide.shard.read import Snapshot
 from evertide.shard.shard import Shard
 
-__all__ = ["CollectionContent", "RowFilter", "read_changes"]
-
 _WHOLE_BYTES = 8 * 1024 * 1024
 """Up to this stored size, a collection is read as a whole."""
 _GROUP_BYTES = 8 * 1024 * 1024

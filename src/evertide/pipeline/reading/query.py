@@ -11,8 +11,6 @@ import pyarrow as pa
 
 from evertide.media import ARROW
 
-__all__ = ["Answer", "EngineChoice", "Question"]
-
 
 class EngineChoice(StrEnum):
     auto = "auto"

@@ -14,8 +14,6 @@ from evertide.pipeline.status.status import Status
 from evertide.plan.catalyst.session import DataFrame, SparkSession
 from evertide.plan.query.query import make_frame, run_query
 
-__all__ = ["QueryResult", "ReadablePipeline"]
-
 
 class QueryResult(ReadableRows):
     """The rows of a query, read at one time."""

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from evertide.plan.catalyst.session import DataFrame
 
-__all__ = ["SHOWN", "ReadableRows", "make_row_table"]
-
 SHOWN = 20
 """The rows that are printed by default."""
 

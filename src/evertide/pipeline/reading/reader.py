@@ -27,8 +27,6 @@ from evertide.store.open import Storage, open_storage
 from evertide.store.paths import FORMAT, META_FILE
 from evertide.store.retry import retry_read
 
-__all__ = ["StorageReader", "check_is_there", "is_there"]
-
 
 class StorageReader:
     """Reads the collections, the status and the journal of a storage."""

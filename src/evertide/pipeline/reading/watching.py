@@ -10,8 +10,6 @@ from evertide.errors import EvertideError
 from evertide.notebook import Cell
 from evertide.threads.watched import WatchedThread
 
-__all__ = ["Watch"]
-
 _EVERY_S = 0.5
 """The least time between two updates, so that a browser keeps up."""
 

@@ -26,22 +26,6 @@ from evertide.store.retry import commit_until_known, retry_read
 from evertide.store.writers import HeartbeatRecord, Registration, Writer, end_silent_writers, read_registrations
 from evertide.types import SequenceNumber
 
-__all__ = [
-    "READ_ONLY",
-    "RUNNING",
-    "Leader",
-    "ProcessRole",
-    "ReplicaRole",
-    "check_free",
-    "end_registration",
-    "is_gone",
-    "read_holder",
-    "read_leader",
-    "read_live_holder",
-    "register_as",
-    "take_over",
-]
-
 RUNNING = "pipeline"
 """The label of a writer that runs a pipeline."""
 

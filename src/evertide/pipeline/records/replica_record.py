@@ -32,8 +32,6 @@ from evertide.threads.ticker import Ticker
 if TYPE_CHECKING:
     from evertide.pipeline.process_context import OnProgress
 
-__all__ = ["LongWork", "ReplicaRecord", "ReplicaReporter", "ReplicaStatus", "read_replica_statuses"]
-
 logger = logging.getLogger(__name__)
 
 

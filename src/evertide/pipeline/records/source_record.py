@@ -29,8 +29,6 @@ from evertide.store.writers import Registration
 from evertide.threads.outage_log import OutageLog
 from evertide.threads.ticker import Ticker
 
-__all__ = ["SinkStateRecord", "SourceRecord", "SourceRecords", "SourceReporter", "read_source_records"]
-
 logger = logging.getLogger(__name__)
 
 _INTERVAL_S = 1.0

@@ -19,8 +19,6 @@ from evertide.store.meta import Guard, Meta, Write, seal, unseal
 from evertide.store.paths import HEALTH, writer_key
 from evertide.store.retry import commit_until_known, retry_read, truncate_sometimes
 
-__all__ = ["PipelineStateRecord", "PipelineStateReporter", "read_pipeline_state", "write_report"]
-
 logger = logging.getLogger(__name__)
 
 

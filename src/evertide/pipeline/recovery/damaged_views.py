@@ -47,8 +47,6 @@ from evertide.store.retry import retry_read
 from evertide.store.writers import GenerationRecord, Writer
 from evertide.types import Generation
 
-__all__ = ["PipelineCollections", "mark_unreadable_views_hydrating"]
-
 logger = logging.getLogger(__name__)
 
 

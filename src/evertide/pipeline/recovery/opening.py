@@ -71,8 +71,6 @@ from evertide.store.paths import PIPELINE
 from evertide.store.retry import retry_read
 from evertide.types import Generation, Time
 
-__all__ = ["open_follower", "open_in_role", "open_runner", "take_lead"]
-
 logger = logging.getLogger(__name__)
 
 _LOG_EVERY_S = 10.0

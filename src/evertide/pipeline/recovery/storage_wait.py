@@ -23,8 +23,6 @@ from evertide.store.writers import Writer
 from evertide.threads.outage_log import OutageLog
 from evertide.threads.steps import note_step
 
-__all__ = ["StorageWait", "register_with_retry"]
-
 logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")

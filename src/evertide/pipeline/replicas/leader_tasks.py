@@ -26,8 +26,6 @@ from evertide.shard.maintenance import Maintenance
 from evertide.store.retry import retry_read
 from evertide.threads.outage_log import OutageLog
 
-__all__ = ["LeaderTasks"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -35,8 +35,6 @@ from evertide.store.retry import commit_until_known, retry_read, truncate_someti
 from evertide.store.writers import Registration, Writer, read_registrations
 from evertide.types import SequenceNumber
 
-__all__ = ["Leadership", "promote"]
-
 logger = logging.getLogger(__name__)
 
 

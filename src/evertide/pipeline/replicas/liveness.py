@@ -23,16 +23,6 @@ from evertide.settings import Settings
 from evertide.threads.steps import watch_steps
 from evertide.threads.ticker import Ticker
 
-__all__ = [
-    "HangLog",
-    "HeartbeatGate",
-    "Liveness",
-    "LivenessReport",
-    "find_opening_hang",
-    "register_opening",
-    "watch_for_hang",
-]
-
 logger = logging.getLogger(__name__)
 
 _CHECK_EVERY_S = 5.0

@@ -38,8 +38,6 @@ from evertide.store.retry import retry_read
 from evertide.store.writers import GenerationRecord, read_generation
 from evertide.types import Generation
 
-__all__ = ["PeerFollower"]
-
 logger = logging.getLogger(__name__)
 
 

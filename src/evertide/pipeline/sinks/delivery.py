@@ -36,8 +36,6 @@ from evertide.shard.shard import Shard
 from evertide.sinks.contract import Changes, Prepared, Sink, SinkDeclaration
 from evertide.types import SequenceNumber
 
-__all__ = ["Delivery"]
-
 logger = logging.getLogger(__name__)
 
 _TURN_WAIT_S = 0.5

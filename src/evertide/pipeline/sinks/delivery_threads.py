@@ -34,8 +34,6 @@ from evertide.sinks.registry import prepare_sinks
 from evertide.threads.outage_log import is_same_reason
 from evertide.threads.watched import WatchedThread
 
-__all__ = ["DeliveryThreads", "PreparedSinks"]
-
 logger = logging.getLogger(__name__)
 
 _WAIT_S = 0.25

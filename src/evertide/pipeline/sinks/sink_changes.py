@@ -27,8 +27,6 @@ from evertide.shard.read import Snapshot
 from evertide.shard.shard import Shard
 from evertide.sinks.contract import Changes
 
-__all__ = ["SinkReader"]
-
 
 @dataclass(frozen=True, slots=True)
 class _Size:

@@ -29,8 +29,6 @@ from evertide.store.retry import commit_until_known, retry_read, truncate_someti
 from evertide.store.writers import Writer
 from evertide.types import SequenceNumber
 
-__all__ = ["SinkRecord", "SinkRecords", "StoredSinkRecord", "find_shards_of_sinks", "name_sink_hold", "read_sinks"]
-
 
 class SinkRecord(msgspec.Struct, frozen=True):
     token: str

@@ -12,8 +12,6 @@ from evertide.settings import Settings
 from evertide.store.meta import Meta
 from evertide.store.writers import Registration
 
-__all__ = ["SinkStatus", "read_sink_statuses"]
-
 
 @dataclass(frozen=True, slots=True)
 class SinkStatus:

@@ -30,8 +30,6 @@ from evertide.store.blob import Blob
 from evertide.store.paths import evidence_key
 from evertide.types import Generation
 
-__all__ = ["DivergenceEvidence", "RecomputationBackoff", "add_evidence", "list_divergences", "store_evidence"]
-
 logger = logging.getLogger(__name__)
 
 _WAIT_MAX_S = 600.0

@@ -28,16 +28,6 @@ from evertide.pipeline.state.table_deltas import Tables, measure_content
 from evertide.rows.changes import TIME
 from evertide.rows.digest import ZERO, add_digests
 
-__all__ = [
-    "ContentDigests",
-    "check_computable",
-    "find_differing_views",
-    "hydrate_cohort",
-    "hydrate_tables",
-    "make_view_record",
-    "rehydrate_tables",
-]
-
 _WHOLE_PORTIONS = 8
 
 

@@ -32,8 +32,6 @@ from evertide.store.retry import RetryingBlob
 from evertide.threads.stopping import IsStopping, never_stopping
 from evertide.types import Time
 
-__all__ = ["CohortState", "Machine", "MachineState", "make_state_store"]
-
 _CACHE_BYTES = 256 * 1024 * 1024
 
 

@@ -18,8 +18,6 @@ from evertide.shard.shard import Shard, Shards
 from evertide.shard.state import ShardState
 from evertide.store.writers import Writer
 
-__all__ = ["Members", "add_time"]
-
 _T = TypeVar("_T")
 _TIME_FIELD = pa.field(TIME, pa.int64(), nullable=False)
 

@@ -25,8 +25,6 @@ from evertide.rows.python_rows import to_python_rows
 from evertide.sources.contract import DELETE, OP, SAME, TRUNCATE, UPSERT, Fault, Rows
 from evertide.sources.values.fit import extract_key
 
-__all__ = ["DeadLetter", "TableInput", "align_columns", "fill_unchanged", "gather_input", "write_json_texts"]
-
 _OP_FIELD = pa.field(OP, pa.int8(), nullable=False)
 _SAME_FIELD = pa.field(SAME, pa.string())
 _FAULT = 3

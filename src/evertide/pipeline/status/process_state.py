@@ -24,8 +24,6 @@ from evertide.settings import Settings
 from evertide.store.meta import Meta
 from evertide.store.writers import Writer
 
-__all__ = ["ProcessState"]
-
 logger = logging.getLogger(__name__)
 
 

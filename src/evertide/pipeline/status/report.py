@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from evertide.problem import Problem
     from evertide.sources.contract import Lag
 
-__all__ = ["describe_status", "format_lag", "list_problem_lines", "make_collections_table"]
-
 Part = TextTable | Text
 
 

@@ -21,8 +21,6 @@ from evertide.pipeline.transaction.runner import Runner
 from evertide.problem import ComponentState, Problem
 from evertide.store.retry import limit_retries
 
-__all__ = ["WAIT_S", "StoredFacts"]
-
 WAIT_S = 2.0
 
 

@@ -19,8 +19,6 @@ from evertide.observer import FailureEvent, Observer, TimedPhase, TransactionEve
 from evertide.runtime import Runtime
 from evertide.settings import Settings
 
-__all__ = ["CurrentPhase", "Phase", "PhaseTracker"]
-
 logger = logging.getLogger(__name__)
 
 

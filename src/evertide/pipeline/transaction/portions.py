@@ -32,8 +32,6 @@ from evertide.sources.contract import Rows
 from evertide.store.retry import retry_read
 from evertide.store.writers import Writer
 
-__all__ = ["ContentSums", "InputPortions", "PendingChanges", "TransactionOutcome"]
-
 logger = logging.getLogger(__name__)
 
 Batch = tuple[str, Rows]

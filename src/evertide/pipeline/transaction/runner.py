@@ -81,8 +81,6 @@ from evertide.store.meta import Guard, Write
 from evertide.store.retry import retry_read
 from evertide.types import Generation, Time
 
-__all__ = ["Runner"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -23,17 +23,6 @@ from evertide.plan.algebra.order import canonicalize_aggregate, sort_collected
 from evertide.plan.catalyst.catalyst import Catalyst
 from evertide.plan.catalyst.walk import get_kind, read_list, read_option, walk_parts
 
-__all__ = [
-    "make_aggregate",
-    "make_map",
-    "move_keys_below",
-    "project_above_aggregate",
-    "refuse_collated",
-    "replace_by_columns",
-    "substitute",
-    "to_attribute",
-]
-
 _FLOATS = ('"float"', '"double"')
 _INTEGERS = ('"byte"', '"short"', '"integer"', '"long"')
 _SUMMED = ("Sum", "Average")

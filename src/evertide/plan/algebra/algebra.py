@@ -55,8 +55,6 @@ from evertide.plan.catalyst.catalyst import Catalyst
 from evertide.plan.catalyst.walk import get_kind, read_list, read_option, walk_parts
 from evertide.plan.script.catalog import Query, SparkCatalog
 
-__all__ = ["Algebra"]
-
 _DROPPED = frozenset(
     ("Sort", "Repartition", "RepartitionByExpression", "RebalancePartitions", "WindowGroupLimit", "ResolvedHint")
 )

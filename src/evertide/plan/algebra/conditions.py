@@ -13,8 +13,6 @@ from typing import Any
 from evertide.plan.catalyst.catalyst import Catalyst
 from evertide.plan.catalyst.walk import get_kind, read_list
 
-__all__ = ["Keys", "build_key_condition", "find_equal_keys", "find_not_in_key"]
-
 
 @dataclass(frozen=True, slots=True)
 class Keys:

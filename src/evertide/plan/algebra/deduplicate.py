@@ -14,8 +14,6 @@ from evertide.errors import InvalidInput
 from evertide.plan.catalyst.catalyst import Catalyst
 from evertide.plan.catalyst.walk import get_kind, read_list, walk_nodes
 
-__all__ = ["rewrite_deduplicates"]
-
 _EXPRESSIONS = "org.apache.spark.sql.catalyst.expressions"
 
 

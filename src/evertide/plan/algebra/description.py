@@ -27,8 +27,6 @@ from evertide.plan.algebra.nodes import (
 )
 from evertide.plan.catalyst.walk import get_kind, read_list, read_option
 
-__all__ = ["describe_node", "list_column_names"]
-
 _QUALIFIER = re.compile(r"(?<![\w.'])[A-Za-z_]\w*\.(?=[A-Za-z_(])")
 _STRING = re.compile(r"('(?:[^'\\]|\\.)*')")
 _ID = re.compile(r"#\d+L?\b|(?<=_gen_alias)_\d+")

@@ -23,8 +23,6 @@ from typing import Any
 from evertide.plan.catalyst.catalyst import Catalyst
 from evertide.plan.catalyst.walk import get_kind, read_list, read_option, walk_parts
 
-__all__ = ["undo_distinct_rewrite"]
-
 Forms = dict[int, dict[int, Any]]
 """By the number of a list: the expression behind each attribute of the Expand."""
 

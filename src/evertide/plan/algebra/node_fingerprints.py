@@ -11,8 +11,6 @@ from evertide.plan.algebra.nodes import Aggregate, Attribute, Map, PlanNode, Sca
 from evertide.plan.catalyst.canonical import CanonicalForms
 from evertide.plan.catalyst.walk import get_kind, read_list, walk_own_nodes
 
-__all__ = ["NodeFingerprints", "hash_json"]
-
 _FORMAT = 1
 """Increase it when the hashed content changes."""
 _DIGEST_BYTES = 16

@@ -24,26 +24,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-__all__ = [
-    "Aggregate",
-    "Attribute",
-    "ConstantRows",
-    "EvalMode",
-    "Expand",
-    "Filter",
-    "Function",
-    "Generate",
-    "Join",
-    "JoinType",
-    "Map",
-    "PlanNode",
-    "Scan",
-    "TopK",
-    "Union",
-    "Window",
-    "walk",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Attribute:

@@ -24,8 +24,6 @@ from evertide.errors import InvalidInput
 from evertide.plan.catalyst.catalyst import Catalyst
 from evertide.plan.catalyst.walk import get_kind, read_list, read_option, walk_parts
 
-__all__ = ["canonicalize_aggregate", "make_total_order", "sort_collected"]
-
 _ORDER_FREE = frozenset(
     (
         *("Count", "Sum", "Average", "BitAndAgg", "BitOrAgg", "BitXorAgg", "PivotFirst"),

@@ -15,8 +15,6 @@ from pyspark.sql.types import StructField
 from evertide.errors import InvalidInput
 from evertide.plan.algebra.nodes import Attribute
 
-__all__ = ["check_type", "contains_type", "find_arrow_type", "make_arrow_schema", "name_column"]
-
 
 def name_column(at: int) -> str:
     return f"c{at}"

@@ -15,8 +15,6 @@ from evertide.plan.catalyst.network import has_external_dtds
 from evertide.plan.catalyst.walk import get_kind, read_list, walk_expressions, walk_nodes
 from evertide.plan.script.catalog import Query, SparkCatalog
 
-__all__ = ["refuse_unmaintainable"]
-
 _CURRENT = {
     "CurrentDate": "current_date",
     "CurrentTimestamp": "current_timestamp",

@@ -15,8 +15,6 @@ from collections.abc import Iterable
 
 from evertide.plan.algebra.nodes import Aggregate, Filter, Join, JoinType, Map, PlanNode, Scan, TopK, Window
 
-__all__ = ["derive_key"]
-
 _FILTERS = frozenset((JoinType.LEFT_SEMI, JoinType.LEFT_ANTI, JoinType.EXISTENCE, JoinType.LEFT_SINGLE))
 """Joins that output each row of their left side at most once."""
 

@@ -20,8 +20,6 @@ from evertide.plan.algebra.nodes import PlanNode
 from evertide.plan.catalyst.catalyst import Catalyst
 from evertide.plan.catalyst.walk import get_kind, read_list
 
-__all__ = ["assign_sessions", "find_session_key"]
-
 _MARK = "spark.sessionWindow"
 
 

@@ -19,8 +19,6 @@ from evertide.plan.catalyst.canonical import CanonicalForms
 from evertide.plan.catalyst.catalyst import Catalyst
 from evertide.plan.catalyst.walk import read_list
 
-__all__ = ["SharedParts"]
-
 
 class SharedParts:
     """The shared parts of one view."""

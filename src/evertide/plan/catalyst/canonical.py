@@ -28,8 +28,6 @@ from evertide.errors import InvalidInput
 from evertide.plan.catalyst.python_function import describe_function
 from evertide.plan.catalyst.walk import read_list, walk_parts
 
-__all__ = ["CanonicalForms"]
-
 _LEFT_OUT = frozenset(("qualifier", "nonInheritableMetadataKeys", "resultId", "context", "queryContext", "origin"))
 _NAMED = frozenset(("AttributeReference", "Alias", "NamedLambdaVariable"))
 _PLAIN_LITERAL = re.compile(r"boolean|byte|short|integer|long|float|double|string.*|decimal.*|date|timestamp.*|void")

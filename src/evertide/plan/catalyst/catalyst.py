@@ -33,8 +33,6 @@ from evertide.plan.catalyst.parsed import load_class
 from evertide.plan.catalyst.walk import read_list
 from evertide.scratch import scratch_file, using_scratch
 
-__all__ = ["Catalyst", "read_scratch", "split_frames"]
-
 _PLANS = "org.apache.spark.sql.catalyst.plans"
 _LOGICAL = f"{_PLANS}.logical"
 _EXPRESSIONS = "org.apache.spark.sql.catalyst.expressions"

@@ -15,8 +15,6 @@ from pyspark import SparkContext
 
 from evertide.plan.catalyst.session import SparkSession
 
-__all__ = ["BACKFILL_POOL", "DriverUsage", "read_activity", "read_driver_usage", "use_pool"]
-
 BACKFILL_POOL = "evertide-backfill"
 """The pool of backfills; the jobs of transactions are in Spark's default pool."""
 _PROPERTY = "spark.scheduler.pool"

@@ -25,8 +25,6 @@ from evertide.errors import ScratchUnavailable, SparkAway, SparkEnded, SystemRef
 from evertide.plan.catalyst.walk import read_list
 from evertide.scratch import scratch_directory
 
-__all__ = ["check_spark", "classify_error", "classify_errors", "describe_error", "read_first_line", "silence_traces"]
-
 _is_silent: ContextVar[bool] = ContextVar("is_silent", default=False)
 _CAUSES_MAX = 20
 _NUMBERS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)

@@ -19,8 +19,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["REMEDY", "bind_to_loopback", "find_exposure", "has_external_dtds", "is_local", "make_network_settings"]
-
 REMEDY = (
     "Set spark.authenticate and spark.network.crypto.enabled to true in Spark's configuration, and on a standalone "
     "cluster spark.authenticate.secret for its master and workers too; for a local master, set spark.driver.host and "

@@ -17,8 +17,6 @@ from collections.abc import Iterator
 from importlib.resources import files
 from typing import Any
 
-__all__ = ["find_inner_plans", "load_class", "walk_parsed"]
-
 
 def find_inner_plans(plan: Any) -> tuple[list[Any], list[str]]:
     """The operators directly inside of an operator, children first, and the class names of unknown values in it."""

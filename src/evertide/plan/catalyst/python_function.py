@@ -35,8 +35,6 @@ from pyspark.cloudpickle import CloudPickler
 
 from evertide.errors import InvalidInput
 
-__all__ = ["describe_function"]
-
 _PLAIN = frozenset((str, int, float, complex, bool, type(None), type(Ellipsis)))
 _NOT_COUNTED = frozenset(
     ("__module__", "__doc__", "__dict__", "__weakref__", "__firstlineno__", "__static_attributes__", "_abc_impl")

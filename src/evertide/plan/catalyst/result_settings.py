@@ -13,8 +13,6 @@ from pyspark.sql import SparkSession
 
 from evertide.plan.catalyst.walk import read_map
 
-__all__ = ["RESULT_PREFIX", "RESULT_SETTINGS", "read_result_settings"]
-
 RESULT_SETTINGS = MappingProxyType(
     {
         "spark.sql.ansi.enabled": "an overflow or a bad cast is an error, or NULL",

@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["get_kind", "read_list", "read_map", "read_option", "walk_expressions", "walk_nodes", "walk_parts"]
-
 
 def read_list(found: Any) -> list[Any]:
     return [found.apply(at) for at in range(found.size())]

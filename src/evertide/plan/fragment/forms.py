@@ -22,8 +22,6 @@ from evertide.plan.algebra.nodes import JoinType
 from evertide.plan.catalyst.catalyst import Catalyst
 from evertide.plan.catalyst.walk import get_kind, read_list, read_option
 
-__all__ = ["Form", "find_outer_joins", "rewrite_to_form"]
-
 _OUTER = frozenset((JoinType.LEFT_OUTER, JoinType.RIGHT_OUTER, JoinType.FULL_OUTER))
 
 

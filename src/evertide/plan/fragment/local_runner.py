@@ -32,8 +32,6 @@ import pyarrow as pa
 from evertide.plan.catalyst.catalyst import read_scratch, split_frames
 from evertide.scratch import scratch_file, using_scratch
 
-__all__ = ["LocalRunner", "RunPath", "Term"]
-
 _NUMBER = binary.Struct(">i")
 
 Term: TypeAlias = "tuple[int, Sequence[pa.Table]]"

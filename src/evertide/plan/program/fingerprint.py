@@ -25,8 +25,6 @@ from evertide.plan.catalyst.result_settings import read_result_settings
 from evertide.plan.program.program import Program
 from evertide.plan.script.statements import FlowStatement, TableStatement
 
-__all__ = ["Fingerprints"]
-
 
 class Fingerprints:
     """The fingerprints of a program: of its `views` by name, of the whole `pipeline`, and of all `nodes`."""

@@ -34,8 +34,6 @@ from evertide.plan.script.statements import (
     ViewStatement,
 )
 
-__all__ = ["AppendFlow", "AppendedView", "TableOrView", "resolve_flows"]
-
 _RANK, _GONE = "__rank", "__gone"
 
 

@@ -35,8 +35,6 @@ from evertide.plan.script.catalog import Query, SparkCatalog
 from evertide.plan.script.error_list import ErrorList
 from evertide.plan.script.statements import Statement, TableStatement, ViewStatement, parse_script
 
-__all__ = ["Program"]
-
 logger = logging.getLogger(__name__)
 
 _View: TypeAlias = ViewStatement | ViewFunction | AppendedView | ProjectView

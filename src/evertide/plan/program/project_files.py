@@ -42,8 +42,6 @@ from evertide.plan.program.project_inputs import ProjectSession, parse_columns
 from evertide.plan.program.view_function import ViewFunction, activate
 from evertide.plan.script.statements import FlowStatement, Statement, TableStatement, check_names, parse_script
 
-__all__ = ["Declarations", "ProjectView", "apply_configuration", "read_files"]
-
 
 @dataclass(frozen=True)
 class ProjectView:

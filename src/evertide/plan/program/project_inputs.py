@@ -26,8 +26,6 @@ from pyspark.sql.types import StructType, _parse_datatype_string
 from evertide.errors import InvalidInput
 from evertide.plan.script.statements import DeclaredColumn, TableStatement
 
-__all__ = ["ProjectSession", "parse_columns"]
-
 _FILES = {
     "csv": {"sep": "delimiter", "delimiter": "delimiter", "header": "header", "nullvalue": "null_value"},
     "json": {},

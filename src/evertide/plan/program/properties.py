@@ -19,8 +19,6 @@ from dataclasses import dataclass
 from evertide.errors import InvalidInput
 from evertide.suggestions import suggest
 
-__all__ = ["SinkProperties", "check_properties", "read_key", "read_sinks"]
-
 _OURS = "evertide."
 _TABLE = {"evertide.keep": ("all", "none")}
 _VIEW = {"evertide.refresh": ("incremental",)}

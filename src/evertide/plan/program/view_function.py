@@ -27,8 +27,6 @@ from pyspark.sql import DataFrame, SparkSession
 from evertide.errors import InvalidInput
 from evertide.plan.script.script_errors import explain_error
 
-__all__ = ["ViewFunction", "activate", "materialized_view", "temporary_view"]
-
 Function = Callable[..., DataFrame]
 
 

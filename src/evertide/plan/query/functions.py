@@ -13,8 +13,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-__all__ = ["ALLOWED", "ALLOWED_IN_FROM", "REFUSED"]
-
 _OPERATORS = """
 ! != % & * + - / < << <= <=> <> = == > >= >> >>> ^ and between case cast div in not or when | || ~
 """

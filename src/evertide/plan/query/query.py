@@ -37,16 +37,6 @@ from evertide.plan.catalyst.walk import get_kind, read_list, walk_expressions, w
 from evertide.plan.query.functions import ALLOWED, ALLOWED_IN_FROM, REFUSED
 from evertide.rows.conform import conform
 
-__all__ = [
-    "Load",
-    "apply_result_settings",
-    "list_relations",
-    "make_frame",
-    "read_stored",
-    "remove_forbidden_functions",
-    "run_query",
-]
-
 Load = Callable[[SparkSession, Sequence[str]], Mapping[str, DataFrame]]
 """Loads collections by name; raises an error for unknown names."""
 

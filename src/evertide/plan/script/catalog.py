@@ -28,8 +28,6 @@ from evertide.plan.catalyst.walk import get_kind, read_list, read_option, walk_n
 from evertide.plan.script.script_errors import QueryText, explain_error, find_offset
 from evertide.plan.script.statements import TableStatement, ViewStatement
 
-__all__ = ["SETTINGS", "FrameView", "Query", "SparkCatalog"]
-
 SETTINGS = {
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.cbo.enabled": "false",

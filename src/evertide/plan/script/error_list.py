@@ -11,8 +11,6 @@ from contextlib import contextmanager
 
 from evertide.errors import InvalidInput
 
-__all__ = ["ErrorList", "ScriptErrors"]
-
 _POSITION = re.compile(r":(\d+)(?::(\d+))?(?=, |$)")
 _NAME = re.compile(r"CREATE\b.*?\b(?:TABLE|VIEW|FLOW)\s+(?:IF\s+NOT\s+EXISTS\s+)?`?(\w+)", re.IGNORECASE | re.DOTALL)
 

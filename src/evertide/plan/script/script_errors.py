@@ -20,8 +20,6 @@ from evertide.plan.query.functions import ALLOWED
 from evertide.plan.script.statement_splitter import StatementText
 from evertide.suggestions import find_similar, list_names, suggest
 
-__all__ = ["QueryText", "explain_error", "find_offset", "make_statement_error"]
-
 _SPARK_PLACE = re.compile(r"\.?\s*(?:SQLSTATE: \w+)?[;.]?\s*(?:\(?line \d+,? pos \d+\)?)?;?\s*$")
 _PART = re.compile(r"`((?:[^`]|``)*)`")
 _WORD = re.compile(r"\w+")

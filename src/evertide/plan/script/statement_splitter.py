@@ -14,8 +14,6 @@ from dataclasses import dataclass
 
 from evertide.errors import InvalidInput
 
-__all__ = ["StatementText", "find_position", "split_script"]
-
 _TOKEN = re.compile(
     r"""
       (?P<line_comment> --[^\n]* )

@@ -35,18 +35,6 @@ from evertide.plan.script.error_list import ErrorList
 from evertide.plan.script.script_errors import QueryText, make_statement_error
 from evertide.plan.script.statement_splitter import StatementText, split_script
 
-__all__ = [
-    "AppendStatement",
-    "DeclaredColumn",
-    "FlowStatement",
-    "Statement",
-    "TableStatement",
-    "ViewStatement",
-    "check_names",
-    "parse_script",
-    "remove_streams",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class DeclaredColumn:

@@ -21,8 +21,6 @@ from evertide.pipeline.state.members import Members
 from evertide.server.access.token import Token
 from evertide.server.access.tokens_file import read_environment_tokens, read_token_file
 
-__all__ = ["Access", "warn_of_unusable_restrictions"]
-
 logger = logging.getLogger(__name__)
 
 _CHECK_EVERY_S = 1.0

@@ -18,8 +18,6 @@ from typing import Any
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-__all__ = ["BodyMemory", "Reservation", "find_reservation"]
-
 _STEP_BYTES = 256 * 1024
 _RETRY_AFTER_S = 5
 _RESERVATION = "evertide.reservation"

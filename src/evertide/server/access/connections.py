@@ -30,8 +30,6 @@ from evertide.errors import EvertideError, OutcomeUnknown
 from evertide.json_values import error_to_json
 from evertide.settings import Settings
 
-__all__ = ["ClientTimeouts", "make_protocol"]
-
 _RETRY_AFTER_S = 5
 _SAFE = ("GET", "HEAD", "OPTIONS")
 _READ_ONLY = ("/v1/query", "/v1/shape")

@@ -33,8 +33,6 @@ from evertide.server.access.token import Token
 from evertide.server.http.answers import answer_error
 from evertide.shapes.http.answers import make_cors_headers
 
-__all__ = ["Gate"]
-
 logger = logging.getLogger(__name__)
 
 _SHAPE_PARAMETERS = ("secret", "api_secret")

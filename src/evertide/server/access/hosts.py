@@ -22,8 +22,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from evertide.errors import Forbidden
 from evertide.server.http.answers import answer_error
 
-__all__ = ["HostCheck", "is_loopback"]
-
 _OTHER_PAGE = "a page of another host sent the request, and the server has no tokens; allow it with --allow-host NAME"
 _SAFE = ("GET", "HEAD", "OPTIONS")
 

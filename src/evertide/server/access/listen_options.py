@@ -18,8 +18,6 @@ from evertide.server.access.hosts import HostCheck, is_loopback
 from evertide.server.access.tls import Tls
 from evertide.settings import Settings
 
-__all__ = ["ListenOptions"]
-
 logger = logging.getLogger(__name__)
 
 

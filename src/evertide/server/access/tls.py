@@ -12,8 +12,6 @@ from pathlib import Path
 
 from evertide.errors import InvalidInput
 
-__all__ = ["Tls"]
-
 
 @dataclass(frozen=True, slots=True)
 class Tls:

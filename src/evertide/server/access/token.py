@@ -18,8 +18,6 @@ from evertide.errors import InvalidInput
 from evertide.pgexpr.restriction import UNRESTRICTED, Restriction
 from evertide.secrets import remember
 
-__all__ = ["LENGTH_MIN", "Role", "Token", "hash_token"]
-
 LENGTH_MIN = 16
 
 

@@ -33,8 +33,6 @@ from evertide.secrets import Secrets
 from evertide.server.access.token import Role, Token, hash_token
 from evertide.sources.values.strict_json import RepeatedName, decode_json
 
-__all__ = ["VARIABLES", "read_environment_tokens", "read_token_file"]
-
 VARIABLES: Mapping[str, Role] = {
     "EVERTIDE_TOKEN": Role.ADMIN,
     "EVERTIDE_TOKEN_ADMIN": Role.ADMIN,

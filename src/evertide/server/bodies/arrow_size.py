@@ -23,8 +23,6 @@ import pyarrow.types as kinds
 from evertide.pgexpr.types.sqltypes import is_list
 from evertide.rows.columns import Longs
 
-__all__ = ["count_message_bytes", "count_plain_bytes", "is_foreign", "may_repeat"]
-
 _VALUE_BYTES = 8
 """Minimum size of a value of any type, including its position in the transaction."""
 

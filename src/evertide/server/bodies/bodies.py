@@ -44,20 +44,6 @@ from evertide.settings import Settings
 from evertide.sources.values.strict_json import RepeatedName, decode_json
 from evertide.sources.values.values import Number, show_value
 
-__all__ = [
-    "BODIES",
-    "BodyReader",
-    "PushedRows",
-    "Tables",
-    "check_rows",
-    "count_decoded_bytes",
-    "decode_body",
-    "decode_json_body",
-    "parse_rows",
-    "read_body",
-    "read_media_type",
-]
-
 Tables = Mapping[str, DeclaredTable]
 
 BODIES = (JSON, LINES, ARROW, CSV, PARQUET)

@@ -23,8 +23,6 @@ import pyarrow.parquet as pq
 
 from evertide.server.bodies.arrow_size import count_plain_bytes
 
-__all__ = ["count_parquet_bytes"]
-
 _MAGIC = b"PAR1"
 _FOOTER_BYTES = 2 * 1024 * 1024
 _PAGES = 200_000

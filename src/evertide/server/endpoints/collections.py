@@ -31,8 +31,6 @@ from evertide.server.endpoints.history import History
 from evertide.server.http.answers import answer_json, answer_struct, choose_media, make_not_found
 from evertide.server.http.endpoint import BYTES, Endpoint, Handler, NoQuery
 
-__all__ = ["Collection", "CollectionEndpoints", "ExplainEndpoints", "Inventory", "find_declared_name"]
-
 
 class SourceSummary(msgspec.Struct, frozen=True):
     """The source that feeds a table."""

@@ -10,8 +10,6 @@ from evertide.pipeline.reading.collections import View
 from evertide.pipeline.reading.content import CollectionContent
 from evertide.shard.shard import Shard
 
-__all__ = ["select_content"]
-
 
 def select_content(
     view: View,

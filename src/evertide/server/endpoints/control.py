@@ -18,8 +18,6 @@ from evertide.pipeline.pipeline import Pipeline
 from evertide.server.http.answers import answer_struct
 from evertide.server.http.endpoint import Endpoint, NoQuery
 
-__all__ = ["ControlEndpoints"]
-
 
 class ControlAnswer(msgspec.Struct, frozen=True):
     state: str

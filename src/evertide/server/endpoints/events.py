@@ -41,8 +41,6 @@ from evertide.store.paths import COMMITTED
 from evertide.threads.outage_log import OutageLog
 from evertide.threads.watched import WatchedThread
 
-__all__ = ["EventEndpoints"]
-
 logger = logging.getLogger(__name__)
 
 _WAIT_S = 0.5

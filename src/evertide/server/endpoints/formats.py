@@ -28,8 +28,6 @@ from evertide.rows.conform import allow_nulls_inside, conform_table
 from evertide.sinks.json_rows import to_json_rows
 from evertide.sources.values.kinds import sql_name
 
-__all__ = ["ROW_FORMATS", "Column", "encode_rows", "list_columns", "list_values", "write_csv"]
-
 _SLICE_ROWS = 4096
 _NEEDS_QUOTES = re.compile(r'[",\r\n]|^\s|\s$|^$')
 

@@ -37,8 +37,6 @@ from evertide.server.http.answers import JSON, answer_json, answer_struct
 from evertide.server.http.endpoint import Endpoint, NoQuery
 from evertide.types import Generation, Time
 
-__all__ = ["LogEndpoints", "StatusEndpoints"]
-
 _HEALTH_LIMIT_S = 5.0
 _STOPPED = {ComponentState.FAILED, ComponentState.DIVERGED, ComponentState.FROZEN, ComponentState.STOPPED}
 

@@ -22,8 +22,6 @@ from evertide.runtime import Runtime
 from evertide.settings import Settings
 from evertide.store.open import Storage
 
-__all__ = ["History", "Transaction"]
-
 _TRANSACTIONS_MAX = 4096
 _WINDOW_S = 10.0
 

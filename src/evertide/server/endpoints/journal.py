@@ -22,8 +22,6 @@ from evertide.server.http.answers import JSON, answer_struct
 from evertide.server.http.endpoint import Endpoint
 from evertide.sinks.json_rows import to_json_rows
 
-__all__ = ["JournalEndpoints", "PageQuery", "ReportedProblem", "list_problems"]
-
 Limit = Annotated[int, msgspec.Meta(ge=1, le=10_000, description="The largest number of entries.")]
 
 

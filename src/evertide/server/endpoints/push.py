@@ -42,17 +42,6 @@ from evertide.server.http.answers import answer_struct
 from evertide.server.http.endpoint import BYTES, Endpoint, NoQuery
 from evertide.sources.values.values import show_value
 
-__all__ = [
-    "HEADERS",
-    "TXID_HEADER",
-    "PushEndpoints",
-    "PushQuery",
-    "PushResult",
-    "answer_push",
-    "commit_push",
-    "parse_producer",
-]
-
 DecodeTables = Callable[[bytes], Mapping[str, PushedRows]]
 """Decodes a body; the rows are by table."""
 

@@ -38,8 +38,6 @@ from evertide.server.http.endpoint import BYTES, Endpoint
 from evertide.shard.shard import Shard
 from evertide.sinks.json_rows import to_json_rows
 
-__all__ = ["Format", "RowEndpoints", "RowsQuery"]
-
 _WAITING_MAX = 256
 """Requests that may wait for the next transaction at the same time, each in a thread."""
 

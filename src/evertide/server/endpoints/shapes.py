@@ -17,8 +17,6 @@ from evertide.shapes.log.record import ShapeRecord, estimate_log_rows
 from evertide.shapes.log.registry import Shapes
 from evertide.shapes.service import ShapeService
 
-__all__ = ["ShapeEndpoints"]
-
 
 class Shape(msgspec.Struct, frozen=True):
     handle: str

@@ -42,8 +42,6 @@ from evertide.server.endpoints.push import (
 from evertide.server.http.answers import answer_struct, make_not_found
 from evertide.server.http.endpoint import BYTES, Endpoint, NoQuery
 
-__all__ = ["OpenTransactions"]
-
 logger = logging.getLogger(__name__)
 
 _THREADS = 32

@@ -22,8 +22,6 @@ from starlette.routing import Route
 from evertide.errors import InvalidInput
 from evertide.sources.values.strict_json import RepeatedName, decode_json
 
-__all__ = ["BYTES", "Endpoint", "EndpointGroup", "Handler", "NoQuery", "make_routes", "parse_body", "parse_query"]
-
 S = TypeVar("S", bound=msgspec.Struct)
 
 Handler = Callable[[Request, Any], Awaitable[Response]]

@@ -14,8 +14,6 @@ from evertide import __version__
 from evertide.media import JSON
 from evertide.server.http.endpoint import BYTES, Endpoint, NoQuery
 
-__all__ = ["ErrorAnswer", "add_openapi", "describe_api"]
-
 _PATH_PARAMETER = re.compile(r"\{(\w+)(?::\w+)?\}")
 _REF = "#/components/schemas/{name}"
 

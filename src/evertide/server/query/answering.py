@@ -40,8 +40,6 @@ from evertide.server.query.wire import Frame, read_frame, write_frame
 from evertide.settings import Settings
 from evertide.threads.watched import WatchedThread
 
-__all__ = ["QueryEngine", "answer_questions"]
-
 _IO_THREADS = 2
 _SPARE_BYTES = 128 * 1024 * 1024
 """In addition to the memory of a query: thread stacks, and memory that allocators keep."""

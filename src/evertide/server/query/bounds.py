@@ -5,8 +5,6 @@ from __future__ import annotations
 from evertide.errors import LimitExceeded
 from evertide.settings import Settings
 
-__all__ = ["choose_heap_bytes", "choose_spark_bytes", "make_memory_error"]
-
 _HEAP_MIN = 512 * 1024 * 1024
 """Spark does not start with less."""
 _BESIDE_HEAP = 512 * 1024 * 1024

@@ -34,8 +34,6 @@ from evertide.server.query.bounds import make_memory_error
 from evertide.server.query.duck_functions import ALLOWED, ALLOWED_IN_FROM, REFUSED
 from evertide.settings import Settings
 
-__all__ = ["Duck", "DuckDeclined", "Parsed", "can_hold", "make_size_error", "walk_tree"]
-
 _CONFIG = {
     "allow_community_extensions": "false",
     "autoinstall_known_extensions": "false",

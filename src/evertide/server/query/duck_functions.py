@@ -14,8 +14,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-__all__ = ["ALLOWED", "ALLOWED_IN_FROM", "REFUSED", "REFUSED_IN_FROM"]
-
 _OPERATORS = """
 != !__postfix !~~ !~~* % & && * ** + - ->> / // < <-> << <= <=> <@ = > >= >> @ @> ^ ^@ | || ~ ~~ ~~* ~~~ ->
 """

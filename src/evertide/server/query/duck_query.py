@@ -30,16 +30,6 @@ from evertide.server.query.translation import translate_query
 from evertide.settings import Settings
 from evertide.suggestions import list_names, suggest
 
-__all__ = [
-    "EngineAnswer",
-    "answer_with_duckdb",
-    "check_columns",
-    "choose_time",
-    "find_row_limit",
-    "find_stale",
-    "pin_collections",
-]
-
 _CHECKED = re.compile(r"[A-Za-z_]\w*")
 _RELATIONS = frozenset(("BASE_TABLE", "SUBQUERY", "JOIN", "EMPTY"))
 _WORDS = frozenset(

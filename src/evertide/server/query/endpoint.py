@@ -24,8 +24,6 @@ from evertide.server.http.answers import answer_stream, choose_media, make_conte
 from evertide.server.http.endpoint import BYTES, Endpoint, parse_body
 from evertide.server.query.workers import EncodedAnswer, Workers
 
-__all__ = ["FACTS_HEADER", "QueryEndpoints"]
-
 FACTS_HEADER = "Evertide-Query"
 """Carries the fields of a JSON answer beside its rows, for other formats: `engine=duckdb, is_truncated=false, ...`."""
 

@@ -28,8 +28,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-__all__ = ["Isolation", "NeededAccess", "isolate"]
-
 _NAMESPACE_USER, _NAMESPACE_NET = 0x10000000, 0x40000000
 _GET_FLAGS, _SET_FLAGS, _FLAG_UP = 0x8913, 0x8914, 0x1
 _NO_NEW_PRIVS, _SECCOMP, _SECCOMP_FILTER = 38, 22, 2

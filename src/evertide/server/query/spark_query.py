@@ -31,8 +31,6 @@ from evertide.shard.read import TimeWindow, list_parts
 if TYPE_CHECKING:
     from evertide.plan.catalyst.session import SparkSession
 
-__all__ = ["SparkQueryEngine"]
-
 _LEASE_SPARE_S = 60
 _CHECK_EVERY_S = 0.05
 _CHECKS = 10

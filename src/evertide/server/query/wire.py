@@ -16,8 +16,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Frame", "read_frame", "write_frame"]
-
 _HEAD = struct.Struct("<IQ")
 _TEXT_MAX = 64 * 1024 * 1024
 _CHUNK = 1024 * 1024

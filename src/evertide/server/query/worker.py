@@ -27,8 +27,6 @@ from evertide.plan.catalyst.network import is_local
 from evertide.server.query.isolation import NeededAccess, isolate
 from evertide.server.query.wire import read_frame
 
-__all__ = ["main"]
-
 _NICE = 5
 
 

@@ -37,8 +37,6 @@ from evertide.settings import Settings
 from evertide.store.open import StorageAddress
 from evertide.threads.watched import WatchedThread
 
-__all__ = ["EngineOptions", "Worker", "WorkerEnded", "list_processes", "make_stop_error", "measure_disk_bytes"]
-
 logger = logging.getLogger(__name__)
 
 _START_S = 300.0

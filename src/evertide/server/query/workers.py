@@ -32,8 +32,6 @@ from evertide.server.query.worker_process import EngineOptions, Worker, WorkerEn
 from evertide.settings import Settings
 from evertide.store.open import StorageAddress
 
-__all__ = ["EncodedAnswer", "Results", "Workers"]
-
 logger = logging.getLogger(__name__)
 
 Results = Callable[[], Mapping[str, str]]

@@ -23,16 +23,6 @@ from evertide.shapes.options import ShapeOptions
 from evertide.shapes.protocol.offsets import BEFORE_ALL, Offset
 from evertide.shapes.protocol.requests import Refusal, ShapeRequest
 
-__all__ = [
-    "AnswerBuilder",
-    "answer_options",
-    "answer_refusal",
-    "answer_stream",
-    "make_cors_headers",
-    "take_first_blocks",
-    "write_array",
-]
-
 _BLOCK_BYTES = 256 * 1024
 _SMALL_BYTES = 384 * 1024
 """Holds a chunk of `ShapeOptions.chunk_bytes` and its last message, unless that is very large."""

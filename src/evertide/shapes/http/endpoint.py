@@ -43,8 +43,6 @@ from evertide.shapes.protocol.requests import (
     refuse_invalid,
 )
 
-__all__ = ["ShapeEndpoint"]
-
 logger = logging.getLogger(__name__)
 
 _METHODS = ("GET", "HEAD", "POST", "DELETE")

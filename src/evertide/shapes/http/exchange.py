@@ -43,8 +43,6 @@ from evertide.shapes.protocol.requests import (
     refuse_not_ready,
 )
 
-__all__ = ["Admission", "Exchange"]
-
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["describe_shape_paths"]
-
 _OFFSET = r"^(-1|now|[0-9]{1,19}_([0-9]{1,19}|inf))$"
 _WHOLE: dict[str, Any] = {"type": "integer", "minimum": 0}
 _TEXT: dict[str, Any] = {"type": "string"}

@@ -26,8 +26,6 @@ from evertide.shapes.log.shape_definition import ShapeDefinition, parse_where_pa
 from evertide.shapes.log.snapshot import write_snapshot
 from evertide.shapes.protocol.requests import ShapeRequest, SubsetRequest, parse_identifiers, refuse_invalid
 
-__all__ = ["answer_subset"]
-
 _ORDER = re.compile(r'\s*("(?:[^"]|"")+"|[^\s",]+)(?:\s+(asc|desc))?(?:\s+nulls\s+(first|last))?\s*', re.IGNORECASE)
 _MARKS = 1 << 31
 

@@ -22,8 +22,6 @@ from evertide.rows.changes import DIFF, consolidate_delta
 from evertide.shapes.log.shape_definition import ShapeDefinition, Subject
 from evertide.shard.shard import Shard
 
-__all__ = ["Contents"]
-
 _MEMORY_FACTOR = 4
 """About how many times larger the content is in memory than in storage."""
 

@@ -16,8 +16,6 @@ from evertide.rows.changes import DIFF
 from evertide.rows.columns import Longs, Words
 from evertide.rows.digest import hash_rows
 
-__all__ = ["Copies", "count_copies_before"]
-
 _FOLD_ROWS = 65_536
 
 

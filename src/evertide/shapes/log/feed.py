@@ -28,8 +28,6 @@ from evertide.shapes.log.stretch import ShapeEntry, Stretch, TxIds
 from evertide.shapes.protocol.offsets import BEFORE_LOG, Offset
 from evertide.shard.shard import Shard
 
-__all__ = ["Feed", "FeedFailure"]
-
 _ROWS = 50_000
 """About how many changes are read at once."""
 

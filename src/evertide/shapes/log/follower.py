@@ -26,8 +26,6 @@ from evertide.threads.outage_log import OutageLog
 from evertide.threads.ticker import Ticker
 from evertide.threads.watched import WatchedThread
 
-__all__ = ["FeedFollower", "LimitEnforcer", "enforce_limits"]
-
 logger = logging.getLogger(__name__)
 
 _WAIT_S = 0.5

@@ -23,8 +23,6 @@ from evertide.pgexpr.clause import Where
 from evertide.pgexpr.types.columns import to_values
 from evertide.pgexpr.types.sqltypes import type_of
 
-__all__ = ["ShapeIndex"]
-
 Rows = npt.NDArray[np.int64]
 
 

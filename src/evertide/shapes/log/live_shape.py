@@ -20,8 +20,6 @@ from evertide.shapes.log.shape_definition import ShapeDefinition
 from evertide.shapes.log.stretch import ShapeEntry
 from evertide.shapes.protocol.offsets import BEFORE_LOG, Offset
 
-__all__ = ["LaterSnapshot", "LiveShape", "LogSpan", "Tail", "cut_entries", "measure_entries"]
-
 _ENTRY_BYTES = 200
 """The memory of an entry beside its text."""
 

@@ -23,8 +23,6 @@ import msgspec
 
 from evertide.journal.xids import Xids, make_own_number
 
-__all__ = ["TransactionNumbers", "VisibleNumbers"]
-
 _WINDOW = 64
 _PUSH_NUMBERS_APART = (1 << 52) + (1 << 31)
 """Numbers must fit the 53 bits that JSON clients have for integers."""

@@ -30,8 +30,6 @@ from evertide.store.meta import Record, Write, seal, unseal
 from evertide.store.paths import SHAPES, shape_key, shape_prefix
 from evertide.store.retry import commit_until_known, retry_read, truncate_sometimes
 
-__all__ = ["HOLD", "EndRecord", "ShapeRecord", "ShapeRecords", "estimate_log_rows"]
-
 logger = logging.getLogger(__name__)
 
 HOLD = "shapes"

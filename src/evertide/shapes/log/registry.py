@@ -42,8 +42,6 @@ from evertide.shapes.protocol.requests import ShapeRequest, refuse_not_ready
 from evertide.shard.shard import Shard
 from evertide.store.paths import COMMITTED
 
-__all__ = ["NotFollowed", "Shapes"]
-
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")

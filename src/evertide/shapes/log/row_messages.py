@@ -25,8 +25,6 @@ from evertide.shapes.log.numbers import VisibleNumbers
 from evertide.shapes.log.shape_definition import SCHEMA, ShapeDefinition
 from evertide.shapes.protocol.offsets import Offset
 
-__all__ = ["MessageWriter", "RowTexts", "Value", "write_snapshot_end", "write_up_to_date"]
-
 _encode = msgspec.json.Encoder().encode
 Value = dict[str, str | None]
 

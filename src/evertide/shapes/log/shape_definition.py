@@ -27,8 +27,6 @@ from evertide.pipeline.names import ERRORS
 from evertide.pipeline.state.members import Members
 from evertide.shapes.protocol.requests import Identifier, ShapeRequest, refuse_invalid, refuse_not_ready
 
-__all__ = ["SCHEMA", "ShapeDefinition", "Subject", "define_shape", "parse_where_parameter", "resolve_subject"]
-
 SCHEMA = "public"
 """The only schema name."""
 

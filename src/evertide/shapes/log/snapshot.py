@@ -29,8 +29,6 @@ from evertide.shapes.log.row_messages import MessageWriter, RowTexts
 from evertide.shapes.log.stretch import make_copy_key
 from evertide.shapes.options import ShapeOptions
 
-__all__ = ["Chunks", "SnapshotUsage", "Snapshots", "write_snapshot"]
-
 logger = logging.getLogger(__name__)
 
 _ROWS = 4096

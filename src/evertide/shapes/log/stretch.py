@@ -26,8 +26,6 @@ from evertide.shapes.log.copies import count_copies_before
 from evertide.shapes.log.row_messages import MessageWriter, RowTexts, Value
 from evertide.shapes.protocol.offsets import Offset
 
-__all__ = ["RenderedChanges", "ShapeEntry", "Stretch", "TxIds"]
-
 TxIds = Callable[[int], Sequence[int]]
 """The numbers of a transaction, given its time, as its writers know them."""
 

@@ -22,8 +22,6 @@ from typing import NamedTuple
 
 import msgspec
 
-__all__ = ["BEFORE_ALL", "BEFORE_LOG", "INF", "Offset", "SnapshotChunk", "parse_offset"]
-
 INF = 1 << 64
 _WORD = 1 << 64
 _PATTERN = re.compile(r"([0-9]{1,20})_([0-9]{1,20}|inf)")

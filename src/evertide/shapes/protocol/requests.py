@@ -21,21 +21,6 @@ from evertide.pgexpr.restriction import UNRESTRICTED, Restriction
 from evertide.shapes.protocol.offsets import BEFORE_ALL, BEFORE_LOG, Offset, parse_offset
 from evertide.sources.values.strict_json import RepeatedName, decode_json
 
-__all__ = [
-    "KNOWN_ERROR",
-    "Identifier",
-    "Refusal",
-    "ShapeRequest",
-    "SubsetRequest",
-    "parse_identifiers",
-    "parse_request",
-    "parse_subset_body",
-    "refuse_ended",
-    "refuse_error",
-    "refuse_invalid",
-    "refuse_not_ready",
-]
-
 _BLANK = "can't be blank"
 _SUBSET = "subset__"
 _SUBSET_FIELDS = ("where", "params", "limit", "offset", "order_by", "where_expr", "order_by_expr")

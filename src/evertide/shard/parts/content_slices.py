@@ -16,8 +16,6 @@ from evertide.rows.changes import TIME, consolidate_delta
 from evertide.rows.slices import SLICES_MAX, Slices, count_slices
 from evertide.shard.read import Snapshot
 
-__all__ = ["read_content_slices"]
-
 
 def read_content_slices(snapshot: Snapshot, rows_max: int, bytes_max: int) -> Iterator[pa.Table]:
     """Yield rows with `__diff`, at most about `rows_max` at a time; none if there is no content."""

@@ -19,8 +19,6 @@ from evertide.rows.changes import DIFF, consolidate_delta, expand_in_tables
 from evertide.shard.parts.part import Part
 from evertide.shard.parts.split import Group, Span
 
-__all__ = ["is_inside", "read_group"]
-
 Changes = Callable[[Part], pa.Table]
 """The changes of a part, cut to the requested rows, with `__diff`, the requested columns and the one to match by."""
 

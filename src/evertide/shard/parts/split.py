@@ -29,8 +29,6 @@ import pyarrow as pa
 from evertide.shard.parts.part import Part, Predicate, may_match
 from evertide.shard.read import TimeWindow
 
-__all__ = ["Group", "Span", "is_ordered", "split", "split_by_time"]
-
 _READ_MOST = 2.0
 _LARGEST_SHARE = 0.75
 

@@ -30,8 +30,6 @@ from evertide.errors import InvalidInput
 from evertide.rows.columns import BINARY, FIXED, FLOATS, LISTS, read_bits, read_validity, remove_encoding
 from evertide.rows.utf8 import is_valid_utf8
 
-__all__ = ["OPERATORS", "Predicate", "Range", "compute_range", "range_may_match"]
-
 OPERATORS = frozenset(("=", "<", "<=", ">", ">=", "is null", "is not null"))
 
 _LENGTH_MAX = 64

@@ -18,8 +18,6 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from evertide.sinks.kafka.records import SINK_HEADER, TIME_HEADER
 
-__all__ = ["find_newest_number", "has_hidden_records", "read_topic_ends"]
-
 logger = logging.getLogger(__name__)
 
 _LOOK_BACK = 200

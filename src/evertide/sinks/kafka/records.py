@@ -17,8 +17,6 @@ from evertide.rows.changes import DIFF
 from evertide.sinks.contract import SinkDeclaration, explain_invalid_key
 from evertide.sinks.json_rows import to_json_rows
 
-__all__ = ["SINK_HEADER", "TIME_HEADER", "KafkaRecord", "RecordMaker", "check_columns", "choose_record_maker"]
-
 TIME_HEADER = "evertide-time"
 SINK_HEADER = "evertide-sink"
 

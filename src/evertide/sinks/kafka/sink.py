@@ -41,8 +41,6 @@ from evertide.sinks.kafka.records import (
     choose_record_maker,
 )
 
-__all__ = ["KafkaSink", "prepare_kafka"]
-
 _OPEN_LIMIT_S = 30.0
 _ANSWER_LIMIT_S = 8.0
 """How long one request may take before the sink fails and is opened again."""

@@ -44,8 +44,6 @@ from evertide.sinks.postgres.statements import (
 from evertide.sinks.postgres.target import LACKING, NUMBERS_TABLE, TargetTable, UnusableTarget
 from evertide.sinks.postgres.types import choose_column_type
 
-__all__ = ["PostgresSink", "prepare_postgres"]
-
 _SMALL_ROWS = 1_000
 _NAME_BYTES = 63
 _SYSTEM = ("ctid", "cmax", "cmin", "tableoid", "xmax", "xmin")

@@ -25,18 +25,6 @@ from evertide.rows.columns import Longs
 from evertide.rows.digest import hash_rows
 from evertide.sinks.postgres.types import to_texts
 
-__all__ = [
-    "CHANGES",
-    "RowsToSend",
-    "Summary",
-    "TargetColumns",
-    "make_apply_statement",
-    "make_counted_rows",
-    "make_keyed_rows",
-    "make_number_update",
-    "quote",
-]
-
 REMOVED, CHANGED, ADDED = -1, 0, 1
 CHANGES = "pg_temp.evertide_changes"
 """The temporary table for the rows of a large transaction."""

@@ -29,8 +29,6 @@ from evertide.postgres import OLDEST_VERSION, TableName, find_unique_indexes, ma
 from evertide.sinks.postgres.statements import TargetColumns, quote
 from evertide.sinks.postgres.types import TargetColumn, can_hold, choose_column_type
 
-__all__ = ["LACKING", "NUMBERS_TABLE", "OpenedTarget", "TargetTable", "UnusableTarget"]
-
 NUMBERS_TABLE = "evertide_sinks"
 LACKING = "evertide_sinks_lacking"
 _NULLS_NOT_DISTINCT = 150_000

@@ -32,8 +32,6 @@ from evertide.json_values import is_variant
 from evertide.rows.columns import to_array
 from evertide.sinks.json_rows import to_json_rows
 
-__all__ = ["TargetColumn", "can_hold", "choose_column_type", "to_texts"]
-
 _ANY_LENGTH = -1
 _MICROS = (_ANY_LENGTH, 6)
 _JSON = ("jsonb", "json")

@@ -24,8 +24,6 @@ from evertide.sources.files.text import find_bad_records
 from evertide.sources.values.columns import ConvertedColumn, from_texts
 from evertide.sources.values.fit import FittedRows, Reason, fit
 
-__all__ = ["CsvRecords"]
-
 _COLUMNS_MAX = 100_000
 """Each column takes kilobytes while rows are read, also one that the table does not have."""
 

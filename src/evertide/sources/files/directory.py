@@ -33,8 +33,6 @@ from evertide.problem import ComponentState, Problem
 from evertide.runtime import Runtime
 from evertide.sources.contract import Lag
 
-__all__ = ["START", "Directory", "WatchedFile", "decode_position", "encode_position"]
-
 _VERSION = 1
 _IGNORED = (".tmp", ".part")
 _SHOWN_MAX = 20

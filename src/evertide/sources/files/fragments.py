@@ -23,8 +23,6 @@ from evertide.sources.values.columns import ConvertedColumn
 from evertide.sources.values.fit import Ops, Reason, make_upserts
 from evertide.sources.values.values import show_value
 
-__all__ = ["FileFragment", "FileRange", "FileReader", "FileTable", "compute_checksum", "parse_ops"]
-
 _READ_BYTES = 1024 * 1024
 _OPS = {
     **dict.fromkeys(("i", "insert", "u", "update", "upsert", "c", "r"), UPSERT),

@@ -21,8 +21,6 @@ from evertide.sources.values.fit import FittedRows, Reason, fit
 from evertide.sources.values.strict_json import RepeatedName, decode_json
 from evertide.sources.values.values import json_decoder, read_default, show_value
 
-__all__ = ["JsonRecords"]
-
 
 @dataclass(frozen=True, slots=True)
 class JsonRecords:

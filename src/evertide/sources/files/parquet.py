@@ -22,8 +22,6 @@ from evertide.sources.values.columns import from_arrow, is_widened_by
 from evertide.sources.values.fit import Reason, fit, split_faults
 from evertide.sources.values.kinds import sql_name
 
-__all__ = ["ParquetReader"]
-
 _BATCH_ROWS = 65_536
 
 

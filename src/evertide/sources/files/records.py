@@ -23,8 +23,6 @@ import numpy as np
 
 from evertide.rows.columns import Longs
 
-__all__ = ["Block", "RecordLayout", "read_blocks"]
-
 _LF, _CR, _QUOTE = 10, 13, ord('"')
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _RAW_BYTES_MAX = 1000

@@ -40,8 +40,6 @@ from evertide.sources.files.parquet import ParquetReader
 from evertide.sources.files.records import RecordLayout
 from evertide.sources.files.text import TextReader
 
-__all__ = ["FORMATS", "FilesSource", "open_files"]
-
 FORMATS = ("csv", "json", "parquet")
 
 _FILES_MAX = 1000

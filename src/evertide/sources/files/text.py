@@ -18,8 +18,6 @@ from evertide.sources.files.fragments import FileRange, FileTable, compute_check
 from evertide.sources.files.records import Block, RecordLayout, read_blocks
 from evertide.sources.values.fit import FittedRows, Reason, split_faults
 
-__all__ = ["RecordFormat", "TextReader", "find_bad_records"]
-
 
 class RecordFormat(Protocol):
     """Interprets the records of a format."""

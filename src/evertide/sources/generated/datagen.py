@@ -44,8 +44,6 @@ from evertide.sources.values.fit import Ops, make_rows_schema
 from evertide.sources.values.kinds import sql_name
 from evertide.sources.values.values import Misfit, parse_value
 
-__all__ = ["DatagenSource", "open_datagen"]
-
 _BATCH_ROWS = 50_000
 _OPS, _EARLIER, _COLUMNS = 1, 2, 100
 

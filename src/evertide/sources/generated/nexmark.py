@@ -33,8 +33,6 @@ from evertide.sources.generated.series import GeneratedSource, RowRange, Series
 from evertide.sources.values.fit import make_rows_schema, make_upserts
 from evertide.sources.values.kinds import sql_name
 
-__all__ = ["NexmarkSource", "name_nexmark_source", "open_nexmark"]
-
 _STREAMS = ("person", "auction", "bid")
 _SHARED = ("seed", "events", "events_per_transaction", "rate")
 _BATCH_EVENTS = 50_000

@@ -30,8 +30,6 @@ import pyarrow.compute as pc
 from evertide.rows.columns import Longs
 from evertide.sources.generated.seeded import RandomStream, hash_numbers
 
-__all__ = ["SCHEMAS", "Events", "Nexmark"]
-
 _CYCLE = 50
 _AUCTIONS = 3
 _FIRST_ID = 1000

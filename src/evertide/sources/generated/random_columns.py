@@ -25,8 +25,6 @@ from evertide.rows.columns import Longs, Words
 from evertide.sources.generated.seeded import RandomStream, hash_numbers
 from evertide.sources.values.kinds import INTEGERS, is_variant
 
-__all__ = ["Recipe", "can_generate", "default_range", "make_values", "to_units"]
-
 _MASK = (1 << 64) - 1
 _EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - only differences of naive times are taken
 _DAY = 86_400_000_000

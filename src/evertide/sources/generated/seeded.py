@@ -12,8 +12,6 @@ import numpy as np
 
 from evertide.rows.columns import Longs, Words
 
-__all__ = ["RandomStream", "hash_numbers"]
-
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E37_79B9_7F4A_7C15
 

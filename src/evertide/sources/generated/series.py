@@ -17,8 +17,6 @@ from evertide.journal.records import Fragment, Place
 from evertide.runtime import Runtime
 from evertide.sources.contract import Limit, Offer, decode_place
 
-__all__ = ["GeneratedSource", "RowRange", "Series"]
-
 
 class RateLimit:
     """Limits the rows per second of sources that could generate any number of rows at once.

@@ -28,8 +28,6 @@ from evertide.sources.kafka.schema_registry import Unreadable
 from evertide.sources.kafka.unavailable import UNAVAILABLE, Placeholder
 from evertide.sources.values.values import show_value
 
-__all__ = ["SchemaConversions", "Truncated", "read_changes", "unwrap_payload"]
-
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _NONE: Mapping[str, Callable[[Any], Any]] = {}
 

@@ -36,16 +36,6 @@ from evertide.brokers import ANSWER_LIMIT_S, AWAY, Brokers
 from evertide.sources.contract import Lag, Limit
 from evertide.sources.kafka.positions import OffsetRange, PartitionRecords, to_partition_records
 
-__all__ = [
-    "MissingOffset",
-    "TopicReader",
-    "estimate_sizes",
-    "read_again",
-    "read_beginnings",
-    "read_ends",
-    "read_offsets_since",
-]
-
 _DRAIN_MAX = 10_000
 _WAIT_S = 0.05
 _RECORD_OVERHEAD_BYTES = 32

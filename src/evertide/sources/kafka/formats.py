@@ -20,8 +20,6 @@ from evertide.sources.kafka.schema_registry import SchemaRegistry, Unreadable
 from evertide.sources.values.strict_json import RepeatedName, decode_json
 from evertide.sources.values.values import json_decoder
 
-__all__ = ["AvroFormat", "CsvFormat", "JsonFormat", "TextFormat", "ValueFormat"]
-
 _MAGIC = 0
 _AVRO_HEAD = 5
 

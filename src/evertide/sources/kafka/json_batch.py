@@ -27,8 +27,6 @@ from evertide.rows.columns import to_array
 from evertide.sources.contract import TableDeclaration
 from evertide.sources.values.columns import ConvertedColumn, from_texts
 
-__all__ = ["JsonBatch"]
-
 _OPEN = ord("{")
 _EXACT = 2.0**53
 _ZEROS = b"0" * 100

@@ -24,8 +24,6 @@ from evertide.sources.kafka.schema_registry import SchemaRegistry, is_url
 from evertide.sources.kafka.unavailable import DEFAULT_PLACEHOLDER, Placeholder
 from evertide.sources.values.kinds import sql_name
 
-__all__ = ["ExecutorUse", "KafkaOptions", "Start", "StartKind", "read_options"]
-
 _FORMATS = ("json", "avro", "csv", "raw")
 _KEY_FORMATS = ("none", "json", "avro", "text")
 _KEY_FORMAT_OF = {"json": "json", "avro": "avro", "csv": "text", "raw": "none"}

@@ -22,16 +22,6 @@ from confluent_kafka import Message
 
 from evertide.errors import RecordDamaged, UnsupportedFormat
 
-__all__ = [
-    "START",
-    "OffsetRange",
-    "PartitionRecords",
-    "TopicFragment",
-    "decode_position",
-    "encode_position",
-    "to_partition_records",
-]
-
 _VERSION = 1
 
 

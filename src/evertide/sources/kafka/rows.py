@@ -34,8 +34,6 @@ from evertide.sources.values.columns import ConvertedColumn, from_texts, from_va
 from evertide.sources.values.fit import KeptColumns, Reason, fit, make_upserts, split_faults
 from evertide.sources.values.values import read_default, show_value
 
-__all__ = ["Decoder", "EnvelopeRows", "RawRows"]
-
 Row = dict[str, Any]
 
 

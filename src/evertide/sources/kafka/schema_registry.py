@@ -27,8 +27,6 @@ from urllib.request import Request, urlopen
 
 import fastavro
 
-__all__ = ["RegistryAway", "SchemaRegistry", "Unreadable"]
-
 _LIMIT_S = 5.0
 _ACCEPTED = "application/vnd.schemaregistry.v1+json, application/json"
 

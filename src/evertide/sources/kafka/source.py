@@ -51,8 +51,6 @@ from evertide.sources.kafka.schema_registry import RegistryAway
 from evertide.sources.kafka.spread import RangeRows, plan_ranges, read_on_executors, unwrap_outcome
 from evertide.sources.values.fit import make_rows_schema
 
-__all__ = ["KafkaSource", "open_kafka"]
-
 _AWAY_FIRST_S = 0.25
 _AWAY_MAX_S = 5.0
 _THREADS = 4

@@ -27,8 +27,6 @@ from evertide.sources.kafka.positions import OffsetRange, PartitionRecords
 from evertide.sources.kafka.rows import Decoder
 from evertide.sources.kafka.schema_registry import RegistryAway
 
-__all__ = ["RangeFailure", "RangeRows", "RangeTask", "plan_ranges", "read_on_executors", "read_range", "unwrap_outcome"]
-
 
 @dataclass(frozen=True, slots=True)
 class RangeTask:

@@ -33,8 +33,6 @@ import pyarrow.compute as pc
 
 from evertide.sources.values.values import Number
 
-__all__ = ["DEFAULT_PLACEHOLDER", "UNAVAILABLE", "Placeholder"]
-
 DEFAULT_PLACEHOLDER = "__debezium_unavailable_value"
 _HEX = "hex:"
 

@@ -18,8 +18,6 @@ import pyarrow as pa
 
 from evertide.rows.columns import Longs
 
-__all__ = ["HEAD", "WORTHWHILE", "NewRows", "extract_new_rows"]
-
 HEAD = 25
 """Bytes of an outer message before the pgoutput message: kind, two positions, and a timestamp."""
 

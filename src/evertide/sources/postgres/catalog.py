@@ -23,8 +23,6 @@ from evertide.sources.postgres.server import find_slot
 from evertide.sources.postgres.types import PgType, can_convert
 from evertide.sources.values.kinds import sql_name
 
-__all__ = ["RemoteColumn", "UpstreamTable", "check_server", "check_tables", "has_older_rows"]
-
 _UNLIKE_ARRAYS = ("int2vector", "oidvector")
 _COLUMNS = (
     "SELECT attname, atttypid::bigint, atttypmod, attgenerated FROM pg_attribute"

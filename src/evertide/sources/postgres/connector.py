@@ -34,8 +34,6 @@ from evertide.runtime import Runtime
 from evertide.secrets import Secrets
 from evertide.sources.contract import Source, StagingStore, TableDeclaration, merge_options
 
-__all__ = ["name_postgres_source", "open_postgres"]
-
 _SLOT = re.compile(r"[a-z0-9_]{1,63}")
 _DEFAULT_SLOT = "evertide"
 

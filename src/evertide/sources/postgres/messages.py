@@ -15,32 +15,6 @@ from typing import Final
 
 import msgspec
 
-__all__ = [
-    "UNCHANGED",
-    "Begin",
-    "Commit",
-    "Keepalive",
-    "Message",
-    "RelationColumn",
-    "RelationMessage",
-    "RowChange",
-    "StreamAbort",
-    "StreamCommit",
-    "StreamStart",
-    "StreamStop",
-    "Truncate",
-    "UnknownMessage",
-    "Value",
-    "decode",
-    "decode_keepalive",
-    "decode_new_row",
-    "encode_status",
-    "format_lsn",
-    "is_data",
-    "parse_lsn",
-    "read_lsn",
-]
-
 _EPOCH_S = 946_684_800
 """Seconds from 1970 to 2000, the epoch of PostgreSQL."""
 

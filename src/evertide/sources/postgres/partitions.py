@@ -30,8 +30,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["PartitionComparison", "TablePartition", "compare_partitions", "find_newly_attached", "pack", "unpack"]
-
 _UNKNOWN_FILE = 0
 """Recorded instead of a file that may have replaced another one: each comparison finds a difference."""
 

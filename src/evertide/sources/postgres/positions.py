@@ -18,8 +18,6 @@ import msgspec
 from evertide.errors import Unexpected
 from evertide.sources.postgres.messages import format_lsn, parse_lsn
 
-__all__ = ["START", "PostgresPosition", "ReadStage"]
-
 
 class ReadStage(StrEnum):
     """How far the source is: see the header."""

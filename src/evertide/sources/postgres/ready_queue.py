@@ -18,8 +18,6 @@ from evertide.runtime import Runtime
 from evertide.sources.contract import Limit, StagingStore
 from evertide.sources.postgres.positions import PostgresPosition
 
-__all__ = ["XIDS_MAX", "Entry", "ReadyQueue"]
-
 XIDS_MAX = 10_000
 """At most this many upstream transactions become one transaction, as the journal lists all their xids."""
 

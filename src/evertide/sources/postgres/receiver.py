@@ -30,8 +30,6 @@ from evertide.sources.postgres.snapshot import create_slot, ensure_publication, 
 from evertide.sources.postgres.transactions import Columns, CompleteTransactions, TransactionAssembler
 from evertide.threads.watched import WatchedThread
 
-__all__ = ["Receiver"]
-
 logger = logging.getLogger(__name__)
 
 _MAKING_S = 5.0

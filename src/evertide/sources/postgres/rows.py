@@ -33,8 +33,6 @@ from evertide.sources.values.fit import (
 )
 from evertide.sources.values.kinds import sql_name
 
-__all__ = ["XID", "Buffer", "RelationLayout", "make_staged_table", "match_layout"]
-
 XID = "__xid"
 """The subtransaction of a row in fragments of streamed transactions, as it may be rolled back."""
 

@@ -12,8 +12,6 @@ from evertide import postgres
 from evertide.errors import SourceAway, SourceChanged, SourceFailed
 from evertide.sources.postgres.messages import format_lsn, parse_lsn
 
-__all__ = ["READ_AGAIN", "Slot", "SourceAddress", "SourceServer", "check_slot", "find_slot"]
-
 READ_AGAIN = "give the table another slot in the script to read it from the start"
 """What to do if changes of a table are missing."""
 _ENDED = ("08", "57P0")

@@ -24,8 +24,6 @@ from evertide.sources.postgres.ready_queue import Entry, ReadyQueue
 from evertide.sources.postgres.server import SourceServer
 from evertide.sources.postgres.transactions import BufferLimits, TransactionAssembler
 
-__all__ = ["ReceiverOptions", "Replication", "ReplicationSession", "SessionEnded", "SessionOwner"]
-
 _POLL_S = 0.05
 _STATUS_S = 1.0
 _SILENT_S = 300.0

@@ -16,8 +16,6 @@ from evertide.runtime import Runtime
 from evertide.sources.postgres.messages import parse_lsn
 from evertide.sources.postgres.server import SourceServer
 
-__all__ = ["SlotMonitor"]
-
 _INTERVAL_S = 2.0
 _WARNING_SHARE = 0.25
 """Warn if less than this part of `max_slot_wal_keep_size` is left."""

@@ -26,8 +26,6 @@ from evertide.sources.postgres.rows import make_staged_table
 from evertide.sources.postgres.server import SourceServer
 from evertide.sources.postgres.transactions import BufferLimits
 
-__all__ = ["InitialSnapshot", "create_slot", "ensure_publication", "read_chunks"]
-
 _XIDS = 1 << 32
 _LAST_XIDS = 64
 _CSV = csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=False)

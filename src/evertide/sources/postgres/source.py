@@ -22,8 +22,6 @@ from evertide.sources.postgres.session import ReceiverOptions
 from evertide.sources.postgres.transactions import BufferLimits
 from evertide.sources.staged import unpack_rows
 
-__all__ = ["PostgresSource", "open_source"]
-
 _QUEUE_ROWS = 2_000_000
 _QUEUE_BYTES = 256 * 1024 * 1024
 """Limits of staged input, on disk. Beyond them the source stops receiving, and the server waits."""

@@ -43,8 +43,6 @@ from evertide.sources.postgres.ready_queue import XIDS_MAX
 from evertide.sources.postgres.rows import XID, Buffer, RelationLayout, match_layout
 from evertide.sources.postgres.server import SourceAddress
 
-__all__ = ["BufferLimits", "Columns", "CompleteTransactions", "TransactionAssembler"]
-
 _CHECK_EVERY_ROWS = 64
 """Check the size of the buffers once per this many rows."""
 

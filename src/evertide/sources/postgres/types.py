@@ -31,8 +31,6 @@ from evertide.sources.values.columns import ConvertedColumn, from_texts, from_va
 from evertide.sources.values.kinds import INTEGERS, is_variant
 from evertide.sources.values.values import Number, show_value
 
-__all__ = ["PgType", "can_convert", "convert_texts", "decode_texts"]
-
 _WHOLE = ("int2", "int4", "int8", "oid")
 _NUMBERS = (*_WHOLE, "numeric")
 _FITTING: tuple[tuple[Callable[[Any], bool], tuple[str, ...]], ...] = (

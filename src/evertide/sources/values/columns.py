@@ -22,8 +22,6 @@ from evertide.rows.utf8 import find_invalid_rows, replace_invalid_utf8
 from evertide.sources.values.kinds import INTEGERS, sql_name
 from evertide.sources.values.values import Misfit, Number, convert_value, parse_value
 
-__all__ = ["ConvertedColumn", "from_arrow", "from_texts", "from_values", "is_widened_by", "make_null_column"]
-
 _FEW = 64
 """At most this many values are converted one by one, instead of bisecting to find the invalid one."""
 

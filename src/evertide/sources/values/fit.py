@@ -23,18 +23,6 @@ from evertide.sources.values.columns import ConvertedColumn, from_values, make_n
 from evertide.sources.values.kinds import sql_name
 from evertide.sources.values.values import read_default
 
-__all__ = [
-    "FittedRows",
-    "KeptColumns",
-    "Ops",
-    "Reason",
-    "extract_key",
-    "fit",
-    "make_rows_schema",
-    "make_upserts",
-    "split_faults",
-]
-
 Ops = npt.NDArray[np.int8]
 
 _RAW_MAX = 200

@@ -26,8 +26,6 @@ from evertide.sources.values.columns import ConvertedColumn, from_arrow, from_va
 from evertide.sources.values.fit import FittedRows, fit, make_rows_schema
 from evertide.sources.values.values import read_default, show_value
 
-__all__ = ["convert_push"]
-
 
 def convert_push(declaration: TableDeclaration, rows: Any = (), deletes: Any = ()) -> Rows:
     """Raises `InvalidInput` if a row does not fit."""

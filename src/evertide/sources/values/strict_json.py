@@ -19,8 +19,6 @@ from typing import Any
 
 import msgspec
 
-__all__ = ["RepeatedName", "TooDeep", "decode_json"]
-
 _NAME = re.compile(rb'"\s*:')
 
 

@@ -36,8 +36,6 @@ from evertide.sources.contract import TableDeclaration
 from evertide.sources.values.kinds import INTEGERS, describe_values, is_variant, sql_name
 from evertide.sources.values.strict_json import RepeatedName, decode_json
 
-__all__ = ["Misfit", "Number", "convert_value", "json_decoder", "parse_value", "read_default", "show_value"]
-
 _SHOWN_MAX = 80
 _VARIANT_LEVELS_MAX = 200
 """Fixed, so that every process accepts the same values. Python's own limit depends on the depth of the stack."""

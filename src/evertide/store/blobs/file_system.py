@@ -23,8 +23,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-__all__ = ["DirectoryEntry", "Files", "SystemFiles"]
-
 
 @dataclass(frozen=True, slots=True, order=True)
 class DirectoryEntry:

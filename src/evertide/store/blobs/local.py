@@ -46,8 +46,6 @@ from evertide.store.blobs.file_system import Files, SystemFiles
 from evertide.store.keys import TEMPORARY, KeyLocks, check_blob_key, check_blob_prefix, check_range, is_reserved
 from evertide.store.paths import FORMAT
 
-__all__ = ["LocalBlob", "convert_os_error"]
-
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _FORBIDDEN = {errno.EROFS, errno.EACCES, errno.EPERM}
 _MISSING = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR}

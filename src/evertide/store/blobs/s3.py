@@ -31,8 +31,6 @@ from evertide.extras import import_extra
 from evertide.store.blob import BlobEntry
 from evertide.store.keys import KeyLocks, check_blob_key, check_blob_prefix, check_range
 
-__all__ = ["S3Blob"]
-
 # The scheme http:// in an endpoint is a deliberate choice.
 _CLIENT = {"connect_timeout": "5s", "timeout": "120s", "allow_http": True}
 _REFUSED = ("kind: Connect", "400 Bad", "404 Not Found", "NoSuchBucket")

@@ -21,8 +21,6 @@ from evertide.store.key_notifier import KeyNotifier
 from evertide.store.keys import check_commit, check_limit, check_meta_key, key_end
 from evertide.store.meta import Guard, Record, Stale, Write
 
-__all__ = ["SqlMeta"]
-
 
 class _Connection(Protocol):
     def execute(self, sql: Any, values: Any, /) -> Any: ...

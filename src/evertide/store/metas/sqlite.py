@@ -52,8 +52,6 @@ from evertide.store.meta import Guard, Stale, Write
 from evertide.store.metas.sql import SqlMeta
 from evertide.types import SequenceNumber
 
-__all__ = ["SqliteMeta"]
-
 _VERSION = 1
 _BUSY_WAIT_S = 0.25
 _CHECKPOINT_PAGES = 2000

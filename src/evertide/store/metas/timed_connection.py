@@ -14,8 +14,6 @@ from typing import Any
 
 import psycopg
 
-__all__ = ["TimedConnection"]
-
 
 class TimedConnection(psycopg.Connection[tuple[Any, ...]]):
     limit_s: float | None = None

@@ -42,8 +42,6 @@ from evertide.server.query.translation.terms import (
     read_time,
 )
 
-__all__ = ["ExpressionTranslator", "Scope", "check_fields"]
-
 _NEUTRAL = frozenset(("alias", "class", "query_location", "query_location_length", "qualified_name", "type"))
 _EMPTY: tuple[Any, ...] = (None, "", [], False, {}, {"map": []}, {"type": "ORDER_MODIFIER", "orders": []})
 _SIGNS = {

@@ -38,21 +38,6 @@ from evertide.server.query.translation.terms import (
     make_refusal,
 )
 
-__all__ = [
-    "AGGREGATES",
-    "ARITHMETIC",
-    "CALENDAR",
-    "FUNCTIONS",
-    "ZONED",
-    "AggregateCall",
-    "case",
-    "coalesce",
-    "concat",
-    "has_same_cast",
-    "like",
-    "negate",
-]
-
 _FAIL = "error('Spark must compute this row')"
 _EXACT = 1 << 53
 _WIDE = Context(prec=DIGITS_MAX)

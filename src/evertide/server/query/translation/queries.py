@@ -27,8 +27,6 @@ from evertide.server.query.translation.relations import (
 )
 from evertide.server.query.translation.terms import Term, duckdb_type, is_real, make_refusal, quote_name
 
-__all__ = ["QueryTranslator"]
-
 _NOTHING = Relation("", {}, [])
 _SELECT = (
     *("modifiers", "cte_map", "select_list", "from_table", "where_clause", "group_expressions", "group_sets"),

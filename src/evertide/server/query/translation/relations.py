@@ -15,8 +15,6 @@ import pyarrow as pa
 from evertide.server.query.translation.expressions import ExpressionTranslator, check_fields
 from evertide.server.query.translation.terms import Term, duckdb_type, make_refusal, quote_name
 
-__all__ = ["FromTranslator", "Names", "NestedQuery", "ReadQuery", "Relation", "is_named", "rename_columns"]
-
 _JOINS = {"INNER": "JOIN", "LEFT": "LEFT JOIN", "RIGHT": "RIGHT JOIN", "OUTER": "FULL JOIN", "FULL": "FULL JOIN"}
 _JOIN_FACTS = ("nearest_count", "nearest_order_type", "is_implicit")
 

@@ -30,29 +30,6 @@ import pyarrow.types as kinds
 
 from evertide.server.query.duck import DuckDeclined
 
-__all__ = [
-    "DIGITS_MAX",
-    "DOUBLE_DIGITS",
-    "LOCAL",
-    "MOMENT",
-    "Precedence",
-    "Term",
-    "cast",
-    "cast_pair",
-    "cast_to_common_type",
-    "convert_utc",
-    "duckdb_type",
-    "find_common_type",
-    "find_decimal_type",
-    "is_real",
-    "is_whole",
-    "make_literal",
-    "make_refusal",
-    "parse_number",
-    "quote_name",
-    "read_time",
-]
-
 DIGITS_MAX = 38
 DOUBLE_DIGITS = 15
 LOCAL = pa.timestamp("us")

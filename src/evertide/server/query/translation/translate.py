@@ -30,8 +30,6 @@ from evertide.server.query.translation.expressions import ExpressionTranslator
 from evertide.server.query.translation.queries import QueryTranslator
 from evertide.server.query.translation.terms import make_refusal
 
-__all__ = ["translate_query"]
-
 _UTC = frozenset(("UTC", "Etc/UTC", "Z", "GMT", "Etc/GMT", "+00:00"))
 
 _TOKEN = re.compile(

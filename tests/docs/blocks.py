@@ -2,7 +2,7 @@
 
     ```sql title="shop.sql"           is that file
     ```sh                             is given to a shell, the same for the whole page
-    ```python                         is run, in this process, with the page's directory as the current one
+    ```python                         is run, in this process, in the page's directory, with the names of earlier blocks
     ```sql {data-server="postgres"}   is given to that server
     ```text                           right after one of these: what it says, `...` standing for anything
     ```sh {data-not-run="why"}        is not run, and says why; other languages (yaml, html) are only files, or pictures
@@ -112,6 +112,8 @@ class Page:
     """Replacements for texts of the page, such as a free port."""
     is_here: bool = False
     """Whether `evertide` is run in this process."""
+    names: dict[str, object] = field(default_factory=lambda: {"__name__": "__main__"})
+    """The variables of Python blocks, which later blocks of the page use."""
 
 
 def run_page(path: Path, page: Page) -> int:
@@ -158,7 +160,7 @@ def _run(block: Block, text: str, page: Page, shell: Shell) -> str | None:
 def _python(block: Block, text: str, page: Page) -> str:
     said = io.StringIO()
     with _inside(page), contextlib.redirect_stdout(said):
-        exec(compile(text, block.where, "exec"), {"__name__": "__main__"})
+        exec(compile(text, block.where, "exec"), page.names)
     return said.getvalue()
 
 

@@ -82,6 +82,14 @@ def test_a_nightly_dbt_job(spark: SparkSession, tmp_path: Path) -> None:
     assert run_page(DOCS / "howto" / "nightly-dbt-job.md", Page(tmp_path, is_here=True)) == 3
 
 
+def test_a_feature_table(spark: SparkSession, tmp_path: Path) -> None:
+    assert run_page(DOCS / "howto" / "feature-table.md", Page(tmp_path, is_here=True)) == 3
+
+
+def test_a_join_of_two_streams(spark: SparkSession, tmp_path: Path) -> None:
+    assert run_page(DOCS / "howto" / "stream-join.md", Page(tmp_path, is_here=True)) == 2
+
+
 def test_a_declarative_pipelines_project(spark: SparkSession, tmp_path: Path) -> None:
     assert run_page(DOCS / "howto" / "declarative-pipelines.md", Page(tmp_path, is_here=True)) == 2
 

@@ -12,7 +12,7 @@ several times faster than the defaults at this size, and a second implementation
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -110,20 +110,36 @@ class Reference:
 
     def by_spark(self, query: str) -> pa.Table:
         """The result of the query, as a plain Spark batch in a separate session."""
-        session = self._session
-        if session is None:
+        session = self._get_session()
+        with _left_active(type(session)):
+            self._load(session, self._take_stale("spark"))
+            return _collect(session.sql(query))
+
+    def by_spark_over_unseen_rows(self, query: str) -> pa.Table:
+        """Like `by_spark`, but Spark's optimizer does not see the rows of the tables, as with files.
+
+        For `by_spark` it sees them, and removes a join with an empty table. No expression over the other table is then
+        evaluated, so an expression that fails for a row does not fail the query.
+        """
+        session = _quick_session(self._get_session())
+        with _left_active(type(session)):
+            self._load(session, self._contents, is_seen=False)
+            return _collect(session.sql(query))
+
+    def _get_session(self) -> SparkSession:
+        if self._session is None:
             raise InvalidInput(where="Reference", why="it was made without a Spark session")
+        return self._session
+
+    def _load(self, session: SparkSession, tables: Collection[str], *, is_seen: bool = True) -> None:
         from pyspark.sql.pandas.types import from_arrow_schema  # noqa: PLC0415 - DuckDB needs no pyspark
 
-        stale = self._take_stale("spark")
-        with _left_active(type(session)):
-            for name in stale:
-                rows = self.rows(name)
-                known = from_arrow_schema(rows.schema, prefer_timestamp_ntz=True)
-                session.createDataFrame(rows, schema=known).createOrReplaceTempView(name)
-            for name, view in self._views.items() if stale else ():
-                session.sql(view).createOrReplaceTempView(name)
-            return _collect(session.sql(query))
+        for name in tables:
+            rows = self.rows(name)
+            frame = session.createDataFrame(rows, schema=from_arrow_schema(rows.schema, prefer_timestamp_ntz=True))
+            (frame if is_seen else frame.localCheckpoint(eager=False)).createOrReplaceTempView(name)
+        for name, view in self._views.items() if tables else ():
+            session.sql(view).createOrReplaceTempView(name)
 
     def by_duckdb(self, query: str) -> pa.Table:
         """The result of the query from DuckDB; sums and averages may have other types than Spark's."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
+from pyspark.errors import ArithmeticException
 
 from evertide.errors import InvalidInput
 from evertide.rows.changes import consolidate_delta
@@ -106,6 +107,19 @@ def test_views_may_name_earlier_ones(spark: SparkSession) -> None:
         answers.append(reference.by_spark(views["largest"]))
         compare(reference.by_duckdb(views["largest"]), answers[-1])
     assert len({str(answer.to_pylist()) for answer in answers}) > 1
+
+
+def test_the_optimizer_does_not_see_unseen_rows(spark: SparkSession) -> None:
+    """Spark removes a join with a table that it knows to be empty, with what it would evaluate over the other table."""
+    reference = Reference(spark, SCHEMAS)
+    reference.apply({"t": delta_of(pa.table({"k": [2], "g": ["a"], "x": [1.0]}, schema=SCHEMAS["t"]), 1)})
+    query = "SELECT t.k FROM t JOIN u ON t.g = u.g AND 6 div (t.k - {}) > 0"
+    assert reference.by_spark(query.format(2)).num_rows == 0
+    with pytest.raises(ArithmeticException, match="DIVIDE_BY_ZERO"):
+        reference.by_spark_over_unseen_rows(query.format(2))
+    compare(reference.by_spark_over_unseen_rows(query.format(1)), reference.by_spark(query.format(1)))
+    reference.apply({"u": delta_of(pa.table({"g": ["a"], "n": [1]}, schema=SCHEMAS["u"]), 1)})
+    assert reference.by_spark_over_unseen_rows(query.format(1)).to_pylist() == [{"k": 2}]
 
 
 def test_the_users_session_is_unchanged(spark: SparkSession) -> None:

@@ -5,16 +5,20 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import pytest
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 
+from evertide.errors import ViewFailed
 from evertide.flow import Circuit, stage
 from evertide.flow.stage import ROWS_SURPLUS_MAX
 from evertide.plan.fragment import fragment
 from evertide.plan.fragment.fragment import ROWS_SMALL_MAX
 from tests.flow.checked import TABLES, Views, check
-from tests.flow.joins import check_random_joins
+from tests.flow.joins import TABLES as TABLES_JOINED
+from tests.flow.joins import check_joins, check_random_joins
+from tests.kit.ledger import Transaction, delta_of
 from tests.kit.oracle import Reference
 from tests.kit.queries import random_queries
 from tests.soak.rounds import Soak
@@ -25,6 +29,7 @@ if TYPE_CHECKING:
 COUNT = 10
 COUNT_LONG = 15
 TRANSACTIONS = 4
+FAILING = "SELECT s.v FROM s JOIN u ON s.k = u.k AND 6 div (s.v - 2) >= 0"
 
 
 def check_random_queries(spark: SparkSession, seed: int, count: int, transactions: int) -> None:
@@ -74,6 +79,34 @@ def test_v6_random_joins_are_maintained_by_the_linear_rule(
 ) -> None:
     force_linear_rule(monkeypatch, way)
     assert check_random_joins(spark, seed, 5, 6)["compared"] > 15
+
+
+def test_v6_a_view_may_fail_where_spark_only_skips_an_empty_table(spark: SparkSession) -> None:
+    """The row of s is not joined with any of u, but the condition fails for it."""
+    assert check_joins(spark, {"v": FAILING}, [one_row(spark, "s", 1)], "no seed") == {"failed": 1}
+
+
+def test_v6_a_view_may_fail_for_a_row_that_is_removed(spark: SparkSession) -> None:
+    """The second transaction does not compute with the row of s, since r has no row for it. The third computes with
+    the rows before it."""
+    query = "SELECT r.v FROM r LEFT JOIN (s JOIN u ON s.b = u.b AND 6 div (s.v - 2) >= 0) ON r.k = s.k"
+    removed = one_row(spark, "r", -1, k=3) | one_row(spark, "s", -1)
+    transactions = [one_row(spark, "r", 1, k=3), one_row(spark, "s", 1), removed]
+    assert check_joins(spark, {"v": query}, transactions, "no seed") == {"compared": 2, "failed": 1}
+
+
+def test_v6_a_failure_that_spark_never_has_is_found(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise ViewFailed(views=("v",), time=0, why="needless")
+
+    monkeypatch.setattr(Circuit, "step", fail)
+    with pytest.raises(AssertionError, match=r"no seed, transaction 0: view v.*needless"):
+        check_joins(spark, {"v": FAILING.replace("- 2", "- 9")}, [one_row(spark, "s", 1)], "no seed")
+
+
+def one_row(spark: SparkSession, table: str, diff: int, k: int = 2) -> Transaction:
+    values = {"k": k, "v": 2, "b": b"x"} | ({"id": 1} if table == "s" else {})
+    return {table: delta_of(pa.Table.from_pylist([values], schema=Circuit(spark, TABLES_JOINED).tables[table]), diff)}
 
 
 @pytest.mark.soak

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from datetime import UTC, datetime
 from decimal import Decimal
-from typing import Any
-
-from rich.text import Text
+from typing import TYPE_CHECKING, Any
 
 from evertide.json_values import to_json_value
+
+if TYPE_CHECKING:
+    from rich.text import Text
 
 _KIB = 1024
 _MINUTE_S = 60
@@ -31,6 +32,8 @@ def get_colour(state: str) -> str:
 
 
 def format_state(state: str) -> Text:
+    from rich.text import Text  # noqa: PLC0415 - slow to import, and no executor needs it
+
     return Text(state, get_colour(state))
 
 

@@ -9,11 +9,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 from io import StringIO
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+if TYPE_CHECKING:
+    from rich.table import Table
+    from rich.text import Text
 
 _WIDTH = 1000
 """Wide enough that plain text is not wrapped."""
@@ -29,6 +29,9 @@ class TextTable:
     """The columns that are aligned to the right."""
 
     def to_rich(self) -> Table:
+        from rich.table import Table  # noqa: PLC0415 - slow to import, and no executor needs it
+        from rich.text import Text  # noqa: PLC0415
+
         table = Table(
             title=self.title or None,
             title_justify="left",
@@ -61,6 +64,9 @@ def _render_row(tag: str, cells: Iterable[Any], align: Sequence[str]) -> str:
 
 def render_text(parts: Iterable[TextTable | Text | str]) -> str:
     """Tables and lines as plain text."""
+    from rich.console import Console  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
     out = StringIO()
     console = Console(file=out, width=_WIDTH, color_system=None, highlight=False, force_jupyter=False)
     for part in parts:

@@ -101,3 +101,11 @@ def environment(values: dict[str, str]) -> Iterator[None]:
                 del os.environ[name]
             else:
                 os.environ[name] = value
+
+
+def test_an_executor_loads_no_terminal_and_no_jvm() -> None:
+    """Nor does a worker that answers queries. Each task of a read may start in a new process."""
+    modules = "evertide.datasource.task, evertide.server.query.duck_query"
+    code = f"import sys, {modules}; print(sorted({{'pyspark', 'rich', 'typer', 'uvicorn'}} & set(sys.modules)))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"

@@ -34,7 +34,6 @@ from evertide.pipeline.records.state_record import PipelineStateRecord, read_pip
 from evertide.pipeline.sinks.sink_status import SinkStatus, read_sink_statuses
 from evertide.pipeline.state.divergence import list_divergences
 from evertide.pipeline.state.members import Members
-from evertide.pipeline.status.report import describe_status
 from evertide.problem import ComponentState, Problem
 from evertide.runtime import Runtime
 from evertide.settings import Settings
@@ -135,9 +134,13 @@ class Status:
 
     def __str__(self) -> str:
         """What `evertide status` prints."""
+        from evertide.pipeline.status.report import describe_status  # noqa: PLC0415 - rich is slow to import
+
         return render_text(describe_status(self))
 
     def _repr_html_(self) -> str:
+        from evertide.pipeline.status.report import describe_status  # noqa: PLC0415
+
         return render_html_lines(describe_status(self))
 
 

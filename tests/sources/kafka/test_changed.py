@@ -151,6 +151,20 @@ def test_records_before_a_gap_are_offered_before_the_gap_is_skipped(kafka_broker
     source.close()
 
 
+def test_two_partitions_whose_missing_offsets_exist_again(kafka_broker: KafkaBroker) -> None:
+    topic = new_topic(kafka_broker, 2)
+    produce(kafka_broker, topic, [({"id": n}, order(n)) for n in range(10)])
+    source = open_source(table(kafka_broker, topic))
+    offer = wait_for_offer(source, first(source), count=10)
+    assert isinstance(source, KafkaSource)
+    source._reader.lost.update({number: MissingOffset(number, 0) for number in (0, 1)})
+    assert source.offer(offer.after, LIMIT) is None
+    produce(kafka_broker, topic, [({"id": n}, order(n)) for n in range(10, 20)])
+    offer = wait_for_offer(source, offer.after, count=10)
+    assert sorted(row["id"] for row in rows(source, offer)) == list(range(10, 20))
+    source.close()
+
+
 def test_a_broker_that_stops_stalls_the_source_and_nothing_is_lost(kafka_broker: KafkaBroker) -> None:
     topic = new_topic(kafka_broker, 2)
     produce(kafka_broker, topic, [(None, order(n), n % 2) for n in range(20)])

@@ -238,8 +238,8 @@ class KafkaSource:
             earliest = read_beginnings(self._admin, self._options.topic, [one.partition])[one.partition]
             latest = read_ends(self._admin, self._options.topic, [one.partition])[one.partition]
             if earliest <= following[one.partition] <= latest:
-                self._reader.follow({})  # the offset exists again: the next `follow` fetches it
-                continue
+                self._reader.follow({})  # the offset exists again: the next `follow` fetches it, and all others
+                break
             if earliest > one.offset and self._options.is_skipping_expired:
                 found.append((one.partition, one.offset, earliest))
                 continue

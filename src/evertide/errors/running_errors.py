@@ -192,8 +192,8 @@ class StateInconsistent(Unexpected):
     """`where` names the state of a view, or a collection. Every file was read as it was written."""
 
     error_code = "state_inconsistent"
-    summary = "Rows in memory contradict each other: a bug in Evertide"
-    message_format = "{where}: inconsistent rows in memory: {why}"
+    summary = "Rows contradict each other, in files that are not damaged: a bug in Evertide"
+    message_format = "{where}: the rows contradict each other: {why}"
     remedy = (
         "Evertide recomputes views whose tables are kept. If the process ended, restart it: nothing that was "
         "acknowledged is lost. Report this as a bug, with the log."

@@ -20,7 +20,9 @@ class RunThread:
 
     def start(self) -> None:
         if self._thread is not None:
-            raise NotAllowedNow(where="start", why="the pipeline runs already")
+            raise NotAllowedNow(
+                where="start", why="it was called before; a thread makes transactions until the pipeline is closed"
+            )
         self._thread = WatchedThread("run", self._run_until_stopped)
         self._thread.start()
 

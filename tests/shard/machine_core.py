@@ -77,7 +77,7 @@ class MachineCore(RuleBasedStateMachine):
         self.entries: dict[str, list[LogEntry]] = {name: [] for name in SHARDS}
         self.decoded: dict[str, list[Change]] = {}
         self.rows_made = 0
-        self.failed = self.crossed = False
+        self.failed = self.crossed = self.is_crossing = False
         self.actors = [None] * ACTORS
         first = self._new_actor()
         for name in SHARDS:
@@ -132,13 +132,20 @@ class MachineCore(RuleBasedStateMachine):
             assert actor is not None
             actor.line.is_dead = True
         elif cross.slot != step.slot:
-            for action in cross.actions:
-                if action == "newcomer":
-                    self._leave(cross.slot)
-                    self.actors[cross.slot] = self._new_actor()
-                else:
-                    self._perform(Step(cross.slot, action, step.x ^ cross.elsewhere, cross.y))
-                self._sync()
+            self.is_crossing = True
+            try:
+                self._take_crossing_actions(step, cross)
+            finally:
+                self.is_crossing = False
+
+    def _take_crossing_actions(self, step: Step, cross: Cross) -> None:
+        for action in cross.actions:
+            if action == "newcomer":
+                self._leave(cross.slot)
+                self.actors[cross.slot] = self._new_actor()
+            else:
+                self._perform(Step(cross.slot, action, step.x ^ cross.elsewhere, cross.y))
+            self._sync()
 
     def _leave(self, slot: int) -> None:
         actor = self.actors[slot]

@@ -82,7 +82,9 @@ def test_rows_are_pushed_checkpoints_made_and_the_pipeline_paused(shop: tuple[Pi
     assert far(url, "resume").stdout == "running\n"
     bad = tmp_path / "bad.csv"
     bad.write_text("id,customer,amount\nx,eve,1\n")
-    assert "line 2" in one_error(far(url, "push", "orders", bad), 2)
+    refused = far(url, "push", "orders", bad)
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert ":2, table 'orders': column" in refused.stderr
     assert "cannot read the file" in one_error(far(url, "push", "orders", tmp_path / "none.csv"), 2)
 
 

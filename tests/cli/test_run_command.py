@@ -99,9 +99,10 @@ def test_a_file_with_one_bad_row_is_refused_as_a_whole(
     tmp_path: Path, shop: tuple[str | Path, ...], spark: SparkSession
 ) -> None:
     (tmp_path / "a.csv").write_text("id,customer,amount\n1,ann,5\n2,bob,many\n")
-    line = one_error(evertide("push", "orders", tmp_path / "a.csv", *shop), 2)
-    assert "line 3" in line
-    assert "many" in line
+    refused = evertide("push", "orders", tmp_path / "a.csv", *shop)
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert "a.csv:3, table 'orders': column 'amount': 'many' is not a" in refused.stderr
+    assert "  3 | 2,bob,many" in refused.stderr
     assert _revenue(tmp_path / "s") == {}
     assert document(evertide("status", "--storage", tmp_path / "s", "--json"))["time"] == 0
     assert "set --format" in one_error(evertide("push", "orders", "-", *shop), 2)

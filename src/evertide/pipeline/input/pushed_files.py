@@ -72,4 +72,4 @@ def _open_reader(declaration: TableDeclaration, form: PushFormat, *, is_delete: 
 
 def _make_error(table: str, fault: Fault, count: int) -> InvalidInput:
     more = f" ({count - 1} more rows do not fit either)" if count > 1 else ""
-    return InvalidInput(where=f"table {table!r}, {fault.place}:{fault.line}", why=f"{fault.reason}{more}")
+    return InvalidInput(where=f"{fault.place}:{fault.line}, table {table!r}", why=f"{fault.reason}{more}")

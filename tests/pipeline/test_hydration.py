@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import closing
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,8 +18,10 @@ from evertide.errors import NotAllowedNow, RecomputationDelayed, Unavailable
 from evertide.pipeline.pipeline import Pipeline
 from evertide.pipeline.records.ownership import ProcessRole
 from evertide.pipeline.state import hydration
+from evertide.pipeline.state.hydration import _ContentPortions
 from evertide.pipeline.state.members import Members
 from evertide.problem import ComponentState
+from evertide.settings import Settings
 from evertide.store.memory import MemoryBlob
 from evertide.store.open import Storage
 from tests.kit.small_engine import SmallCohort, SmallEngine, SmallView
@@ -225,3 +230,37 @@ def test_stopping_a_pipeline_does_not_wait_for_a_backfill(monkeypatch: pytest.Mo
     monkeypatch.undo()
     with open_pipeline(kept, made, settings=SMALL) as p:
         assert rows_of(p, "counts") == [(0, 10)]
+
+
+class _TrackedMembers:
+    """Keeps its generators alive, as the traceback of an error does."""
+
+    def __init__(self) -> None:
+        self.shards = SimpleNamespace(settings=Settings(portion_rows_max=1))
+        self.generators: list[Any] = []
+        self.released = 0
+
+    def count_table_rows(self, _: str) -> int:
+        return 3
+
+    def read_table_portions(self, _: str, __: int) -> Iterator[pa.Table]:
+        self.generators.append(self._read())
+        found: Iterator[pa.Table] = self.generators[-1]
+        return found
+
+    def _read(self) -> Iterator[pa.Table]:
+        try:
+            for number in range(3):
+                yield pa.table({"a": [number]})
+        finally:
+            self.released += 1
+
+
+def test_a_reading_that_is_left_releases_its_lease_at_once() -> None:
+    members: Any = _TrackedMembers()
+    portions = _ContentPortions(members, ["t"], 1)
+    assert portions.has_more_than(1)
+    assert members.released == 1
+    with closing(iter(portions)) as read:
+        assert next(read)[0]["t"].num_rows == 1
+    assert members.released == 2

@@ -10,7 +10,8 @@ Used for new and changed views, for the retry of failed views, and for views who
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Generator, Iterable, Mapping
+from contextlib import closing
 from functools import reduce
 from itertools import islice
 from typing import Protocol
@@ -64,7 +65,8 @@ def hydrate_cohort(
     check_computable(engine, views)
     portions = _ContentPortions(members, tables, time)
     try:
-        return _compute_cohort(engine.cohort(views, store, None), store, portions, receiver)
+        with closing(iter(portions)) as read:
+            return _compute_cohort(engine.cohort(views, store, None), store, read, receiver)
     except ViewFailed as error:
         if not portions.is_several:
             raise
@@ -94,7 +96,11 @@ def _compute_cohort(
 
 
 class _ContentPortions:
-    """The content of the tables in portions, at least one, each with whether it is the last."""
+    """The content of the tables in portions, at least one, each with whether it is the last.
+
+    Every generator is closed where it is left, which releases its lease: an error that keeps the frame of a generator
+    would leave that to the garbage collector of Python, which ignores errors.
+    """
 
     def __init__(self, members: Members, tables: Iterable[str], time: int) -> None:
         self._members = members
@@ -103,31 +109,34 @@ class _ContentPortions:
         self._tables = sorted(stored, key=stored.__getitem__)
         self.is_several = False
 
-    def __iter__(self) -> Iterator[tuple[dict[str, pa.Table], bool]]:
+    def __iter__(self) -> Generator[tuple[dict[str, pa.Table], bool], None, None]:
         ahead: dict[str, pa.Table] | None = None
-        for portion in self._gather():
-            if ahead is not None:
-                self.is_several = True
-                yield ahead, False
-            ahead = portion
+        with closing(self._gather()) as gathered:
+            for portion in gathered:
+                if ahead is not None:
+                    self.is_several = True
+                    yield ahead, False
+                ahead = portion
         yield ahead or {}, True
 
     def has_more_than(self, count: int) -> bool:
         """Reads up to `count` portions and one more: how large rows are in memory is only known then."""
-        return next(islice(self._gather(), count, None), None) is not None
+        with closing(self._gather()) as gathered:
+            return next(islice(gathered, count, None), None) is not None
 
-    def _gather(self) -> Iterator[dict[str, pa.Table]]:
+    def _gather(self) -> Generator[dict[str, pa.Table], None, None]:
         settings = self._members.shards.settings
         found: dict[str, pa.Table] = {}
         for name in self._tables:
-            for portion in self._members.read_table_portions(name, self._time):
-                portions = [*found.values(), portion]
-                is_over = sum(one.num_rows for one in portions) > settings.portion_rows_max
-                is_over = is_over or sum(one.nbytes for one in portions) > settings.portion_bytes_max
-                if found and (name in found or is_over):
-                    yield found
-                    found = {}
-                found[name] = portion
+            with closing(self._members.read_table_portions(name, self._time)) as read:
+                for portion in read:
+                    portions = [*found.values(), portion]
+                    is_over = sum(one.num_rows for one in portions) > settings.portion_rows_max
+                    is_over = is_over or sum(one.nbytes for one in portions) > settings.portion_bytes_max
+                    if found and (name in found or is_over):
+                        yield found
+                        found = {}
+                    found[name] = portion
         if found:
             yield found
 

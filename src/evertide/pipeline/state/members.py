@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Generator, Mapping
 from functools import cached_property
 from typing import TypeVar
 
@@ -108,11 +108,11 @@ class Members:
         """The number of rows that the shard stores: an upper bound for the table."""
         return sum(part.rows for part in self.open_collection(table).log.read().state.parts)
 
-    def read_table_portions(self, table: str, upper: int) -> Iterator[pa.Table]:
+    def read_table_portions(self, table: str, upper: int) -> Generator[pa.Table, None, None]:
         """The same as `read_table`, in portions."""
         return self.read_portions(self.open_collection(table), upper)
 
-    def read_portions(self, shard: Shard, upper: int) -> Iterator[pa.Table]:
+    def read_portions(self, shard: Shard, upper: int) -> Generator[pa.Table, None, None]:
         settings = self.shards.settings
         if upper:
             with shard.snapshot(upper - 1) as snapshot:

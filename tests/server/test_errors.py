@@ -58,6 +58,9 @@ EXPECTED = {
     "archive_damaged": 500,
     "unexpected": 500,
     "unsupported_format": 500,
+    "setup_incomplete": 500,
+    "shard_ended": 409,
+    "state_inconsistent": 500,
     "unauthorized": 401,
     "forbidden": 403,
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from evertide.errors import InvalidInput, LeaseLost, OutcomeUnknown, RecordDamaged, TimeCompacted
+from evertide.errors import LeaseLost, OutcomeUnknown, RecordDamaged, TimeCompacted
 from evertide.shard.lease import Lease, LeaseRecord, read_live_leases
 from evertide.shard.shard import Shard
 from evertide.shard.shard_log import ShardLog
@@ -183,7 +183,7 @@ def test_a_finalized_shard_keeps_its_since(memory: Memory) -> None:
 
 def test_a_missing_shard_has_no_holds(memory: Memory) -> None:
     host = memory.host()
-    with pytest.raises(InvalidInput, match="memory:hold/a"):
+    with pytest.raises(RecordDamaged, match="memory:hold/a"):
         host.shards._shard("a").hold("sink", 0)
 
 

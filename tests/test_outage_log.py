@@ -8,7 +8,7 @@ import pytest
 
 from evertide.errors import EvertideError, Unavailable
 from evertide.threads.failures import Failures
-from evertide.threads.outage_log import OutageLog
+from evertide.threads.outage_log import OutageLog, OutageLogs
 from tests.kit.runtime import ManualRuntime
 
 logger = logging.getLogger("evertide.tests.outages")
@@ -37,6 +37,22 @@ def test_an_outage_is_logged_when_it_changes(caplog: pytest.LogCaptureFixture) -
     assert end == "recovered after 20.0 s: could not write"
     outage.note(away(1))
     assert len(caplog.messages) == 4, "it begins again"
+
+
+def test_outages_of_several_names_are_logged_each_for_itself(caplog: pytest.LogCaptureFixture) -> None:
+    outages = OutageLogs(logger, ManualRuntime())
+    for number in range(5):
+        assert outages.note("backfill of a", away(number)) is (number == 0)
+        assert outages.note("backfill of b", away(number, "refused")) is (number == 0)
+    outages.end("backfill of a")
+    outages.end("backfill of c")
+    assert outages.note("backfill of a", away(9))
+    assert [message.split(":")[0] for message in caplog.messages] == [
+        "backfill of a",
+        "backfill of b",
+        "recovered after 0.0 s",
+        "backfill of a",
+    ]
 
 
 def test_a_failure_of_background_work_is_logged_when_it_changes(caplog: pytest.LogCaptureFixture) -> None:

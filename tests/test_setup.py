@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -125,7 +126,7 @@ def test_a_java_that_fails_or_prints_nothing_is_refused(tmp_path: Path) -> None:
 def test_make_setup_stops_at_the_refusal_and_leaves_no_files(tmp_path: Path) -> None:
     clone = tmp_path / "a clone"
     (clone / "tools").mkdir(parents=True)
-    for name in ("Makefile", "tools/preflight.sh", "pyproject.toml", "requirements.lock"):
+    for name in ("Makefile", "tools/preflight.sh", "pyproject.toml", "requirements.lock", "requirements-dev.lock"):
         shutil.copy(ROOT / name, clone / name)
     java(tmp_path / "java" / "bin" / "java", JAVA_17)
     old = python(tmp_path / "old", "3.9")
@@ -135,3 +136,20 @@ def test_make_setup_stops_at_the_refusal_and_leaves_no_files(tmp_path: Path) -> 
     assert done.returncode != 0
     assert f"PYTHON={old} is Python 3.9" in done.stderr
     assert not (clone / ".venv").exists()
+
+
+def test_the_lock_files_have_no_pin_twice_and_users_get_no_tools_of_developers() -> None:
+    """Fails if `make lock` writes everything into one of the files."""
+    users, developers = (set(read_pins(name)) for name in ("requirements.lock", "requirements-dev.lock"))
+    assert users.isdisjoint(developers)
+    groups = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["dependency-groups"]
+    tools = {requirement.partition(">")[0] for requirement in groups["dev"]}
+    assert tools == {pin.partition("==")[0] for pin in developers} & tools
+    build = {requirement.partition(">")[0] for requirement in groups["build"]}
+    assert build == {pin.partition("==")[0] for pin in users} & build
+
+
+def read_pins(name: str) -> list[str]:
+    """The versions of packages, with their markers."""
+    lines = (ROOT / name).read_text("utf-8").splitlines()
+    return [line.removesuffix(" \\") for line in lines if line[:1].isalnum()]

@@ -1,5 +1,5 @@
 # ruff: noqa: INP001 - a script; tests import it
-"""`make audit`: known advisories, licences and pins of everything that requirements.lock names.
+"""`make audit`: known advisories, licences and pins of everything that the lock files name.
 
 1. Every package is pinned to one version, with digests; every direct dependency of pyproject.toml is among them.
 2. Every installed package has a licence that is compatible with Apache-2.0. A licence that would apply to our source
@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
+LOCKS = ("requirements.lock", "requirements-dev.lock")
 SERVICES_S = {"pypi": 12.0, "osv": 5.0}
 """The advisory services, in order, and the time limit of each."""
 
@@ -69,18 +70,18 @@ def check_pins(lock: str, wanted: Iterable[str]) -> Iterator[Finding]:
         hit = _PIN.match(block)
         if hit is None:
             if block.strip():
-                yield Finding(block.split()[0], "pin", "requirements.lock does not pin this package to one version")
+                yield Finding(block.split()[0], "pin", "the lock file does not pin this package to one version")
             continue
         found.add(normalize(hit["name"]))
         if "--hash=sha256:" not in block:
-            yield Finding(hit["name"], "pin", "requirements.lock has no digest of this package")
+            yield Finding(hit["name"], "pin", "the lock file has no digest of this package")
     for requirement in wanted:
         name = _NAME.match(requirement)
         if name is not None and normalize(name[0]) not in {*found, "evertide"}:
             yield Finding(
                 name[0],
                 "pin",
-                "pyproject.toml requires this package, and requirements.lock does not have it; run `make lock`",
+                "pyproject.toml requires this package, and no lock file has it; run `make lock`",
             )
 
 
@@ -105,7 +106,8 @@ def list_installed() -> Iterator[tuple[str, str]]:
 
 def ask_service(service: str, limit_s: float) -> Any:
     """The report of pip-audit; None if the service cannot be reached."""
-    command = [sys.executable, "-m", "pip_audit", "-r", str(ROOT / "requirements.lock"), "--disable-pip"]
+    files = [text for name in LOCKS for text in ("-r", str(ROOT / name))]
+    command = [sys.executable, "-m", "pip_audit", *files, "--disable-pip"]
     options = ["--require-hashes", "--format", "json", "--progress-spinner", "off", "--timeout", "3", "-s", service]
     try:
         done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=limit_s, check=False)  # noqa: S603
@@ -175,7 +177,7 @@ def look_up_advisories() -> tuple[list[Finding], str]:
 
 def main() -> int:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
-    lock = (ROOT / "requirements.lock").read_text("utf-8")
+    lock = "".join((ROOT / name).read_text("utf-8") for name in LOCKS)
     accepted = read_accepted((ROOT / "tools" / "audit.toml").read_text("utf-8"))
     known, how = look_up_advisories()
     findings = [*check_pins(lock, list_requirements(project)), *check_licences(list_installed()), *known]

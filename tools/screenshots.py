@@ -46,10 +46,13 @@ SHOTS = (
     Shot("overview", "/overview", "path.area"),
     Shot("overview-dark", "/overview", "path.area", is_dark=True),
     Shot("flow", "/flow", "svg.graph-lines:has(path.flowing)", (1280, 930)),
-    Shot("plan", "/flow/category_prices", '[data-plan="category_prices"] .operator-state', is_dark=True),
+    Shot("plan", "/collection/category_prices/plan", '[data-plan="category_prices"] .operator-state', is_dark=True),
+    Shot("changes", "/collection/category_prices/changes", "tbody td del", (1280, 700)),
+    Shot("cost", "/collection/category_prices/cost", '[data-panel="cost"] td', (1280, 700)),
     Shot("collection", "/collection/category_prices", "table.rows tr.updated"),
     Shot("query", "/query", "svg rect.bar"),
     Shot("phone", "/overview", "path.area", (390, 800)),
+    Shot("phone-flow", "/flow", ".flow-list .node", (390, 800)),
 )
 
 

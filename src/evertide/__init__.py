@@ -19,7 +19,8 @@ from typing import Any as _Any
 if _TYPE_CHECKING:
     from evertide.errors import EvertideError
     from evertide.pipeline.pipeline import Pipeline
-    from evertide.pipeline.reading.collections import StaleViewWarning, View
+    from evertide.pipeline.reading.collections import View
+    from evertide.pipeline.reading.stale import StaleViewWarning
     from evertide.plan.program.view_function import materialized_view, temporary_view
     from evertide.settings import Settings
 
@@ -40,7 +41,7 @@ _WHERE = {
     "EvertideError": "evertide.errors",
     "Pipeline": "evertide.pipeline.pipeline",
     "Settings": "evertide.settings",
-    "StaleViewWarning": "evertide.pipeline.reading.collections",
+    "StaleViewWarning": "evertide.pipeline.reading.stale",
     "View": "evertide.pipeline.reading.collections",
     "materialized_view": "evertide.plan.program.view_function",
     "temporary_view": "evertide.plan.program.view_function",

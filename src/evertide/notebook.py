@@ -57,6 +57,10 @@ class _CellProgress:
     def __call__(self, work: str, done: int, total: int) -> None:
         with self._lock:
             self._works[work] = (done, total)
+            if not total:  # the work has ended
+                del self._works[work]
+                if self._cell is None:
+                    return
             now_s = self._runtime.monotonic_s()
             if done < total and now_s < self._shown_s + _EVERY_S:
                 return

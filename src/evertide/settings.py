@@ -15,7 +15,8 @@ class Settings:
     """`evertide run` asks before a changed script makes it recompute stored views from more rows than this."""
 
     inline_bytes_max: int = 64 * 1024
-    """A batch of up to this size is stored inside the shard's state, without a blob."""
+    """A batch of up to this size is stored inside the shard's state, without a blob; so are pushed rows inside the
+    journal's record of their transaction."""
 
     part_rows_max: int = 1_000_000
     """Rows per part; a larger batch has several parts."""
@@ -47,6 +48,12 @@ class Settings:
 
     garbage_interval_s: float = 30.0
     """Interval of garbage collection over all shards."""
+
+    scrub_bytes_per_s: int = 16 * 1024 * 1024
+    """How fast the state parts in use are read in the background and compared with their checksums."""
+
+    scrub_interval_s: float = 86_400.0
+    """After this time, a state part is read and compared again."""
 
     poll_interval_s: float = 0.05
     """How often a waiting reader polls for appends of other processes."""

@@ -102,9 +102,9 @@ class Process:
         found = self.checkpoints.collect_garbage(self.live, self.writer)
         return set(found.parts), set(found.files)
 
-    def restore(self) -> RestoredCheckpoint | None:
+    def restore(self, *, reads_parts: bool = False) -> RestoredCheckpoint | None:
         """Restore as a process that starts: its engine uses the restored parts."""
-        found = self.checkpoints.restore(self.writer)
+        found = self.checkpoints.restore(self.writer, reads_parts=reads_parts)
         if found is not None:
             self.parts = list(found.manifest.state_parts)
         return found

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 
 import pytest
@@ -123,7 +122,7 @@ def test_the_manifest_is_deleted_first(memory: Memory) -> None:
     assert len(deleted) == 6
 
 
-def test_c3_a_damaged_manifest_keeps_everything(memory: Memory, caplog: pytest.LogCaptureFixture) -> None:
+def test_c3_a_damaged_manifest_keeps_everything(memory: Memory) -> None:
     """Checkpoints A, B, C and D; A is collected. B needs 12 parts, C needs 18 of which it shares 12. C's manifest is
     damaged, then D is published.
 
@@ -149,13 +148,10 @@ def test_c3_a_damaged_manifest_keeps_everything(memory: Memory, caplog: pytest.L
     before = process.blobs()
     for shard in SHARDS:
         process.shard(shard).compact(process.writer)
-    with caplog.at_level(logging.ERROR):
-        found = process.checkpoints.collect_garbage(process.live, process.writer)
+    found = process.checkpoints.collect_garbage(process.live, process.writer)
     assert (found.parts, found.files) == ((), ())
     assert isinstance(found.refused, RecordDamaged)
     assert c.key in str(found.refused)
-    assert [record.levelname for record in caplog.records] == ["ERROR"]
-    assert c.key in caplog.records[0].getMessage()
     with pytest.raises(RecordDamaged, match="00000003/manifest"):
         process.shard("orders").collect_garbage(process.writer, process.checkpoints.find_pins)
     assert before <= process.blobs(), "no file was deleted"

@@ -19,6 +19,7 @@ from evertide.checkpoint.records import (
     read_holds,
 )
 from evertide.errors import (
+    BlobDamaged,
     CheckpointDamaged,
     EvertideError,
     Fenced,
@@ -27,7 +28,7 @@ from evertide.errors import (
     UnsupportedFormat,
 )
 from evertide.store.meta import seal
-from evertide.store.paths import CHECKPOINTS, checkpoint_key, restoring_key
+from evertide.store.paths import CHECKPOINTS, checkpoint_key, restoring_key, state_prefix
 from tests.checkpoint.kit import TTL_S, Memory, Process, Watched
 from tests.shard.hosts import HookedBlob, LateMeta
 
@@ -208,7 +209,7 @@ def test_c5_missing_state_is_damage_and_never_no_checkpoint(memory: Memory, proc
     memory.corrupt(process.parts[4].key)
     fresh = memory.process()
     with pytest.raises(CheckpointDamaged) as caught:
-        fresh.restore()
+        fresh.checkpoints.restore(fresh.writer, reads_parts=True)
     check_error_names(caught.value, "none of 2 checkpoints is intact", process.parts[0].key, process.parts[4].key)
     assert read_holds(memory.meta) == {}, "an unusable checkpoint is not held"
 
@@ -222,7 +223,7 @@ def test_c6_random_content_of_the_right_length_is_detected(
     memory.corrupt(key)
     fresh = memory.process()
     with caplog.at_level(logging.WARNING):
-        found = fresh.restore()
+        found = fresh.restore(reads_parts=which == "part")
     assert found is not None
     fresh.check_state(found)
     assert found.entry.number == 1
@@ -236,12 +237,35 @@ def test_unavailable_storage_is_not_damage(memory: Memory, process: Process) -> 
     """No older checkpoint is used instead. Fails if `check_files` takes every error for damage."""
 
     def away(_operation: str, key: str) -> None:
-        if key == process.parts[-1].key:
+        if key == checkpoint_key(2, "state.bin"):
             raise Unavailable(path=key, why="no answer")
 
     fresh = Process(HookedBlob(memory.blob, away), memory.meta, memory.runtime)
     with pytest.raises(Unavailable):
         fresh.restore()
+
+
+# State parts, which a restore reads only if asked to
+
+
+@pytest.mark.parametrize("reads_parts", [False, True])
+def test_a_restore_reads_state_parts_only_if_asked_to(memory: Memory, process: Process, reads_parts: bool) -> None:
+    """So that the time of a restore does not depend on the size of the state."""
+    read: list[str] = []
+    fresh = Process(HookedBlob(memory.blob, lambda _, key: read.append(key)), memory.meta, memory.runtime)
+    assert fresh.checkpoints.restore(fresh.writer, reads_parts=reads_parts)
+    assert read
+    assert {key for key in read if key.startswith(state_prefix())} == {
+        part.key for part in process.parts if reads_parts
+    }
+
+
+def test_the_checkpoints_that_name_a_damaged_file_are_known_to_be_damaged(memory: Memory, process: Process) -> None:
+    """Fails if a checkpoint that does not name the file counts as damaged, too."""
+    checkpoints = memory.process().checkpoints
+    for key, numbers in (("state/elsewhere/part", set()), (process.parts[-1].key, {2}), (process.parts[0].key, {1, 2})):
+        checkpoints.note_damaged_file(BlobDamaged(path=memory.blob.path(key), why="a byte differs"))
+        assert checkpoints.damage.list_catalogued() == numbers
 
 
 # The hold
@@ -256,7 +280,7 @@ def test_the_hold_covers_all_checkpoints_during_the_restore_and_one_after_it(mem
         seen.append([entry.number for entry in hold.entries])
         assert not hold.is_read
 
-    memory.corrupt(process.parts[-1].key)
+    memory.corrupt(checkpoint_key(2, "state.bin"))
     assert fresh.checkpoints.restore(fresh.writer, look)
     assert seen
     assert all(numbers == [1, 2] for numbers in seen)

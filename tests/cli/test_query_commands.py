@@ -94,7 +94,7 @@ def test_query_in_all_formats_and_at_a_time(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "engine", "time", "why"),
     [
-        ("SELECT * FROM nothing", "auto", "3", "no such collection"),
+        ("SELECT * FROM nothing", "auto", "3", "query:1:15: no table or view 'nothing'; there are counts"),
         ("SELEKT", "duckdb", "3", "SELEKT"),
         ("SELECT customer + 1 FROM orders", "auto", "3", "CAST_INVALID_INPUT"),
         ("SELECT * FROM orders", "duckdb", "4", "the last time is 3"),

@@ -68,7 +68,7 @@ def test_rows_are_pushed_checkpoints_made_and_the_pipeline_paused(shop: tuple[Pi
     file.write_text("id,customer,amount\n7,eve,1\n8,eve,2\n")
     assert document(far(url, "push", "orders", file, "--json")) == {"table": "orders", "rows": 2, "time": 4}
     (tmp_path / "gone.jsonl").write_text('{"id": 7}\n')
-    assert "1 rows deleted" in far(url, "push", "orders", tmp_path / "gone.jsonl", "--delete").stdout
+    assert "1 row deleted" in far(url, "push", "orders", tmp_path / "gone.jsonl", "--delete").stdout
     assert [row[0] for row in rows_of(p, "orders")] == [1, 2, 3, 8]
     named = ("--producer", "till", "--sequence", "7")
     (tmp_path / "gone.csv").write_text("id,customer,amount\n8,eve,2\n")

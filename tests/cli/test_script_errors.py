@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import os
 import pickle
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,11 +15,11 @@ import pytest
 from evertide.errors import InvalidInput
 from evertide.plan.program.program import Program
 from tests.cli.kit import evertide
+from tests.kit.golden import compare_with_golden
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "script-errors.txt"
 ORDERS = "CREATE TABLE orders (id BIGINT NOT NULL, customer STRING, amount BIGINT, PRIMARY KEY (id));\n"
 SCRIPTS = {
     "a misspelled column": ORDERS
@@ -71,10 +70,7 @@ def test_errors_in_scripts_are_printed_with_their_place_and_a_remedy(
         assert (failed.exit_code, failed.stdout) == (2, "")
         assert capfd.readouterr().err == "", "neither Spark nor Java may write to the terminal"
         printed.append(f"== {name}\n{script.strip()}\n--\n{failed.stderr}")
-    found = "\n".join(printed)
-    if os.environ.get("EVERTIDE_GOLDEN") == "write":
-        GOLDEN.write_text(found)
-    assert found == GOLDEN.read_text()
+    compare_with_golden("script-errors.txt", "\n".join(printed))
 
 
 def test_programs_get_the_fields_of_the_error(

@@ -51,8 +51,8 @@ def shop(settings: Settings | None = None, engine: SmallEngine | None = None) ->
 
 def test_rows_are_pushed_and_read_and_all_facts_are_returned() -> None:
     with shop() as (p, client):
-        assert client.push("orders", [order(1), order(2, "bob", 5)]) == {"time": 1, "rows": 2}
-        assert client.push("orders", deletes=[2]) == {"time": 2, "rows": 1}
+        assert client.push("orders", [order(1), order(2, "bob", 5)]) == {"time": 1, "rows": 2, "txid": 2}
+        assert client.push("orders", deletes=[2]) == {"time": 2, "rows": 1, "txid": 3}
         arrow = pa.table({"id": [7], "customer": ["eve"], "amount": [3]})
         assert client.push("orders", arrow)["time"] == 3
         found = client.rows("REVENUE")
@@ -89,7 +89,7 @@ def test_a_transaction_is_all_or_nothing() -> None:
             t.push("orders", [order(1)])
             t.push("notes", pa.table({"text": ["a", "b"]}))
             assert rows_of(p, "orders") == []
-        assert (t.time, t.rows) == (1, 3)
+        assert (t.time, t.rows, t.txid) == (1, 3, 2)
         assert t.commit() == 1, "a repeated commit gets the same answer"
         with pytest.raises(InvalidInput, match="is not a BIGINT"), client.transaction() as t:
             t.push("orders", [order(2), {"id": "x"}])

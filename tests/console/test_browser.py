@@ -88,6 +88,64 @@ def test_changed_rows_appear_and_are_marked(browser: Page, here: Shop) -> None:
     browser.see("tbody tr:has(:text-is('ann'))", "21")
 
 
+def test_the_changes_of_a_collection_are_listed_with_the_values_that_they_replace(browser: Page, here: Shop) -> None:
+    go(browser, "collection", "orders")
+    browser.see('[data-rows="live"]')
+    browser.do(click='[data-tab="changes"]')
+    browser.see('[data-panel="changes"] td', "No change since this page was opened.")
+    here.push(rows=[order(30, "kim", 1)])
+    browser.see("tbody tr:has([data-operation=insert])", "kim")
+    time = here.push(rows=[order(30, "kim", 2)])
+    browser.see("tbody tr:first-child:has([data-operation=update]) td:first-child", str(time))
+    assert browser.ask(
+        "[...document.querySelectorAll('tbody tr:first-child td del')].map(each => each.textContent)"
+    ) == ["1"]
+    here.push(deletes=[30])
+    browser.see("tbody tr:first-child:has([data-operation=delete])", "kim")
+    browser.do(click='[data-tab="rows"]')
+    browser.see("table.rows tbody tr", "ann")
+    browser.do(click='[data-tab="changes"]')
+    browser.see("tbody tr:has([data-operation=insert])", "kim")  # the list is kept
+
+
+def test_each_view_has_its_sql_plan_and_cost_in_tabs(browser: Page) -> None:
+    """The engine of these tests has no plans: the page says so, and stays."""
+    titles = "[...document.querySelectorAll('[role=tab]')].map(each => each.textContent).join(' ')"
+    go(browser, "collection", "revenue")
+    browser.see("[role=tab]", "Cost")
+    assert browser.ask(titles) == "Rows Changes SQL Plan Cost"
+    browser.ask("document.querySelector('[role=tab][aria-selected=true]').focus()")
+    for tab in ("changes", "sql", "plan", "cost", "rows"):
+        browser.do(press="ArrowRight")
+        browser.see(f'[data-panel="{tab}"]')
+        assert browser.ask("document.activeElement.dataset.tab") == tab
+        assert browser.ask("location.hash") == f"#/collection/revenue/{tab}"
+    go(browser, "collection", "orders", "sql")
+    browser.see('[data-panel="sql"] td', "customer")
+    assert browser.ask(titles) == "Rows Changes SQL"
+    go(browser, "collection", "orders", "plan")  # a table has none
+    browser.see("table.rows tbody tr", "ann")
+
+
+def test_the_flow_is_a_list_on_a_phone(browser: Page) -> None:
+    """Each entry names what it reads, below all that it reads."""
+    browser.do(width=390, height=800)
+    try:
+        go(browser, "flow")
+        browser.see('.flow-list li:has([data-node="revenue"])', "reads orders")
+        names = browser.ask("[...document.querySelectorAll('.flow-list .node')].map(each => each.dataset.node)")
+        assert names.index("orders") < names.index("buyers")
+        assert browser.ask("document.querySelector('.graph-lines')") is None
+        overlaps = """[...document.querySelectorAll('.flow-list li')].some((each, at, all) =>
+          at > 0 && each.getBoundingClientRect().top < all[at - 1].lastElementChild.getBoundingClientRect().bottom)"""
+        assert browser.ask(overlaps) is False
+        browser.do(width=1280, height=900)
+        browser.see(".graph-plane")
+        browser.do(gone=".flow-list")
+    finally:
+        browser.do(width=1280, height=900)
+
+
 def test_rows_are_filtered_and_sorted(browser: Page, here: Shop) -> None:
     here.push(rows=[order(10, "zoe", 1), order(11, "yan", 1000)])
     go(browser, "collection", "orders")
@@ -135,6 +193,15 @@ def test_hostile_values_and_names_are_shown_as_text(browser: Page, here: Shop) -
     )
 
 
+def test_an_error_of_a_query_shows_its_place(browser: Page) -> None:
+    go(browser, "query")
+    browser.do(fill="textarea", value="SELECT *\n  FROM ordrs")
+    browser.do(click='button:text-is("Run")')
+    browser.see('main [role="alert"] .why', "query:2:8: no table or view 'ordrs'; did you mean 'orders'?")
+    shown = browser.ask("document.querySelector('main [role=alert] pre').textContent")
+    assert shown == "  FROM ordrs\n       ^"
+
+
 @pytest.mark.parametrize("path", ["/nowhere", "/constructor", "/x/orders"])
 def test_an_unknown_address_is_named_and_has_links(browser: Page, path: str) -> None:
     """Fails if the overview is shown instead, or if a name that every object has counts as a screen."""
@@ -173,7 +240,7 @@ def test_a_graph_and_charts_are_reached_by_keyboard(browser: Page) -> None:
 def test_no_screen_is_wider_than_a_phone(browser: Page, here: Shop, is_dark: bool) -> None:
     browser.do(width=360, height=740, dark=is_dark)
     try:
-        for pieces in [*((screen,) for screen in SCREENS), ("collection", "orders"), ("collection", TAG)]:
+        for pieces in [*((screen,) for screen in SCREENS), ("collection", "orders"), ("collection", TAG, "changes")]:
             go(browser, *pieces)
             browser.do(gone="main .spinner")
             assert browser.ask("document.documentElement.scrollWidth") <= 360, pieces

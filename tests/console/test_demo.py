@@ -107,8 +107,17 @@ def test_the_flow_shows_what_flows_and_how_a_view_is_maintained(browser: Page) -
     browser.see(".operator", "difference rule")
     browser.see(".operator-state", "keeps")
     browser.see('[aria-label="State"] td', "auction")
-    browser.do(click='[data-plan="category_prices"] a:text-is("its rows")')
+    browser.do(click='main a:text-is("its SQL, rows and changes")')
     browser.see('main[data-screen="collection"]', "category_prices")
+    browser.do(click='[data-tab="plan"]')
+    browser.see('[data-plan="category_prices"] .operator', "Aggregate")
+    browser.do(click='[data-tab="cost"]')
+    browser.see('[aria-label="Work for each change"] tr:has(b:text-is("Aggregate"))', "the groups that changed")
+    browser.see('[aria-label="Work for each change"] tr:has(b:text-is("Join")) td', "rows")
+    browser.do(width=390, height=800)
+    browser.do(click='[data-tab="plan"]')
+    browser.see('[data-plan="category_prices"] .flow-list li', "step 1, reads step 2")
+    browser.do(width=1280, height=900)
 
 
 def test_collections_are_listed_with_sparklines_and_each_can_be_opened(browser: Page) -> None:
@@ -119,8 +128,11 @@ def test_collections_are_listed_with_sparklines_and_each_can_be_opened(browser: 
     browser.do(click='tbody a:text-is("channels")')
     browser.see('[data-rows="live"]')
     browser.see("table.rows tbody tr", "others")
-    browser.see(".sql-word", "SELECT")
     browser.see("table.rows tbody tr.updated")  # a transaction was committed meanwhile
+    browser.do(click='[data-tab="changes"]')
+    browser.see("tbody td del")
+    browser.do(click='[data-tab="sql"]')
+    browser.see(".sql-word", "SELECT")
     browser.see("main", "Reads bid")
 
 

@@ -13,6 +13,7 @@ from typing import IO, Any
 
 import pyspark
 
+from tests.cli.kit import open_small, order
 from tests.datasource.kit import History, grow, opened
 from tests.servers.postgres import PostgresServer
 from tests.servers.s3 import S3Server
@@ -87,6 +88,28 @@ def test_another_spark_reads_a_storage_on_s3_with_meta_in_postgres(
         with asker("local[1]", where, "${ENV:THE_META}", THE_META=meta) as pipes:
             ask(pipes, max(history.at))
             check(pipes, history, max(history.at))
+
+
+def test_spark_shows_on_standard_error_that_a_view_failed(tmp_path: Path) -> None:
+    """Fails if a second DataFrame over the view gets no warning: it is another read."""
+    with open_small(tmp_path / "s", "revenue", "share") as p:
+        for amount in (50, 0):
+            p.push("orders", [order(amount, amount=amount)])
+            p.commit()
+    code = f"""
+from tests.datasource.other_spark import session
+spark = session("local[1]")
+shop = spark.read.format("evertide").option("storage", {str(tmp_path / "s")!r})
+print([shop.load(name).count() for name in ("share", "orders", "share")], shop.option("as_of", 1).load("share").count())
+spark.stop()
+"""
+    command = [sys.executable, "-c", code]
+    environment = os.environ | {"JDK_JAVA_OPTIONS": QUICK_JAVA}
+    found = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[1, 2, 1] 1"
+    shown = [line for line in found.stderr.splitlines() if "StaleViewWarning" in line]
+    stale = "view 'share' is failed, and its content is that of transaction 1; its status says why"
+    assert shown == [f"spark.read.format('evertide'):1: StaleViewWarning: {stale}"] * 2
 
 
 @contextmanager

@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.datasource.kit import NAMES, THINGS, History, content, grow, opened
+from evertide.runtime import SystemRuntime
+from evertide.store.open import open_storage
+from tests.datasource.kit import BLOBS, NAMES, THINGS, History, content, grow, opened
+from tests.pipeline.test_evolution import fill_storage, redefined
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -145,6 +148,28 @@ def test_a_user_defined_schema_is_refused(spark: SparkSession, history: History)
     assert given.schema("word STRING, n INT").load("bag").count() == len(history.at[max(history.at)]["bag"])
     with pytest.raises(PySparkException, match=r"the columns are struct<word:string,n:int>; omit schema\(\)"):
         given.schema("word STRING, n BIGINT").load("bag").count()
+
+
+def test_a_view_whose_query_changed_is_refused_until_it_is_computed(spark: SparkSession, tmp_path: Path) -> None:
+    """A DataFrame from before the change keeps its rows. Fails if one over the stored rows is made after it."""
+    from pyspark.errors import AnalysisException  # noqa: PLC0415 - pyspark
+
+    root = tmp_path / "s"
+    fill_storage(kept=open_storage(root, runtime=SystemRuntime(), settings=BLOBS))
+    shop = spark.read.format("evertide").option("storage", str(root))
+    before = shop.load("revenue")
+    kept = open_storage(root, runtime=SystemRuntime(), settings=BLOBS)
+    with redefined(kept, "another query") as (p, may_go_on):
+        with pytest.raises(AnalysisException, match=r"its query changed, and the view is hydrating; wait until"):
+            shop.load("revenue")
+        old = [{"customer": "ann", "amount": 10}]
+        assert [row.asDict() for row in before.collect()] == old
+        earlier = spark.read.format("evertide").option("storage", str(root)).option("as_of", 4).load("revenue")
+        assert [row.asDict() for row in earlier.collect()] == old
+        may_go_on.set()
+        assert p.wait_until_hydrated(20)
+        assert [row.asDict() for row in shop.load("revenue").collect()] == [{"customer": "all", "amount": 1}]
+        assert [row.asDict() for row in before.collect()] == old
 
 
 def test_the_error_of_a_task_names_the_missing_part(spark: SparkSession, tmp_path: Path) -> None:

@@ -19,7 +19,6 @@ from typing import Any
 from evertide import errors
 from evertide.errors import EvertideError
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "error-messages.txt"
 SOURCE = Path(errors.__file__).parents[1]
 _KINDS: dict[str, type[EvertideError]] = {name: getattr(errors, name) for name in errors.__all__}
 

@@ -98,7 +98,7 @@ MAINTAINED: dict[str, list[Example]] = {
             "Aggregate",
         ),
         Example(
-            "percentile, median, mode",
+            "percentile, percentile_approx, median, mode",
             "SELECT customer, median(amount) AS m FROM orders GROUP BY customer",
             "Aggregate",
         ),

@@ -48,7 +48,7 @@ def processes(scratch: Path) -> dict[str, str]:
     command.write_text(f'#!/bin/sh\nexec {sys.executable} -m evertide.cli "$@"\n')
     command.chmod(0o755)
     path = f"{command.parent}:{os.environ['PATH']}"
-    return {"PATH": path, "SPARK_LOCAL_IP": "127.0.0.1", "PYTHONPATH": str(ROOT)}
+    return {"PATH": path, "SPARK_LOCAL_IP": "127.0.0.1", "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
 
 
 @pytest.mark.timeout(900)
@@ -76,6 +76,16 @@ def test_kafka_to_delta(spark: SparkSession, tmp_path: Path, kafka_broker: Kafka
     swaps = {"topic 'orders'": "topic 'docs-orders'", 'produce("orders"': 'produce("docs-orders"'}
     page = Page(tmp_path, environment={"BROKERS": kafka_broker.brokers}, swaps=swaps, is_here=True)
     assert run_page(DOCS / "howto" / "kafka-to-delta.md", page) == 6
+
+
+def test_a_live_app(tmp_path: Path) -> None:
+    page = DOCS / "howto" / "live-app.md"
+    for block in blocks_of(page):
+        if block.language == "ts":
+            source = (ROOT / "examples" / "live-app" / block.facts["title"]).read_text()
+            assert block.text.strip() in source, f"{block.where}: the example has other code"
+    swaps = {"127.0.0.1:8080": f"127.0.0.1:{free_port()}"}
+    assert run_page(DOCS / "howto" / "live-app.md", Page(tmp_path, environment=processes(tmp_path), swaps=swaps)) == 4
 
 
 def test_a_nightly_dbt_job(spark: SparkSession, tmp_path: Path) -> None:
@@ -118,11 +128,11 @@ def test_code_on_other_pages_is_valid(spark: SparkSession, name: str) -> None:
 def _check_sql(spark: SparkSession, block: Block) -> None:
     """Plan a whole script; only parse one that reads tables of another block."""
     from evertide.plan.program.program import Program  # noqa: PLC0415 - pyspark
-    from evertide.plan.script.statements import parse_script  # noqa: PLC0415 - pyspark
+    from evertide.plan.script.statements import TableStatement, parse_script  # noqa: PLC0415 - pyspark
 
     try:
         statements = parse_script(spark, block.text, block.where)
-        if any(hasattr(each, "columns") for each in statements):
+        if any(isinstance(each, TableStatement) for each in statements):
             Program(spark, block.text, block.where)
     except InvalidInput as error:
         pytest.fail(f'{block.where}: {error.why}; if it is not to be run, say so: data-not-run="why"')

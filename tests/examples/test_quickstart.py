@@ -93,7 +93,10 @@ def test_every_cell_of_the_notebook_runs_and_shows_what_it_says(tmp_path: Path) 
     assert int(time) > 2, "the cell was not updated"
     [chart] = htmls(find(cells, "from IPython.display"))
     assert chart.count("<rect") == 3
-    assert "closed" in find(cells, "watch.stop()").outputs[-1].data["text/plain"]
+    closed = find(cells, "watch.stop()").outputs[-1].data
+    assert "closed" in closed["text/plain"]
+    assert "text/html" not in closed, "the last status says running"
+    assert not any("0 of 0" in html for cell in cells if cell.cell_type == "code" for html in htmls(cell))
     noise = [each.text for cell in cells for each in cell.get("outputs", []) if each.get("name") == "stderr"]
     assert not noise
 

@@ -58,12 +58,10 @@ class World:
             parts=[PartRun(parts)] if parts else (),
         )
 
-    def restore(self, manifest: ArrangementManifest, *, verify: bool = True) -> Arrangement:
+    def restore(self, manifest: ArrangementManifest) -> Arrangement:
         """The arrangement as a process that starts restores it: nothing is decoded yet."""
         self.cache = RowGroupCache(self.cache.bytes_max)
-        return Arrangement.restore(
-            manifest, blob=self.blob, cache=self.cache, new_name=self.new_name, settings=TINY, verify=verify
-        )
+        return Arrangement.restore(manifest, blob=self.blob, cache=self.cache, new_name=self.new_name, settings=TINY)
 
 
 def delta(rows: Any, diffs: Any = 1) -> Any:

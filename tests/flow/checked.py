@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from evertide.flow import Circuit
 from evertide.plan.script.statements import ViewStatement, parse_script
 from tests.kit.ledger import Transaction
-from tests.kit.oracle import Reference, drive
+from tests.kit.oracle import Reference, drive, read_types
 from tests.kit.transactions import random_transactions
 
 if TYPE_CHECKING:
@@ -35,10 +35,12 @@ class Views:
     queries: Mapping[str, str]
     told: Mapping[str, str] = field(default_factory=dict)
     plain: Mapping[str, str] = field(default_factory=dict)
+    columns: Mapping[str, str] = field(default_factory=dict)
+    """The lists of columns of plain views."""
 
     @property
     def script(self) -> str:
-        made = [f"CREATE VIEW {name} AS {query};" for name, query in self.plain.items()]
+        made = [f"CREATE VIEW {name} {self.columns.get(name, '')} AS {query};" for name, query in self.plain.items()]
         made += [f"CREATE MATERIALIZED VIEW {name} AS {query};" for name, query in self.queries.items()]
         return "\n".join([TABLES, *made])
 
@@ -52,6 +54,7 @@ def views_of(spark: SparkSession, name: str) -> Views:
         queries={view.name: view.query for view in declared if view.is_materialized},
         told={view.removesuffix(_TOLD): query for view, query in plain.items() if view.endswith(_TOLD)},
         plain={view: query for view, query in plain.items() if not view.endswith(_TOLD)},
+        columns={view.name: f"({', '.join(view.columns)})" for view in declared if view.columns},
     )
 
 
@@ -88,7 +91,7 @@ class _Run:
 
     def drive(self, spark_every: int) -> None:
         circuit, told = Circuit(self._spark, self._views.script), {**self._views.queries, **self._views.told}
-        reference = Reference(self._spark, circuit.tables, {**self._views.plain, **told})
+        reference = Reference(self._spark, circuit.tables, {**self._views.plain, **told}, read_types(circuit.program))
         drive(circuit, reference, told, self._record(circuit), spark_every=spark_every)
 
     def _record(self, circuit: Circuit) -> Iterator[Transaction]:

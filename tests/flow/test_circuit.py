@@ -91,8 +91,9 @@ def test_a_missing_part_is_named(spark: SparkSession) -> None:
     state = make_saved_circuit(spark, blob)
     key = next(entry.key for kept in state.arrangements.values() for entry in kept.list_entries())
     blob.delete(key)
+    circuit = Circuit(spark, SCRIPT, blob=blob, state=state)
     with pytest.raises(BlobMissing, match=key):
-        Circuit(spark, SCRIPT, blob=blob, state=state)
+        read_all_state(circuit)
 
 
 def test_a_damaged_part_is_named(spark: SparkSession) -> None:
@@ -103,8 +104,14 @@ def test_a_damaged_part_is_named(spark: SparkSession) -> None:
     content[len(content) // 2] ^= 0xFF
     blob.delete(key)
     blob.put(key, bytes(content))
+    circuit = Circuit(spark, SCRIPT, blob=blob, state=state)
     with pytest.raises(BlobDamaged, match=key):
-        Circuit(spark, SCRIPT, blob=blob, state=state)
+        read_all_state(circuit)
+
+
+def read_all_state(circuit: Circuit) -> None:
+    for arrangement in circuit.arrangements.values():
+        arrangement.scan()
 
 
 def test_a_missing_arrangement_is_damage(spark: SparkSession) -> None:

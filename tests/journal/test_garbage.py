@@ -10,6 +10,7 @@ from evertide.errors import (
     Damaged,
     EvertideError,
     Fenced,
+    RecordDamaged,
     TimeCompacted,
     Unavailable,
     Unexpected,
@@ -17,7 +18,7 @@ from evertide.errors import (
 )
 from evertide.journal.records import Bound, Staged
 from evertide.journal.staging import list_staged
-from evertide.store import Write
+from evertide.store import Record, Write
 from evertide.store.paths import COMMITTED, JOURNAL, beat_key, writer_key
 from tests.journal.kit import TTL_S, Host, Site, rows_in
 from tests.shard.hosts import HookedBlob, HookedMeta
@@ -50,6 +51,52 @@ def check_complete(host: Host) -> list[list[int]]:
 
 
 # Truncation
+
+
+@pytest.mark.parametrize("count", [2, 3, 100])
+def test_few_records_are_in_memory_at_a_time(site: Site, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if all are read at once: each may have `inline_bytes_max` of pushed rows."""
+    monkeypatch.setattr("evertide.journal.time_log._RECORDS_AT_ONCE", count)
+    host = site.host()
+    shard = host.create()
+    for number in range(7):
+        host.bind_rows(number)
+        host.commit(shard)
+    scan, sizes = site.meta.scan, list[int]()
+
+    def measure(key: str, after: int = 0, limit: int | None = None) -> list[Record]:
+        found = scan(key, after, limit)
+        sizes.extend([len(found)] if key == JOURNAL else [])
+        return found
+
+    gone, kept = keys(host, *range(5)), keys(host, 5, 6)
+    with monkeypatch.context() as patch:
+        patch.setattr(site.meta, "scan", measure)
+        assert host.journal.drop_unbound(host.writer) == []
+        assert set(host.journal.truncate(5, host.writer)) == gone
+    assert max(sizes) == min(count, 7)
+    assert host.staged_blobs() == kept
+    assert [bound.time for bound in host.journal.read_from(5)] == [5, 6]
+
+
+@pytest.mark.parametrize("missing", range(2, 7))
+def test_a_missing_record_is_noticed_wherever_it_is(site: Site, missing: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if the first record of each further read is not compared with the last one of the read before."""
+    monkeypatch.setattr("evertide.journal.time_log._RECORDS_AT_ONCE", 2)
+    host = site.host()
+    host.create()
+    for number in range(7):
+        host.bind_rows(number)
+    before, scan = host.staged_blobs(), site.meta.scan
+
+    def omit(key: str, after: int = 0, limit: int | None = None) -> list[Record]:
+        found = [record for record in scan(key, after) if key != JOURNAL or record.seqno != missing]
+        return found[:limit]
+
+    monkeypatch.setattr(site.meta, "scan", omit)
+    with pytest.raises(RecordDamaged):
+        host.journal.drop_unbound(host.writer)
+    assert host.staged_blobs() == before
 
 
 def test_records_and_fragments_below_the_time_are_deleted(host: Host) -> None:

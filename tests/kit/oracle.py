@@ -12,6 +12,7 @@ several times faster than the defaults at this size, and a second implementation
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,12 +27,17 @@ from evertide.errors import InvalidInput
 from evertide.rows.changes import DIFF, consolidate_delta, expand
 from evertide.rows.conform import conform_table
 from tests.kit.compare import Differs, compare, compare_bits
-from tests.kit.ledger import Transaction, delta_of, delta_schema
+from tests.kit.ledger import Transaction, delta_of, delta_schema, sample
+from tests.kit.runtime import RandomStream
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+    from evertide.plan.program.program import Program
 
 _NO_TEXTS: Mapping[str, str] = MappingProxyType({})
+_NO_TYPES: Mapping[str, StructType] = MappingProxyType({})
 _SETTINGS = {
     "spark.sql.shuffle.partitions": "1",
     "spark.sql.adaptive.enabled": "false",
@@ -87,13 +93,19 @@ class Reference:
     """The content of tables, and the results of queries over them.
 
     `views` are queries that other queries may name, as in a script with views over views; they are declared in order.
+    `types` has the columns of tables with a collation, which their Arrow schemas do not have: see `read_types`.
     """
 
     def __init__(
-        self, spark: SparkSession | None, schemas: Mapping[str, pa.Schema], views: Mapping[str, str] = _NO_TEXTS
+        self,
+        spark: SparkSession | None,
+        schemas: Mapping[str, pa.Schema],
+        views: Mapping[str, str] = _NO_TEXTS,
+        types: Mapping[str, StructType] = _NO_TYPES,
     ) -> None:
         self._contents = {name: Content(schema, f"table {name}") for name, schema in schemas.items()}
         self._views = dict(views)
+        self._types = dict(types)
         self._session = _quick_session(spark) if spark is not None else None
         self._duckdb: Any = None
         self._stale = {"spark": set(schemas), "duckdb": set(schemas)}
@@ -115,15 +127,22 @@ class Reference:
             self._load(session, self._take_stale("spark"))
             return _collect(session.sql(query))
 
-    def by_spark_over_unseen_rows(self, query: str) -> pa.Table:
+    def by_spark_over_unseen_rows(self, query: str, shuffle: RandomStream | None = None) -> pa.Table:
         """Like `by_spark`, but Spark's optimizer does not see the rows of the tables, as with files.
 
         For `by_spark` it sees them, and removes a join with an empty table. No expression over the other table is then
         evaluated, so an expression that fails for a row does not fail the query.
+
+        With `shuffle`, the rows of each table are in a random order.
         """
         session = _quick_session(self._get_session())
         with _left_active(type(session)):
-            self._load(session, self._contents, is_seen=False)
+            for name in self._contents:
+                rows = self.rows(name)
+                if shuffle is not None:
+                    rows = rows.take(pa.array(sample(shuffle, rows.num_rows, rows.num_rows), pa.int64()))
+                self._make_frame(session, name, rows).localCheckpoint(eager=False).createOrReplaceTempView(name)
+            self._name_views(session)
             return _collect(session.sql(query))
 
     def _get_session(self) -> SparkSession:
@@ -131,14 +150,20 @@ class Reference:
             raise InvalidInput(where="Reference", why="it was made without a Spark session")
         return self._session
 
-    def _load(self, session: SparkSession, tables: Collection[str], *, is_seen: bool = True) -> None:
+    def _load(self, session: SparkSession, tables: Collection[str]) -> None:
+        for name in tables:
+            self._make_frame(session, name, self.rows(name)).createOrReplaceTempView(name)
+        if tables:
+            self._name_views(session)
+
+    def _make_frame(self, session: SparkSession, table: str, rows: pa.Table) -> DataFrame:
         from pyspark.sql.pandas.types import from_arrow_schema  # noqa: PLC0415 - DuckDB needs no pyspark
 
-        for name in tables:
-            rows = self.rows(name)
-            frame = session.createDataFrame(rows, schema=from_arrow_schema(rows.schema, prefer_timestamp_ntz=True))
-            (frame if is_seen else frame.localCheckpoint(eager=False)).createOrReplaceTempView(name)
-        for name, view in self._views.items() if tables else ():
+        types = self._types.get(table) or from_arrow_schema(rows.schema, prefer_timestamp_ntz=True)
+        return session.createDataFrame(rows, schema=types)
+
+    def _name_views(self, session: SparkSession) -> None:
+        for name, view in self._views.items():
             session.sql(view).createOrReplaceTempView(name)
 
     def by_duckdb(self, query: str) -> pa.Table:
@@ -162,6 +187,20 @@ class Reference:
         """The tables that changed since the engine last loaded them."""
         stale, self._stale[engine] = sorted(self._stale[engine]), set()
         return stale
+
+
+def read_types(program: Program) -> dict[str, StructType]:
+    """The columns of the tables of a program as they are declared."""
+    from pyspark.sql.types import StructType  # noqa: PLC0415 - DuckDB needs no pyspark
+
+    found = {}
+    for name, columns in program.tables.items():
+        fields = [
+            {"name": each.name, "type": json.loads(each.type), "nullable": each.nullable, "metadata": {}}
+            for each in columns
+        ]
+        found[name] = StructType.fromJson({"type": "struct", "fields": fields})
+    return found
 
 
 def drive(

@@ -143,6 +143,7 @@ class SmallEngine:
     declared: Sequence[DeclaredTable]
     small_views: Sequence[SmallView]
     fingerprint: str = "small"
+    plain_views: tuple[str, ...] = ()
     is_closed: bool = field(default=False)
 
     @property

@@ -10,10 +10,12 @@ import pytest
 from pyspark.errors import ArithmeticException
 
 from evertide.errors import InvalidInput
+from evertide.plan.program.program import Program
 from evertide.rows.changes import consolidate_delta
 from tests.kit.compare import Differs, compare
 from tests.kit.ledger import Transaction, delta_of, delta_schema
-from tests.kit.oracle import Content, Reference, drive
+from tests.kit.oracle import Content, Reference, drive, read_types
+from tests.kit.runtime import RandomStream
 from tests.kit.transactions import random_transactions
 
 if TYPE_CHECKING:
@@ -23,6 +25,7 @@ SCHEMAS = {
     "t": pa.schema([pa.field("k", pa.int64(), nullable=False), ("g", pa.string()), ("x", pa.float64())]),
     "u": pa.schema([("g", pa.string()), ("n", pa.int64())]),
 }
+COLLATED = pa.schema([("t", pa.string()), ("p", pa.struct([("f", pa.string())]))])
 QUERIES = {
     "sums": "SELECT g, sum(x) AS x, count(*) AS n FROM t GROUP BY g",
     "joined": "SELECT t.k, t.x, u.n FROM t JOIN u ON t.g = u.g",
@@ -120,6 +123,28 @@ def test_the_optimizer_does_not_see_unseen_rows(spark: SparkSession) -> None:
     compare(reference.by_spark_over_unseen_rows(query.format(1)), reference.by_spark(query.format(1)))
     reference.apply({"u": delta_of(pa.table({"g": ["a"], "n": [1]}, schema=SCHEMAS["u"]), 1)})
     assert reference.by_spark_over_unseen_rows(query.format(1)).to_pylist() == [{"k": 2}]
+
+
+def test_the_tables_of_spark_have_their_collations(spark: SparkSession) -> None:
+    program = Program(spark, "CREATE TABLE c (t STRING COLLATE UTF8_LCASE, p STRUCT<f: STRING COLLATE UNICODE_CI>);")
+    reference = Reference(spark, {"c": COLLATED}, types=read_types(program))
+    rows = [{"t": text, "p": {"f": text}} for text in ("a", "A", "b", "B")]
+    reference.apply({"c": delta_of(pa.Table.from_pylist(rows, schema=COLLATED), 1)})
+    for answer in (reference.by_spark, reference.by_spark_over_unseen_rows):
+        assert answer("SELECT count(*) AS n FROM c GROUP BY t").to_pylist() == [{"n": 2}, {"n": 2}]
+        assert answer("SELECT count(DISTINCT p) AS n FROM c").to_pylist() == [{"n": 2}]
+
+
+def test_unseen_rows_can_be_in_another_order(spark: SparkSession) -> None:
+    reference = Reference(spark, SCHEMAS)
+    reference.apply({"u": delta_of(pa.table({"g": ["a"] * 9, "n": range(9)}, schema=SCHEMAS["u"]), 1)})
+    chance = RandomStream(1)
+    orders = [
+        reference.by_spark_over_unseen_rows("SELECT n FROM u", shuffle)["n"].to_pylist()
+        for shuffle in (None, chance, chance)
+    ]
+    assert len({tuple(order) for order in orders}) == 3
+    assert [sorted(order) for order in orders] == [list(range(9))] * 3
 
 
 def test_the_users_session_is_unchanged(spark: SparkSession) -> None:

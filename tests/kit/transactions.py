@@ -218,4 +218,5 @@ _POOLS: tuple[tuple[Any, tuple[Any, ...]], ...] = (
     (kinds.is_string, ("", "a", "b", "ab", "B", "A", "a ", "ä€")),
     (kinds.is_binary, (b"", b"\x00", b"a", b"\xff\x00")),
     (kinds.is_date32, (date(1969, 12, 31), date(2024, 2, 29), date(2026, 1, 1), date(2026, 1, 2))),
+    (kinds.is_time, tuple(at.time() for at in _TIMES)),
 )

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pyarrow as pa
+import pytest
 
+from evertide.runtime import SystemRuntime
+from evertide.store.memory import MemoryMeta
 from tests.kit.delivering import deliver_once
+from tests.kit.faulty import Fault, Faults, FaultyMeta
 from tests.kit.small_engine import SmallView
-from tests.pipeline.kit import NOTES, ORDERS, VIEWS, storage
+from tests.pipeline.kit import NOTES, ORDERS, SETTINGS, VIEWS, Row, storage
 from tests.pipeline.sink_kit import (
     Bucket,
     delivery_threads_of,
@@ -20,6 +26,7 @@ from tests.pipeline.sink_kit import (
     sink,
     with_sink,
 )
+from tests.pipeline.test_threads import wait_until
 
 REVENUE = with_sink(VIEWS["revenue"])
 
@@ -128,3 +135,59 @@ def test_a_sink_that_is_no_longer_declared_holds_nothing() -> None:
         assert second.numbers == [2]
         assert second.token != bucket.token
         assert is_right(p, second)
+
+
+def test_the_hold_of_an_ended_sink_is_released_even_if_storage_refused_it_first() -> None:
+    """Otherwise the storage would keep all changes since then, for no reader."""
+    left = 0
+
+    def choose(_operation: str, key: str) -> Fault:
+        nonlocal left
+        if left and key.startswith("hold/revenue"):
+            left -= 1
+            return Fault.REFUSED
+        return Fault.DONE
+
+    kept = storage(meta=FaultyMeta(MemoryMeta(SystemRuntime()), Faults(choose, lambda *_: Fault.DONE)))
+    with into(lake=Bucket()), shop(kept) as p:
+        push_orders(p, [order(1)])
+        deliver_once(p)
+    left = 1
+    with shop(kept, VIEWS["revenue"], settings=replace(SETTINGS, retry_limit_s=1e-9)) as p:
+        assert left == 0
+        assert p._runner.members.open_collection("revenue").holds == {}
+
+
+def hold_back(view: SmallView, may_go_on: threading.Event) -> SmallView:
+    """The view with another query, which is computed once the event is set."""
+
+    def compute(tables: Mapping[str, list[Row]]) -> list[Row]:
+        may_go_on.wait(20)
+        return [{"customer": one["customer"], "amount": one["amount"] * 2} for one in tables["orders"]]
+
+    return replace(view, function=compute, version=view.version + 1, query="another query")
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_a_sink_of_a_view_whose_query_changed_waits_and_never_mixes_both_queries(*, is_new: bool) -> None:
+    """A new sink begins with the rows of the declared query, an old one gets the difference to them.
+
+    Fails if a new sink is given the stored rows, and if the status calls the old one running.
+    """
+    kept, bucket, may_go_on = storage(), Bucket(), threading.Event()
+    with into(lake=bucket), shop(kept, VIEWS["revenue"] if is_new else REVENUE) as p:
+        push_orders(p, [order(1), order(2, "bob", 20)])
+        deliver_once(p)
+    old, new = {("ann", 10): 1, ("bob", 20): 1}, {("ann", 20): 1, ("bob", 40): 1}
+    with into(lake=bucket), shop(kept, hold_back(REVENUE, may_go_on), threads=True) as p:
+        wait_until(lambda: p.status().sinks[0].state == "waiting")
+        push_orders(p)
+        assert [delta for _, delta in bucket.got] == ([] if is_new else [old])
+        problem = p.status().sinks[0].problem
+        assert problem is not None
+        assert ("query of 'revenue' changed" if is_new else "'revenue' is hydrating") in problem.why
+        may_go_on.set()
+        assert p.wait_until_hydrated(20)
+        push_orders(p)
+        wait_until(lambda: is_right(p, bucket) and p.status().sinks[0].state == "running")
+        assert bucket.got[-1][1] == (new if is_new else {**new, **dict.fromkeys(old, -1)})

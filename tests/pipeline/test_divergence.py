@@ -57,7 +57,7 @@ def evidence(kept: Storage) -> list[DivergenceEvidence]:
     return [msgspec.json.decode(kept.blob.get(one.key), type=DivergenceEvidence) for one in kept.blob.list("evidence")]
 
 
-def with_wrong_checkpoints(kept: Storage) -> None:
+def with_wrong_checkpoints(kept: Storage, deletes: Sequence[int] = ()) -> None:
     """Make two checkpoints that lack a row, and commit a transaction after them in a process that has it."""
     p = open_pipeline(kept)
     p.push("orders", [order(1)])
@@ -68,7 +68,7 @@ def with_wrong_checkpoints(kept: Storage) -> None:
         lose_row(p, order(1))
         p.checkpoint()
         lose_row(p, order(1), 1)
-    p.push("orders", [order(4)])
+    p.push("orders", [order(4)], deletes=deletes)
     p.commit()
     crash(p)
 
@@ -92,6 +92,17 @@ def test_x7_a_pipeline_whose_checkpoints_lack_a_row_opens() -> None:
     with open_pipeline(kept) as p:
         check(p, "revenue", "counts")
         assert len(evidence(kept)) == 1
+
+
+def test_x7_a_pipeline_opens_although_a_replay_contradicts_its_checkpoints() -> None:
+    """The replayed transaction deletes the row that the state lacks, so that the views cannot apply it."""
+    kept = shared()
+    with_wrong_checkpoints(kept, deletes=[1])
+    with open_pipeline(kept) as p:
+        check(p, "revenue", "counts")
+    [found] = evidence(kept)
+    assert set(found.views) == {"revenue", "counts"}
+    assert found.transaction == 4
 
 
 def test_x7_status_reports_divergence_until_the_views_recover() -> None:

@@ -16,7 +16,7 @@ from evertide.errors import InvalidInput, NotAllowedNow, TimeCompacted
 from evertide.pipeline.definition import AwayReason
 from evertide.pipeline.engine import DeclaredTable
 from evertide.pipeline.pipeline import Pipeline
-from evertide.pipeline.reading.collections import StaleViewWarning
+from evertide.pipeline.reading.stale import StaleViewWarning
 from evertide.pipeline.state.hydration import make_view_record
 from evertide.pipeline.state.table_deltas import ERRORS
 from evertide.problem import ComponentState
@@ -45,8 +45,10 @@ def order(number: int, amount: int = 10) -> Row:
     return {"id": number, "customer": "ann", "amount": amount}
 
 
-def fill_storage(made: SmallEngine | None = None, settings: Settings = SETTINGS) -> Storage:
-    kept = storage()
+def fill_storage(
+    made: SmallEngine | None = None, settings: Settings = SETTINGS, kept: Storage | None = None
+) -> Storage:
+    kept = kept or storage()
     with open_pipeline(kept, made, settings=settings) as p:
         for number in range(1, 5):
             p.push("orders", [order(number, number)])

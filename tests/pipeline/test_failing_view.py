@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
@@ -10,6 +11,8 @@ import pytest
 
 from evertide.errors import Damaged, InvalidInput, NotAllowedNow
 from evertide.pipeline.backfill.backfill import Backfill
+from evertide.pipeline.definition import AwayReason
+from evertide.pipeline.pipeline import Pipeline
 from evertide.settings import Settings
 from tests.pipeline.kit import Row, crash, engine, open_pipeline, rows_of, shares, storage
 from tests.pipeline.test_threads import wait_until
@@ -46,6 +49,33 @@ def test_j12_one_view_fails_and_recovers_when_the_row_is_corrected() -> None:
         p.commit()
         assert rows_of(p, "share") == [(1, 2), (2, 10), (3, 25)]
         assert all(one.state == "running" for one in p.status().collections)
+
+
+def find_failure(p: Pipeline) -> AwayReason:
+    away = p.definition.views["share"].away
+    assert away is not None
+    assert away.state == "failed"
+    return away
+
+
+def test_a_view_that_fails_again_at_every_retry_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Fails if a retry logs the failure that the log already has, or if nothing says that the view recovered."""
+    with open_pipeline(storage(), engine(*VIEWS)) as p:
+        p.push("orders", [order(1, 0)])
+        p.commit()
+        since_s = find_failure(p).since_s
+        for number in range(2, 12):
+            p.push("orders", [order(number, 5)])
+            p.commit()
+        assert find_failure(p).time == 11
+        assert find_failure(p).since_s == since_s, "a retry does not change it"
+        warned = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
+        assert [message.split(":")[0] for message in warned] == ["view share"]
+        p.push("orders", [order(1, 4)])
+        p.commit()
+        assert rows_of(p, "share")[0] == (1, 25)
+        warned = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
+        assert [message.partition(";")[0] for message in warned[1:]] == ["view share is running again"]
 
 
 def test_j12_a_failed_view_stays_failed_across_restarts() -> None:
@@ -97,7 +127,7 @@ def test_a_failed_view_is_retried_once_per_request() -> None:
         assert rows_of(p, "share") == [(1, 100), (2, 50)]
         with pytest.raises(NotAllowedNow, match="only a failed view can be retried; failed views: none"):
             p.retry("share")
-        with pytest.raises(InvalidInput, match="no such view"):
+        with pytest.raises(InvalidInput, match="no such view; "):
             p.retry("shares")
 
 

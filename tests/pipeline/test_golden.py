@@ -30,7 +30,9 @@ PART = PartEntry(
     checksum="00112233445566778899aabbccddeeff",
     footer_bytes=99,
     footer_checksum="0011223344556677",
-    index=b"\x01\x02",
+    row_groups=2,
+    least=-5,
+    greatest=2**40,
 )
 RECORDS: dict[str, msgspec.Struct] = {
     "definition": Definition(
@@ -48,6 +50,15 @@ RECORDS: dict[str, msgspec.Struct] = {
         sources=("push", "orders"),
         fingerprint="e" * 32,
         change="0123456789abcdef",
+    ),
+    "definition-plain-views": Definition(
+        generation=Generation(3),
+        tables={},
+        views={},
+        sources=("push",),
+        fingerprint="e" * 32,
+        change="0123456789abcdef",
+        plain_views=("big", "zß€"),
     ),
     "definition-left": Definition(
         generation=Generation(4),
@@ -155,12 +166,21 @@ RECORDS: dict[str, msgspec.Struct] = {
 @pytest.mark.parametrize("name", RECORDS)
 def test_records_equal_the_golden_files(name: str) -> None:
     value = RECORDS[name]
-    path = GOLDEN / f"record-{name}-v1.bin"
+    path = GOLDEN / f"record-{name}-v{2 if name == 'machine-state' else 1}.bin"
     if os.environ.get("EVERTIDE_GOLDEN") == "write":
         path.write_bytes(seal(value))
     stored = path.read_bytes()
     assert unseal(stored, type(value), "there") == value
     assert seal(value) == stored
+
+
+def test_state_whose_manifests_have_the_indexes_of_parts_is_read() -> None:
+    """Version 1 of arrangement manifests."""
+    state = unseal((GOLDEN / "record-machine-state-v1.bin").read_bytes(), MachineState, "there")
+    manifest = state.tables["orders.keyed3"]
+    manifest.check("there")
+    [entry] = manifest.list_entries()
+    assert (manifest.version, entry.key, entry.rows, entry.index) == (1, PART.key, PART.rows, b"\x01\x02")
 
 
 def test_states_and_roles_of_a_later_version_are_read_and_written_as_they_are() -> None:

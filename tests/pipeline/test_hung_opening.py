@@ -33,11 +33,11 @@ def hanging_restore(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading
     """Make the first process that restores a checkpoint wait until the test releases it."""
     entered, released, restore = threading.Event(), threading.Event(), Checkpoints.restore
 
-    def hang(*given: Any) -> Any:
+    def hang(*given: Any, **chosen: Any) -> Any:
         if not entered.is_set():
             entered.set()
             assert released.wait(60)
-        return restore(*given)
+        return restore(*given, **chosen)
 
     with monkeypatch.context() as patched:
         patched.setattr(Checkpoints, "restore", hang)

@@ -205,3 +205,28 @@ def test_x6_a_bind_of_unknown_outcome_that_arrives_late_is_bound_once(is_last_mo
     assert rows_of(p, "notes") == [("early",), ("later",)]
     assert (p.time, pushed.time) == (2, 2)
     crash(p)
+
+
+@pytest.mark.parametrize("how", ["take", "commit"])
+def test_x6_rows_of_an_earlier_bind_in_flight_are_not_said_to_be_refused(how: str) -> None:
+    """Another bind of the same rows is refused. Fails if the second error counts: the client pushes the rows again, and
+    the first bind arrives."""
+    below = storage()
+    late = LateMeta(below.meta)
+    p = shop(_Kept(below.blob, late, "memory"), VIEWS["counts"], settings=QUICK)
+    if how == "take":
+        pushed = p.transaction()
+        pushed.push("notes", [{"text": "early"}])
+        p._pushes.offer_pushed(pushed)
+    else:
+        p.push("notes", [{"text": "early"}])
+    late.script = ["late"]
+    with pytest.raises(OutcomeUnknown):
+        p.advance() if how == "take" else p.commit()
+    late.script = ["away"] if how == "take" else []
+    with pytest.raises(OutcomeUnknown):
+        p.take(pushed) if how == "take" else p.abort()
+    late.arrive()
+    p.advance()
+    assert rows_of(p, "notes") == [("early",)]
+    crash(p)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
 
 from evertide.errors import Closed, Conflict, InvalidInput, NotAllowedNow, Unavailable
+from evertide.pipeline.reading.reader import StorageReader
 from evertide.pipeline.state.table_deltas import ERRORS
 from evertide.store.open import Storage
 from evertide.store.writers import read_registrations
 from tests.kit.faulty import Fault, Faults, FaultyBlob, FaultyMeta
-from tests.pipeline.kit import ORDERS, Row, engine, open_pipeline, rows_of, storage
+from tests.kit.runtime import ManualRuntime
+from tests.pipeline.kit import ORDERS, SETTINGS, Row, engine, open_pipeline, rows_of, storage
 
 
 def order(number: int, customer: str | None = "ann", amount: int | None = 10) -> Row:
@@ -139,10 +142,31 @@ def test_rows_that_do_not_fit_are_refused_and_change_nothing(table: str, rows: l
         assert p.commit() == 0
 
 
+def test_readers_know_the_views_that_are_not_materialized() -> None:
+    """Fails if only the process that runs the pipeline knows them, or if a script without them leaves them there."""
+    kept, plain = storage(), replace(engine(), plain_views=("Big",))
+    for declared, why in (
+        (plain, "the view is not materialized"),
+        (engine(), "no such collection"),
+        (plain, "the view"),
+    ):
+        with open_pipeline(kept, declared) as p:
+            with pytest.raises(InvalidInput, match=why):
+                p.view("big")
+            generation = p.definition.generation
+            reader = StorageReader(kept, runtime=ManualRuntime(), settings=SETTINGS)
+            with pytest.raises(InvalidInput, match=why):
+                reader.collections.view("BIG")
+        with open_pipeline(kept, declared) as p:
+            assert p.definition.generation == generation, "the same script must change nothing"
+
+
 def test_unknown_collections_and_times_are_refused() -> None:
     with open_pipeline(storage()) as p:
-        with pytest.raises(InvalidInput, match="no such collection"):
+        with pytest.raises(InvalidInput, match="no such collection; it has counts, evertide_errors, notes, orders"):
             p.view("nothing")
+        with pytest.raises(InvalidInput, match="no such collection; did you mean 'revenue'"):
+            p.view("revenues")
         with pytest.raises(InvalidInput, match="time 7 is not committed yet"):
             p.view("revenue").as_of(7).to_arrow()
         assert p.view("REVENUE").name == "revenue"

@@ -23,6 +23,7 @@ from evertide.errors import (
 )
 from evertide.pipeline.pipeline import Pipeline
 from evertide.pipeline.recovery.opening import _select_state
+from evertide.settings import Settings
 from evertide.store.memory import MemoryBlob, MemoryMeta
 from evertide.store.meta import Guard, Stale, Write
 from evertide.store.open import Storage
@@ -33,6 +34,7 @@ from tests.kit.small_engine import SmallEngine
 from tests.pipeline.kit import (
     NOTES,
     ORDERS,
+    SETTINGS,
     VIEWS,
     Row,
     crash,
@@ -108,9 +110,9 @@ class FullMeta(MemoryMeta):
         return super().commit(writes, guards)
 
 
-def bound_only(kept: Storage, rows: list[Row]) -> None:
+def bound_only(kept: Storage, rows: list[Row], settings: Settings = SETTINGS) -> None:
     """Bind a transaction in a process that dies before the commit."""
-    p = open_pipeline(kept)
+    p = open_pipeline(kept, settings=settings)
     p.push("orders", rows)
     p._pushes.offer_pushed(p._pushed)
     inputs, _ = p._input_reader.read(p.definition)
@@ -118,11 +120,17 @@ def bound_only(kept: Storage, rows: list[Row]) -> None:
     crash(p)
 
 
-def test_a_bound_transaction_is_completed_after_a_crash(caplog: pytest.LogCaptureFixture) -> None:
+WITH_BLOBS = replace(SETTINGS, inline_bytes_max=1)
+
+
+@pytest.mark.parametrize("settings", [SETTINGS, WITH_BLOBS])
+def test_a_bound_transaction_is_completed_after_a_crash(settings: Settings) -> None:
+    """Its rows are in the record of the journal, or in a blob."""
     kept = storage()
     with open_pipeline(kept) as p:
         fill(p, 1, 2)
-    bound_only(kept, [order(7, 70)])
+    bound_only(kept, [order(7, 70)], settings)
+    assert len(list(kept.blob.list("journal"))) == (settings is WITH_BLOBS)
     with open_pipeline(kept) as p:
         assert p.time == 3
         assert (7, "c1", 70) in rows_of(p, "orders")
@@ -132,7 +140,7 @@ def test_a_bound_transaction_is_completed_after_a_crash(caplog: pytest.LogCaptur
 def test_j3_staged_input_that_was_not_bound_is_dropped_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     """Without `drop_unbound` the fragment stays for ever."""
     kept = storage()
-    p = open_pipeline(kept)
+    p = open_pipeline(kept, settings=WITH_BLOBS)
     with p.transaction() as pushed:
         pushed.push("orders", [order(1, 1)])
     crash(p)
@@ -145,7 +153,7 @@ def test_j3_staged_input_that_was_not_bound_is_dropped_and_logged(caplog: pytest
 
 def test_j9_a_missing_bound_fragment_is_an_error_that_names_it() -> None:
     kept = storage()
-    bound_only(kept, [order(1, 1)])
+    bound_only(kept, [order(1, 1)], WITH_BLOBS)
     [entry] = list(kept.blob.list("journal"))
     kept.blob.delete(entry.key)
     with pytest.raises(BlobMissing, match=entry.key):
@@ -184,7 +192,7 @@ def test_a_commit_whose_answer_was_lost_is_read_back() -> None:
         assert p.time == 11
 
 
-def test_c5_missing_state_is_damage_and_using_an_older_checkpoint_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_c5_missing_state_is_damage_and_computing_it_again_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     """If missing state counted as a new view, it would be computed without a warning."""
     kept = storage()
     with open_pipeline(kept) as p:
@@ -201,6 +209,8 @@ def test_c5_missing_state_is_damage_and_using_an_older_checkpoint_is_logged(capl
     with caplog.at_level(logging.ERROR), open_pipeline(kept) as p:
         check(p)
         assert p.time == 20
+        fill(p, 21, 10)
+        check(p)
     assert gone in caplog.text
 
 

@@ -333,9 +333,9 @@ def test_x12_opening_is_retried_after_a_refused_system_call() -> None:
         p.close(checkpoint=False)
     left, restore = [2], Checkpoints.restore
 
-    def refused(*given: Any) -> Any:
+    def refused(*given: Any, **chosen: Any) -> Any:
         refuse(given)
-        return restore(*given)
+        return restore(*given, **chosen)
 
     refuse = refusing(errno.EMFILE, left)
     with pytest.MonkeyPatch.context() as patched:

@@ -52,6 +52,35 @@ def test_rows_may_be_pushed_to_any_replica() -> None:
         assert rows_of(second, "counts") == [(6, 0)]
 
 
+@pytest.mark.parametrize("how", ["commit again", "block"])
+def test_a_commit_returns_when_its_rows_are_committed_not_those_of_a_peer(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen to fail: the commit returned after it had replayed a transaction of the peer, and a crash lost the rows."""
+    with pair(shared()) as (first, second):
+        first.push("orders", [order(1)])
+        first.commit()
+        if how == "block":
+            with second.transaction() as pushed:
+                pushed.push("orders", [order(2)])
+        else:
+            second.push("orders", [order(2)])
+            with monkeypatch.context() as patch:
+                patch.setattr(Runner, "bind", refuse)
+                with pytest.raises(Unavailable):
+                    second.commit()
+        first.push("orders", [order(3)])
+        first.commit()
+        assert second.commit() == 3
+        crash(second)
+        caught_up(first)
+        assert [row[0] for row in rows_of(first, "orders")] == [1, 2, 3]
+
+
+def refuse(*_: object) -> None:
+    raise Unavailable(path="the journal", why="no answer")
+
+
 def test_a_push_repeated_at_another_replica_is_applied_once() -> None:
     with pair(shared()) as (first, second):
         for one in (first, second, first):

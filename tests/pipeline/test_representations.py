@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ from evertide.errors import Closed, EvertideError
 from tests.pipeline.kit import crash
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 SHOP = """
 CREATE TABLE orders (id BIGINT NOT NULL, customer STRING, amount DECIMAL(10, 2), PRIMARY KEY (id));
@@ -62,6 +63,30 @@ def test_rows_come_from_and_go_to_every_frame(
         assert p.sql("SELECT count(*) AS n FROM orders", as_of=0).time == 0
 
 
+def test_python_prints_the_line_of_a_query_below_its_error(spark: SparkSession, tmp_path: Path) -> None:
+    with et.Pipeline.open(SHOP, tmp_path / "s", spark=spark) as p:
+        with pytest.raises(et.errors.InvalidInput) as refused:
+            p.sql("SELECT id,\n       custmer\nFROM orders")
+        error, *marked = traceback.format_exception_only(refused.value)
+        assert "query:2:8: no column 'custmer' in 'orders'; did you mean 'customer'? Nothing was changed" in error
+        assert marked == ["  2 |        custmer\n", "    |        ^\n"]
+        with pytest.raises(et.errors.InvalidInput, match="query:1:15: no table or view 'ordrs'; did you mean 'orders'"):
+            p.query("SELECT * FROM ordrs")
+
+
+def test_a_view_that_is_not_materialized_is_named_as_such(spark: SparkSession, tmp_path: Path) -> None:
+    def big(session: SparkSession) -> DataFrame:
+        return session.table("orders").where("amount > 10")
+
+    script = SHOP + "CREATE VIEW small AS SELECT * FROM orders WHERE amount < 10;"
+    with et.Pipeline.open(script, tmp_path / "s", spark=spark, functions=[et.temporary_view(big)]) as p:
+        for name in ("small", "BIG"):
+            with pytest.raises(et.errors.InvalidInput, match="the view is not materialized"):
+                p.view(name)
+            with pytest.raises(et.errors.InvalidInput, match=f"query:1:15: '{name}' cannot be read: the view is not"):
+                p.sql(f"SELECT * FROM {name}")
+
+
 def test_a_status_and_an_explanation_are_tables(spark: SparkSession, tmp_path: Path) -> None:
     with et.Pipeline.open(SHOP, tmp_path / "s", spark=spark) as p:
         p.push("orders", [{"id": 1, "customer": "ann", "amount": 1}])
@@ -72,6 +97,7 @@ def test_a_status_and_an_explanation_are_tables(spark: SparkSession, tmp_path: P
             ["orders", "table", "running"], ["revenue", "view", "running"],
         ]  # fmt: skip
         html = p._repr_html_()
+        assert html is not None
         assert "<table>" in html
         assert "revenue" in html
         assert "sum" in repr(p.explain())

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from evertide.checkpoint.catalog import Checkpoints
-from evertide.errors import BlobMissing, Unexpected
+from evertide.errors import BlobMissing, Unavailable, Unexpected
 from evertide.pipeline.maintenance.state_maintenance import StateMaintenance
 from evertide.pipeline.pipeline import Pipeline
 from evertide.pipeline.state.machine import Machine
@@ -95,7 +95,9 @@ def test_opening_with_an_unexpected_error_leaves_the_state_failed() -> None:
     """The error was raised unchanged."""
     kept = shared()
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Checkpoints, "restore", lambda *_: (_ for _ in ()).throw(pa.ArrowInvalid("offset overflow")))
+        patched.setattr(
+            Checkpoints, "restore", lambda *_, **__: (_ for _ in ()).throw(pa.ArrowInvalid("offset overflow"))
+        )
         open_pipeline(kept).close(checkpoint=False)
         with pytest.raises(Unexpected, match="opening the pipeline: ArrowInvalid: offset overflow") as raised:
             open_pipeline(kept)
@@ -123,7 +125,7 @@ def test_state_that_cannot_be_merged_is_retried_after_a_wait(monkeypatch: pytest
 
     def fail(*_: object) -> bool:
         tries[0] += 1
-        raise BlobMissing(path="state/part", why="it is not there")
+        raise Unavailable(path="state/part", why="no answer")
 
     with open_pipeline(storage(), runtime=runtime) as p:
         checkpointer = p._leader_tasks.checkpointer
@@ -133,7 +135,7 @@ def test_state_that_cannot_be_merged_is_retried_after_a_wait(monkeypatch: pytest
             assert maintenance.tick()
             assert maintenance.tick()
             assert tries == [1]
-            assert [one.error_code for one in p.status().problems] == ["blob_missing"]
+            assert [one.error_code for one in p.status().problems] == ["unavailable"]
             runtime.advance_s(p.settings.maintenance_interval_s)
             maintenance.tick()
             assert tries == [2]

@@ -11,10 +11,12 @@ from evertide.errors import InvalidInput
 from evertide.pipeline.engine import DeclaredTable
 from evertide.pipeline.state.table_deltas import ERRORS
 from evertide.sources.contract import DELETE, OP, SAME, TRUNCATE, UPSERT, Fault, Rows
+from tests.kit.small_engine import SmallEngine
 from tests.pipeline.kit import (
     NOTES,
     ORDERS,
     ScriptedSource,
+    crash,
     engine,
     open_pipeline,
     rows_of,
@@ -22,6 +24,7 @@ from tests.pipeline.kit import (
     with_sources,
     without_shard,
 )
+from tests.pipeline.replica_kit import shared
 
 Said = tuple[int, dict[str, Any], str | None]
 
@@ -73,12 +76,41 @@ def test_a_truncate_empties_a_table_without_a_key() -> None:
     assert outcome([first, make_batch(NOTES, CUT)], table=NOTES) == ([], 0)
 
 
-def test_a_truncate_of_a_table_without_a_shard_is_refused() -> None:
-    source = ScriptedSource("s", ("notes",), [make_batch(NOTES, CUT)])
-    with with_sources(source), open_pipeline(storage(), engine(tables=(ORDERS, without_shard(NOTES)))) as p:
-        with pytest.raises(InvalidInput, match="cannot apply deletes"):
-            p.commit()
-        p.close(checkpoint=False)
+def without_deletes() -> SmallEngine:
+    return engine("counts", tables=(ORDERS, without_shard(NOTES)))
+
+
+def test_u6_deletes_that_a_table_cannot_apply_are_dead_letters() -> None:
+    """Fails if they end the pipeline: they are bound, so that it would never open again."""
+    kept, gone = shared(), (DELETE, {"text": "a"}, None)
+    source = ScriptedSource("s", ("notes",), [make_batch(NOTES, (UPSERT, {"text": "a"}, None), gone, CUT)])
+    source.batches += [make_batch(NOTES, gone), make_batch(NOTES, (UPSERT, {"text": "b"}, None))]
+    with with_sources(source):
+        p = open_pipeline(kept, without_deletes())
+        for _ in source.batches:
+            p.advance()
+        crash(p)
+        with open_pipeline(kept, without_deletes()) as p:  # replays them
+            assert rows_of(p, "counts") == [(0, 2)]
+            letters = p.view(ERRORS).to_pylist()
+            assert [(one["table"], one["raw"]) for one in letters] == [
+                *[("notes", '{"text": "a"}')] * 2,
+                ("notes", '{"text": null}'),
+            ]
+            assert all("is not kept cannot apply deletes" in one["reason"] for one in letters)
+            assert p.status().state == "running"
+
+
+def test_a_pushed_delete_that_a_table_cannot_apply_is_refused() -> None:
+    """Fails if it is bound."""
+    with open_pipeline(storage(), without_deletes()) as p:
+        p.push("notes", [{"text": "a"}])
+        with pytest.raises(InvalidInput, match="is not kept cannot apply deletes"):
+            p.push("notes", [{"text": "b"}], deletes=[{"text": "a"}])
+        p.push("orders", [{"id": 1}])
+        p.push("orders", deletes=[1])
+        p.commit()
+        assert (rows_of(p, "counts"), p.status().state) == ([(0, 1)], "running")
 
 
 def test_u6_a_truncate_removes_dead_letters_of_keys() -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from evertide.errors import InvalidInput
+from evertide.plan.script.catalog import SparkCatalog
 from evertide.plan.script.statements import DeclaredColumn, FlowStatement, TableStatement, ViewStatement, parse_script
 
 if TYPE_CHECKING:
@@ -26,6 +27,25 @@ CREATE STREAMING TABLE customers (id BIGINT NOT NULL, name STRING);
 CREATE FLOW changes AS AUTO CDC INTO customers FROM STREAM feed KEYS (id)
   APPLY AS DELETE WHEN op = 'D' SEQUENCE BY ts COLUMNS * EXCEPT (op, ts) STORED AS SCD TYPE 1;
 """
+
+
+def test_a_plain_view_may_rename_its_columns(spark: SparkSession) -> None:
+    table = "CREATE TABLE t (a INT, b INT);"
+    for kind in ("VIEW", "TEMPORARY VIEW"):
+        [_, view] = parse_script(
+            spark, f"{table} CREATE {kind} w (x, y COMMENT 'the b') AS SELECT a, b FROM t", "a.sql"
+        )
+        assert isinstance(view, ViewStatement)
+        assert (view.columns, view.query) == (("x", "y"), "SELECT a, b FROM t")
+    catalog = SparkCatalog(spark)
+    wrong = f"{table}\nCREATE VIEW w (x) AS SELECT a, b FROM t"
+    declared, view = parse_script(spark, wrong, "a.sql")
+    assert isinstance(declared, TableStatement)
+    assert isinstance(view, ViewStatement)
+    catalog.add_table(declared)
+    with pytest.raises(InvalidInput, match="the view names 1 columns, but its query has 2") as refused:
+        catalog.add_view(view)
+    assert refused.value.where == "a.sql:2:1, view 'w'"
 
 
 def test_a_script_is_read_into_values(spark: SparkSession) -> None:

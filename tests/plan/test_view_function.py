@@ -15,7 +15,7 @@ from evertide.errors import InvalidInput
 from evertide.flow import Circuit
 from evertide.plan.program.program import Program
 from evertide.plan.program.view_function import ViewFunction
-from tests.kit.oracle import Reference, drive
+from tests.kit.oracle import Reference, drive, read_types
 from tests.kit.transactions import random_transactions
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def test_v1_rows_without_duplicates_are_rows_of_the_table(spark: SparkSession) -
     first = "QUALIFY row_number() OVER (PARTITION BY k ORDER BY a, b, c, CAST(c AS BINARY)) = 1"
     told = {"v": f"SELECT * FROM tagged {first}", "halves": f"SELECT k, a, b FROM tagged WHERE k IS NOT NULL {first}"}
     rows = random_transactions(circuit.tables, 1, count=8, rows_each=8, rows_huge=30)
-    drive(circuit, Reference(spark, circuit.tables), told, rows)
+    drive(circuit, Reference(spark, circuit.tables, types=read_types(circuit.program)), told, rows)
 
 
 def test_python_functions_are_maps(spark: SparkSession) -> None:

@@ -179,3 +179,18 @@ def raising(error: Exception) -> Any:
         raise error
 
     return fail
+
+
+def test_an_error_that_a_client_repeats_is_logged_as_an_error_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Fails if every answer is logged as an error, or if the next outage is not."""
+    caplog.set_level(logging.INFO, "evertide")
+    with shop() as (_, client):
+        for _ in range(2):
+            with monkeypatch.context() as patch:
+                patch.setattr(Journal, "bind", raising(example(Unavailable)))
+                assert {client.post(ROWS, [order(1)]).status for _ in range(5)} == {503}
+            assert client.post(ROWS, [order(1)]).status == 200
+    logged = [record.levelno for record in caplog.records if record.name == "evertide.server.http.answers"]
+    assert logged == [logging.ERROR, *[logging.INFO] * 4] * 2

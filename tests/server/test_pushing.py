@@ -8,6 +8,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from evertide.pipeline.transaction.runner import Runner
 from evertide.server.bodies.bodies import decode_json_body
 from evertide.settings import Settings
 from evertide.sources.generated.seeded import RandomStream
-from tests.pipeline.kit import crash, open_pipeline, rows_of, storage
+from tests.pipeline.kit import SETTINGS, crash, open_pipeline, rows_of, storage
 from tests.server.kit import Client, numbered, order, served, shop
 
 ROWS = "/v1/tables/orders/rows"
@@ -51,7 +52,7 @@ def stream(rows: pa.Table) -> bytes:
 def test_rows_in_every_format_are_accepted(body: bytes, headers: dict[str, str]) -> None:
     with shop() as (p, client):
         answer = client.post(ROWS, body, headers)
-        assert (answer.status, answer.body) == (200, {"time": 1, "rows": 2})
+        assert (answer.status, answer.body) == (200, {"time": 1, "rows": 2, "txid": 2})
         assert rows_of(p, "orders") == ALL
         assert rows_of(p, "revenue") == [("ann", 10), ("bob", 20)]
 
@@ -59,27 +60,31 @@ def test_rows_in_every_format_are_accepted(body: bytes, headers: dict[str, str])
 def test_deletes_are_accepted_with_rows_or_alone() -> None:
     with shop() as (p, client):
         client.post(ROWS, [order(1), order(2)])
-        assert client.post(ROWS, {"rows": [order(3)], "deletes": [1, {"id": 9}]}).body == {"time": 2, "rows": 3}
-        assert client.post(ROWS, {"deletes": [{"id": 2}]}).body == {"time": 3, "rows": 1}
+        assert client.post(ROWS, {"rows": [order(3)], "deletes": [1, {"id": 9}]}).body == {
+            "time": 2,
+            "rows": 3,
+            "txid": 3,
+        }
+        assert client.post(ROWS, {"deletes": [{"id": 2}]}).body == {"time": 3, "rows": 1, "txid": 4}
         assert rows_of(p, "orders") == [(3, "ann", 10)]
 
 
 def test_several_tables_are_one_transaction() -> None:
     with shop() as (p, client):
         tables = {"orders": {"rows": [order(1)], "deletes": [7]}, "notes": [{"text": "a"}, {"text": "b"}]}
-        assert client.post("/v1/transactions", {"tables": tables}).body == {"time": 1, "rows": 4}
+        assert client.post("/v1/transactions", {"tables": tables}).body == {"time": 1, "rows": 4, "txid": 2}
         assert rows_of(p, "counts") == [(1, 2)]
         bad = {"orders": {"rows": [order(2)]}, "notes": {"rows": [{"text": 5}]}}
         answer = client.post("/v1/transactions", {"tables": bad})
         assert (answer.status, answer.body["where"]) == (400, "table 'notes', row 1, column 'text'")
         assert rows_of(p, "counts") == [(1, 2)], "half of the transaction was committed"
-        assert client.post("/v1/transactions", {"tables": {}}).body == {"time": 1, "rows": 0}
+        assert client.post("/v1/transactions", {"tables": {}}).body == {"time": 1, "rows": 0, "txid": None}
 
 
 def test_no_rows_make_no_transaction() -> None:
     with shop() as (p, client):
         for body, headers in ((b"[]", {}), (b"{}", {}), (b"\n", LINES)):
-            assert client.post(ROWS, body, headers).body == {"time": 0, "rows": 0}
+            assert client.post(ROWS, body, headers).body == {"time": 0, "rows": 0, "txid": None}
         assert p.time == 0
 
 
@@ -161,15 +166,15 @@ def test_j10_a_repeated_request_is_answered_with_the_time_that_bound_it() -> Non
     store = storage()
     with shop(store) as (p, client):
         notes = "/v1/tables/notes/rows"
-        assert client.post(notes, [{"text": "a"}], numbered("till", 7)).body == {"time": 1, "rows": 1}
+        assert client.post(notes, [{"text": "a"}], numbered("till", 7)).body == {"time": 1, "rows": 1, "txid": 2}
         client.post(notes, [{"text": "b"}])
         again = client.post(notes, [{"text": "a"}], numbered("till", 7))
-        assert (again.status, again.body) == (200, {"time": 1, "rows": 1, "is_repeated": True})
-        assert client.post(notes, [{"text": "a"}], numbered("other", 7)).body == {"time": 3, "rows": 1}
+        assert (again.status, again.body) == (200, {"time": 1, "rows": 1, "txid": 2, "is_repeated": True})
+        assert client.post(notes, [{"text": "a"}], numbered("other", 7)).body == {"time": 3, "rows": 1, "txid": 4}
         crash(p)
     with shop(store) as (p, client):
         assert client.post(notes, [{"text": "a"}], numbered("till", 7)).body["time"] == 1
-        assert client.post(notes, [{"text": "c"}], numbered("till", 8)).body == {"time": 4, "rows": 1}
+        assert client.post(notes, [{"text": "c"}], numbered("till", 8)).body == {"time": 4, "rows": 1, "txid": 5}
         assert rows_of(p, "notes") == [("a",), ("a",), ("b",), ("c",)]
 
 
@@ -201,7 +206,11 @@ def test_j10_a_repeat_of_a_request_that_could_not_be_bound_is_not_acknowledged(m
             until(lambda: len(p._pushes._ready) == 2)
         assert [each.result().status for each in asked] == [503, 503]
         patch.undo()
-        assert client.post("/v1/tables/notes/rows", [{"text": "a"}], numbered("till", 1)).body == {"time": 1, "rows": 1}
+        assert client.post("/v1/tables/notes/rows", [{"text": "a"}], numbered("till", 1)).body == {
+            "time": 1,
+            "rows": 1,
+            "txid": 2,
+        }
 
 
 def test_requests_that_wait_for_the_same_turn_are_one_transaction() -> None:
@@ -255,13 +264,13 @@ def test_rows_that_could_not_be_bound_are_not_applied_later(
     error: Unavailable, status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fails if the rows stay with the pipeline: the client got an error, and sends them again."""
-    with shop() as (p, client):
+    with shop(settings=replace(SETTINGS, inline_bytes_max=1)) as (p, client):
         with monkeypatch.context() as patch:
             patch.setattr(Journal, "bind", raising(error))
             answer = client.post("/v1/tables/notes/rows", [{"text": "a"}])
         assert (answer.status, answer.body["error_code"]) == (status, error.error_code)
         assert answer.headers["retry-after"] == "1"
-        assert client.post("/v1/tables/notes/rows", [{"text": "a"}]).body == {"time": 1, "rows": 1}
+        assert client.post("/v1/tables/notes/rows", [{"text": "a"}]).body == {"time": 1, "rows": 1, "txid": 2}
         assert rows_of(p, "notes") == [("a",)]
         assert len(list(p.storage.blob.list("journal/"))) == 1, "the staged rows of the first request are still there"
 
@@ -277,7 +286,11 @@ def test_i7_bound_rows_are_accepted_even_if_their_transaction_waits(monkeypatch:
             assert answer.body["problem"]["error_code"] == "unavailable"
             again = client.post("/v1/tables/notes/rows", [{"text": "b"}], numbered("till", 1))
             assert again.status == 503, "the push could not be bound"
-        assert client.post("/v1/tables/notes/rows", [{"text": "b"}], numbered("till", 1)).body == {"time": 2, "rows": 1}
+        assert client.post("/v1/tables/notes/rows", [{"text": "b"}], numbered("till", 1)).body == {
+            "time": 2,
+            "rows": 1,
+            "txid": 3,
+        }
         assert rows_of(p, "notes") == [("a",), ("b",)]
 
 
@@ -358,7 +371,7 @@ def test_an_unknown_outcome_is_reported_and_a_repeat_after_the_restart_is_applie
 def test_a_paused_pipeline_refuses_pushes_and_commits_no_transaction_of_others() -> None:
     with shop() as (p, client):
         p.push("orders", [order(5)])
-        assert client.post(ROWS, [order(1)]).body == {"time": 1, "rows": 1}
+        assert client.post(ROWS, [order(1)]).body == {"time": 1, "rows": 1, "txid": 2}
         assert rows_of(p, "orders") == [(1, "ann", 10)], "a transaction of another process was committed"
         p.pause()
         answer = client.post(ROWS, [order(2)])

@@ -315,7 +315,7 @@ def test_texts_that_are_no_query_are_refused(client: Client, body: Any, where: s
 
 def test_a_misspelled_table_is_refused_with_a_suggestion(client: Client) -> None:
     answer = ask(client, "SELECT date_format(id, 'yyyy') FROM ordrs")
-    assert (answer.status, answer.body["error_code"], answer.body["where"]) == (400, "invalid_input", "query")
+    assert (answer.status, answer.body["error_code"], answer.body["where"]) == (400, "invalid_input", "query:1:37")
     assert answer.body["why"] == "no table or view 'ordrs'; did you mean 'orders'?"
 
 

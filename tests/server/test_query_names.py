@@ -1,4 +1,4 @@
-"""Misspelled columns of a query are refused before an engine starts, and nothing else is."""
+"""Misspelled columns and functions of a query are refused before an engine starts, and nothing else is."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from evertide.errors import InvalidInput
 from evertide.server.query.duck import Duck, DuckDeclined, Parsed
-from evertide.server.query.duck_query import check_columns
+from evertide.server.query.name_check import check_columns, check_functions
 from evertide.settings import Settings
 from tests.server.translated_queries import DASHBOARD, UNSURE
 
@@ -21,7 +21,8 @@ ONE = pa.schema([(name, pa.int64()) for name in ("id", *"xnimwdfbl", "ts", "nt",
 
 def check(sql: str, **schemas: pa.Schema) -> None:
     def check_parsed(parsed: Parsed) -> None:
-        check_columns(sql, parsed.tree, schemas)
+        check_functions(parsed)
+        check_columns(parsed, schemas)
 
     Duck(Settings()).parse(sql, check_parsed)
 
@@ -34,13 +35,25 @@ def check(sql: str, **schemas: pa.Schema) -> None:
         ("SELECT date_format(aat, 'yyyy') AS y FROM orders", "no column 'aat' in 'orders'; did you mean 'at'?"),
         ("SELECT zzz FROM orders", "no column 'zzz' in 'orders'; the columns are at, customer, id, s"),
         ("SELECT x.id FROM orders", "no column 'x' in 'orders'"),
+        ("SELECT o.custmer FROM orders AS O", "no column 'custmer' in 'orders'; did you mean 'customer'?"),
+        ("SELECT 1 FROM orders o JOIN orders p ON o.id = p.idd", "no column 'idd' in 'orders'; did you mean 'id'?"),
+        ("SELECT summ(id) FROM orders", "no function 'summ'; did you mean 'sum'?"),
+        ("SELECT * FROM orders WHERE Uper (customer) = 'A'", "no function 'uper'; did you mean 'upper'?"),
+        ("SELECT list_sum(id) FROM orders", "no function 'list_sum'"),
     ],
 )
-def test_a_misspelled_column_is_refused(sql: str, why: str) -> None:
+def test_a_misspelled_name_is_refused(sql: str, why: str) -> None:
     with pytest.raises(InvalidInput) as refused:
         check(sql, orders=ORDERS)
     assert not isinstance(refused.value, DuckDeclined)
     assert why in refused.value.why
+
+
+def test_the_first_misspelled_column_is_the_one_that_is_located() -> None:
+    """Fails if DuckDB's positions, which count bytes, are taken for those of characters."""
+    with pytest.raises(InvalidInput) as refused:
+        check("SELECT 'ä😀',\n 'ß', custmer, idd FROM orders", orders=ORDERS)
+    assert refused.value.where == "query:2:7"
 
 
 @pytest.mark.parametrize(
@@ -52,6 +65,12 @@ def test_a_misspelled_column_is_refused(sql: str, why: str) -> None:
         "SELECT a FROM (SELECT id, customer FROM orders) AS t(a, b)",
         "SELECT col1 FROM (VALUES (1, 2)) AS t",
         'SELECT "a text" FROM orders',
+        "SELECT s.f FROM orders AS s",
+        "SELECT o.n FROM orders o, (SELECT 1 AS n) o",
+        "SELECT orders.n FROM (WITH orders AS (SELECT 1 AS n) SELECT * FROM orders) CROSS JOIN orders",
+        "SELECT o.a FROM orders AS o(a, b, c, d)",
+        "SELECT TRY_CAST(id AS STRING), trim(BOTH 'x' FROM customer) FROM orders",
+        "SELECT customer LIKE 'a%', -id, id IN (1), extract(year FROM now()), position('a' IN customer) FROM orders",
     ],
 )
 def test_names_that_something_may_have_are_not_refused(sql: str) -> None:

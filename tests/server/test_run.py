@@ -60,7 +60,7 @@ def test_rows_pushed_over_http_are_transactions_of_the_run(
         listen = ("--listen", f":{port}", "--transactions", "1", "--json")
         result = evertide("run", script, "--storage", tmp_path / "s", *listen)
         answer = asked.result()
-    assert (answer.status, answer.body) == (200, {"time": 1, "rows": 1})
+    assert (answer.status, answer.body) == (200, {"time": 1, "rows": 1, "txid": 2})
     told = {line["event"]: line for line in lines(result)}
     assert list(told) == ["opened", "listening", "transaction", "stopped"]
     assert told["listening"]["address"] == f"http://127.0.0.1:{port}"

@@ -131,7 +131,7 @@ def test_requests_get_503_while_the_pipeline_opens() -> None:
         kept.request("GET", "/v1/health")
         assert kept.getresponse().status == 200
         kept.close()
-        assert client.post(ROWS, [order(1)]).body == {"time": 1, "rows": 1}
+        assert client.post(ROWS, [order(1)]).body == {"time": 1, "rows": 1, "txid": 2}
 
 
 def test_opening_that_hangs_is_not_alive() -> None:
@@ -172,7 +172,7 @@ def test_a_request_in_progress_is_answered_before_the_server_stops() -> None:
             stopping = threads.submit(server.stop)
             threading.Event().wait(0.3)
             assert not stopping.done()
-        assert asked.result().body == {"time": 1, "rows": 1}
+        assert asked.result().body == {"time": 1, "rows": 1, "txid": 2}
         stopping.result()  # an idle open connection delays nothing
         idle.close()
 
@@ -183,7 +183,7 @@ def test_a_client_that_disconnects_within_its_body_changes_nothing(caplog: pytes
             with socket.create_connection((server.host, server.port)) as gone:
                 head = f"POST {ROWS} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
                 gone.sendall(f"{head}Content-Length: 999\r\n\r\n[".encode())
-        assert Client(server.host, server.port).post(ROWS, [order(1)]).body == {"time": 1, "rows": 1}
+        assert Client(server.host, server.port).post(ROWS, [order(1)]).body == {"time": 1, "rows": 1, "txid": 2}
         server.stop()
         assert not [record for record in caplog.records if record.levelname == "ERROR"]
 

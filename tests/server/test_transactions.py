@@ -40,7 +40,7 @@ def test_i4_no_row_is_visible_before_the_commit_and_all_are_after() -> None:
         assert client.post(f"{at}/tables/orders/rows?deletes=true", [2]).body == pytest.approx(
             {"rows": 1, "total": 4, "expires_at_s": client.get(at).body["expires_at_s"]}
         )
-        assert client.post(f"{at}/commit").body == {"time": 2, "rows": 4}
+        assert client.post(f"{at}/commit").body == {"time": 2, "rows": 4, "txid": 3}
         assert [row[0] for row in rows_of(p, "orders")] == [1]
         assert rows_of(p, "notes") == [("a",), ("beside",)]
 
@@ -50,7 +50,7 @@ def test_a_repeated_commit_gets_the_same_answer_and_an_aborted_transaction_is_go
         at = begin(client)
         client.post(f"{at}/tables/orders/rows", [order(1)])
         client.post(f"{at}/commit")
-        assert client.post(f"{at}/commit").body == {"time": 1, "rows": 1, "is_repeated": True}
+        assert client.post(f"{at}/commit").body == {"time": 1, "rows": 1, "txid": 2, "is_repeated": True}
         assert client.get(at).body | {"id": ""} == {"id": "", "state": "committed", "rows": 1, "bytes": 44, "time": 1}
         assert client.post(f"{at}/abort").status == 409
         other = begin(client)
@@ -60,7 +60,9 @@ def test_a_repeated_commit_gets_the_same_answer_and_an_aborted_transaction_is_go
         assert client.post(f"{other}/commit").status == 409
         assert client.post(f"{other}/tables/orders/rows", [order(2)]).status == 409
         assert [row[0] for row in rows_of(p, "orders")] == [1]
-        assert client.post(f"{begin(client)}/commit").body == {"time": 1, "rows": 0}, "the transaction was empty"
+        assert client.post(f"{begin(client)}/commit").body == {"time": 1, "rows": 0, "txid": None}, (
+            "the transaction was empty"
+        )
 
 
 def test_a_row_that_does_not_fit_refuses_the_request_and_not_the_transaction() -> None:
@@ -70,7 +72,7 @@ def test_a_row_that_does_not_fit_refuses_the_request_and_not_the_transaction() -
         assert client.post(f"{at}/tables/orders/rows", [{"id": "x"}]).status == 400
         assert client.post(f"{at}/tables/nothing/rows", [order(1)]).status == 400
         assert client.post(f"{at}/tables/orders/rows", b"[", {"Content-Type": "text/html"}).status == 415
-        assert client.post(f"{at}/commit").body == {"time": 1, "rows": 1}
+        assert client.post(f"{at}/commit").body == {"time": 1, "rows": 1, "txid": 2}
         assert len(rows_of(p, "orders")) == 1
 
 
@@ -110,7 +112,7 @@ def test_the_number_and_the_size_of_open_transactions_are_limited() -> None:
 def test_a_transaction_without_requests_expires_and_its_rows_are_dropped(caplog: pytest.LogCaptureFixture) -> None:
     """Fails without `_sweep`: the transaction would keep its staged rows and its place for ever."""
     runtime = ManualRuntime()
-    settings = Settings(open_transaction_s=10, push_buffer_bytes=1)
+    settings = Settings(open_transaction_s=10, push_buffer_bytes=1, inline_bytes_max=1)
     with open_pipeline(storage(), settings=settings) as p, Server() as server:
         server.start(make_app(p, runtime=runtime))
         client = Client(server.host, server.port)

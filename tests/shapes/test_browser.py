@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import subprocess
-import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +20,8 @@ from evertide.shapes.service import ShapeService
 from tests.kit.small_engine import SmallEngine, SmallView
 from tests.pipeline.kit import open_pipeline, storage
 from tests.servers.browser import Page, browser_folder, open_page
-from tests.servers.npm import npm_folder
+from tests.servers.pages import build_example, hosted
 from tests.sources.postgres.server import Database, running_logical
-
-EXAMPLE = Path(__file__).parents[2] / "examples" / "dashboard"
 
 Row = dict[str, Any]
 INT = pa.int64()
@@ -93,38 +86,14 @@ VIEWS = [
 
 @pytest.fixture(scope="module")
 def built() -> Iterator[Path]:
-    """The example as built by `npm run build`, in another directory."""
-    folder = npm_folder("dashboard", EXAMPLE / "package.json")
-    with tempfile.TemporaryDirectory(dir=folder) as scratch:  # node looks for its modules in the folders above
-        place = Path(scratch) / "page"
-        shutil.copytree(EXAMPLE, place, ignore=shutil.ignore_patterns("node_modules", "dist"))
-        for command in (["typescript/bin/tsc"], ["vite/bin/vite.js", "build"]):
-            called = ["node", str(folder / "node_modules" / command[0]), *command[1:]]
-            done = subprocess.run(called, cwd=place, capture_output=True, text=True, timeout=240, check=False)
-            assert done.returncode == 0, done.stdout + done.stderr
-        yield place / "dist"
+    with build_example("dashboard") as page:
+        yield page
 
 
 def shows(page: Page, view: str, *texts: str) -> None:
     """Wait until a row of a table has these cells."""
     cells = "".join(f":has(td:text-is({json.dumps(text)}))" for text in texts)
     page.see(f'[data-view="{view}"] tr{cells}')
-
-
-@contextmanager
-def hosted(folder: Path) -> Iterator[str]:
-    class Quiet(SimpleHTTPRequestHandler):
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder))) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}/"
-        finally:
-            server.shutdown()
-            thread.join()
 
 
 @contextmanager
@@ -154,11 +123,11 @@ def followed(db: Database) -> Iterator[str]:
 
 def test_a_change_in_postgresql_appears_on_the_page(built: Path) -> None:
     browser_folder()
-    with running_logical() as server, hosted(built) as address:
+    with running_logical() as server, hosted(built) as port:
         db = Database(server, "page")
         try:
             db.run(*TABLES)
-            with followed(db) as served, open_page(f"{address}?server={served}") as page:
+            with followed(db) as served, open_page(f"http://127.0.0.1:{port}/?server={served}") as page:
                 page.do(see='[role="status"]', text="live")
                 shows(page, "channels", "Google", "2")
                 shows(page, "local_sellers", "Ann Ash", "Portland")

@@ -11,11 +11,14 @@ from typing import Any
 
 import pytest
 
-from evertide.errors import BlobMissing, Unavailable
+from evertide.errors import BlobMissing, StorageForbidden, Unavailable
 from evertide.metrics.samples import measure_shapes
+from evertide.pipeline.status.status import read_status
+from evertide.shapes.log import follower
+from evertide.shapes.log.follower import LimitEnforcer
 from evertide.shapes.options import ShapeOptions
 from evertide.shard.shard import Shard
-from tests.pipeline.kit import storage
+from tests.pipeline.kit import SETTINGS, storage
 from tests.server.kit import until
 from tests.shapes.kit import BLOBS, OPTIONS, Follower, Lossy, operations, order, shop
 
@@ -197,3 +200,29 @@ def test_a_client_retries_if_snapshots_are_dropped_while_it_reads(monkeypatch: p
             "5",
             "not_allowed_now",
         )
+
+
+@pytest.mark.parametrize("is_serving", [True, False])
+def test_limits_that_cannot_be_enforced_are_in_the_status(monkeypatch: pytest.MonkeyPatch, *, is_serving: bool) -> None:
+    """Here and in storage. Otherwise the storage would silently keep all history from the oldest shape on."""
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise StorageForbidden(path="meta", why="it is read-only")
+
+    store, settings = storage(), replace(SETTINGS, heartbeat_interval_s=0.001)
+    with shop(store, settings=settings, follow=False) as s:
+        p = s.pipeline
+        monkeypatch.setattr(follower, "enforce_limits", refuse)
+        made = s.service._follower if is_serving else LimitEnforcer(s.service.shapes)
+        if isinstance(made, LimitEnforcer):  # otherwise the server has done it
+            p.watch_feeds(made.list_failures)
+        until(lambda: made.tick() is not False and bool(made.list_failures()))
+        p._leader_tasks._reporter.tick()
+        stored = read_status(store, p._context.shards, p._context.journal, p._context.checkpoints)
+        for status in (p.status(), stored):
+            [found] = [one for one in status.problems if one.error_code == "storage_forbidden"]
+            assert (found.state, status.state) == ("warning", "running")
+            assert "enforcing the limits of shapes fails" in found.why
+        monkeypatch.undo()
+        until(lambda: made.tick() is not False and not made.list_failures())
+        assert p.status().problems == ()

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 import pytest
 
 from evertide import __version__
+from evertide.errors import InvalidInput
 from evertide.pipeline.definition import AwayReason
 from evertide.problem import ComponentState
 from evertide.server.access import Access, Role, Token
 from evertide.shapes.options import ShapeOptions
-from tests.shapes.kit import Follower, Shop, order, shop
+from tests.server.kit import until
+from tests.shapes.kit import OPTIONS, Follower, Shop, order, shop
 
 SECRET = "oh so ünsafe, this one"
 WRONG: list[dict[str, Any]] = [{}, {"secret": ""}, {"secret": "oh"}, {"secret": SECRET.upper()}]
@@ -23,7 +27,7 @@ CORS = {
     "access-control-allow-origin": "*",
     "access-control-allow-methods": "GET, POST, HEAD, DELETE, OPTIONS",
     "access-control-expose-headers": "electric-cursor,electric-handle,electric-has-data,electric-offset,"
-    "electric-schema,electric-up-to-date,electric-internal-known-error,retry-after",
+    "electric-schema,electric-up-to-date,electric-internal-known-error,evertide-stale,retry-after",
     "electric-server": f"Evertide/{__version__}",
     "vary": "Origin",
 }
@@ -84,6 +88,27 @@ def test_requests_with_the_same_meaning_share_a_shape() -> None:
         assert len({one.handle for one in others}) == 5
         assert s.get(**{"cache-buster": "1", "expired_handle": "x", "unknown": "y"}).handle == s.get().handle
         assert s.get(handle="of-something-else").handle == s.get().handle  # with -1 it is for caches only
+
+
+def test_cache_ages_are_settings() -> None:
+    ages = replace(
+        OPTIONS, snapshot_cache_s=1, snapshot_shared_cache_s=2, snapshot_stale_s=3, log_cache_s=4, log_stale_s=0,
+        live_cache_s=0, live_stale_s=0,
+    )  # fmt: skip
+    with shop(options=ages) as s:
+        s.push(rows=[order(1)])
+        first = s.get()
+        assert first.headers["cache-control"] == "public, max-age=1, s-maxage=2, stale-while-revalidate=3"
+        log = s.get(offset="0_0", handle=first.handle)
+        assert log.headers["cache-control"] == "public, max-age=4, must-revalidate"
+        live = s.get(offset=log.offset, handle=first.handle, live="true")
+        assert live.headers["cache-control"] == "public, max-age=0, must-revalidate"
+        private = s.ask(table="orders", offset="-1", headers={"Authorization": "Bearer x"})
+        assert private.headers["cache-control"] == "private, max-age=1, s-maxage=2, stale-while-revalidate=3"
+    wrong: Any
+    for wrong in (1.5, -1, "1"):
+        with pytest.raises(InvalidInput, match="a whole number from 0 on"):
+            replace(OPTIONS, log_cache_s=wrong)
 
 
 def test_headers_of_every_kind_of_answer() -> None:
@@ -259,7 +284,7 @@ def test_requests_beyond_the_limit_get_retry_after() -> None:
 
 
 def test_a_hydrating_view_is_503_until_it_is_ready() -> None:
-    with shop() as s:
+    with shop(options=replace(OPTIONS, long_poll_s=60)) as s:
         s.push(rows=[order(1)])
         runner = s.pipeline._runner
         there = runner.members
@@ -281,4 +306,37 @@ def test_a_hydrating_view_is_503_until_it_is_ready() -> None:
         assert (answer.status, answer.headers["retry-after"]) == (503, "5")
         assert "The query of the view 'revenue' changed" in answer.body["message"]
         runner.members = there
-        assert len(s.get("revenue").changes) == 1
+        first = s.get("revenue")
+        assert len(first.changes) == 1
+        with ThreadPoolExecutor(1) as threads:  # a client that waits when the query changes
+            waiting = threads.submit(s.get, "revenue", offset="0_inf", handle=first.handle, live="true")
+            until(lambda: any(shape.waiters for shape in s.service.shapes.live()))
+            runner.members = there.move_to(msgspec.structs.replace(there.definition, views=views, change="again"))
+            s.service.shapes.refresh_collections()
+            assert waiting.result().status == 503
+            runner.members = there
+
+
+def test_the_answer_to_a_shape_of_a_failed_view_says_so() -> None:
+    """Fails if a chunk of a snapshot says so: caches keep it for days."""
+    stale = "view 'revenue' is failed, and its content is that of transaction 1"
+    with shop() as s:
+        s.push(rows=[order(1)])
+        runner = s.pipeline._runner
+        there = runner.members
+        view = there.definition.views["revenue"]
+        away = AwayReason(ComponentState.FAILED, 2, "division by zero", 0.0)
+        views = {**there.definition.views, "revenue": msgspec.structs.replace(view, away=away)}
+        first = s.get("revenue")
+        rest = {"offset": first.offset, "handle": first.handle}
+        assert "evertide-stale" not in s.get("revenue", **rest).headers
+        runner.members = there.move_to(msgspec.structs.replace(there.definition, views=views, change="failed"))
+        s.service.shapes.refresh_collections()
+        for query in (rest, {"offset": "now"}, {**rest, "live": "true"}, {**rest, "live": "true", "live_sse": "true"}):
+            answer = s.get("revenue", **query)
+            assert (answer.status, answer.headers["evertide-stale"]) == (200, stale)
+        subset = s.ask("GET", table="revenue", offset="now", log="changes_only", subset__where="true")
+        assert (subset.status, subset.headers["evertide-stale"]) == (200, stale)
+        assert "evertide-stale" not in s.get("revenue").headers
+        assert "evertide-stale" not in s.get("orders", offset="now").headers
+        runner.members = there

@@ -13,9 +13,12 @@ from typing import Any
 
 import pytest
 
+from tests.pipeline.kit import ORDERS
 from tests.server.kit import Client
 from tests.servers.npm import npm_folder
-from tests.shapes.kit import OPTIONS, Shop, order, shop
+from tests.shapes.kit import OPTIONS, Shop, engine, order, shop
+from tests.shapes.replica import declared
+from tests.sources.postgres.server import Database, running_logical
 
 HERE = Path(__file__).parent / "tanstack"
 LIVE = replace(OPTIONS, long_poll_s=20, sse_s=60, keep_alive_s=21)
@@ -61,7 +64,7 @@ def collecting(folder: Path, s: Shop, mode: str, **options: Any) -> Iterator[Col
 def push(s: Shop, *rows: dict[str, Any]) -> int:
     answer = Client(s.host, s.port).post(PUSH, list(rows))
     assert answer.status == 200, answer
-    return int(answer.headers["evertide-txid"])
+    return int(answer.body["txid"])
 
 
 @pytest.mark.parametrize("mode", ["eager", "progressive", "on-demand"])
@@ -83,6 +86,36 @@ def test_a_pushed_number_resolves_when_its_rows_are_visible(tanstack_folder: Pat
                 answer = collection.answer()
                 assert answer["txid"] == txid
                 assert {(number, number), (1, number)} <= {(row[0], row[1]) for row in answer["rows"]}
+
+
+@pytest.mark.parametrize("mode", ["eager", "on-demand"])
+def test_a_push_beside_a_database_resolves_as_its_own_transactions_do(tanstack_folder: Path, mode: str) -> None:
+    """The database has far higher transaction numbers than the pipeline."""
+    with running_logical() as server:
+        db = Database(server, "beside")
+        try:
+            db.run("CREATE TABLE followed (id int8 PRIMARY KEY, customer text, amount int8)")
+            table = replace(declared(db.dsn, "followed"), name="followed")
+            with shop(options=LIVE, made=engine(tables=(ORDERS, table))) as s:
+                before = push(s, order(1, "ann", 1))
+                assert before > 2**32
+                with collecting(tanstack_folder, s, mode) as collection:
+                    assert "ready" in collection.answer()
+                    if mode == "on-demand":
+                        collection.request(load=True)
+                        assert collection.answer() == {"loaded": [[1, 1]]}
+                    collection.request(txid=before, timeout=FOREVER_MS)
+                    assert collection.answer() == {"txid": before, "rows": [[1, 1]]}
+                    for number in range(2, 12):
+                        db.run(f"INSERT INTO followed VALUES ({number}, 'eve', 1)")
+                        s.pipeline.advance()
+                        txid = push(s, order(number, "bob", number))
+                        collection.request(txid=txid, timeout=FOREVER_MS)
+                        answer = collection.answer()
+                        assert answer["txid"] == txid
+                        assert [number, number] in answer["rows"]
+        finally:
+            db.close()
 
 
 def test_a_number_that_was_not_pushed_does_not_resolve(tanstack_folder: Path) -> None:

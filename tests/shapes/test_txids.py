@@ -16,6 +16,7 @@ from evertide.journal import garbage as collection
 from evertide.journal.records import Committed, Content
 from evertide.journal.xids import Xids, make_own_number
 from evertide.pipeline.engine import DeclaredTable
+from evertide.pipeline.input import push_numbers
 from evertide.pipeline.pipeline import Pipeline
 from evertide.pipeline.records.ownership import ProcessRole
 from evertide.runtime import SystemRuntime
@@ -27,6 +28,7 @@ from evertide.store.open import Storage, open_storage
 from evertide.store.paths import COMMITTED
 from evertide.types import Time
 from tests.pipeline.kit import NOTES, SETTINGS, crash, open_pipeline, storage
+from tests.server.kit import Client, numbered
 from tests.shapes.kit import VIEWS, Follower, engine, order, shop
 from tests.shapes.replica import REPLICA, declared, following, stored
 from tests.shapes.test_processes import serving
@@ -120,14 +122,19 @@ def test_a_change_has_the_number_of_its_upstream_transaction(db: Database) -> No
         }
         assert is_visible(second, end_of(s.get(columns="id"))), "of a later shape"
 
-        s.pipeline.push("notes", [{"text": "not from there"}])
-        s.pipeline.commit()
+        client = Client(s.host, s.port)
+        pushed = client.post("/v1/tables/notes/rows", [{"text": "not from there"}], numbered("till", 1)).body
         notes = s.get("notes")
-        assert end_of(notes)["txids"] == [s.pipeline.txid_of(s.pipeline.time)], "the snapshot contains it"
-        s.pipeline.push("notes", [{"text": "nor this"}])
-        s.pipeline.commit()
+        assert end_of(notes)["txids"] == [pushed["txid"]], "the snapshot contains it"
+        second_push = client.post("/v1/tables/notes/rows", [{"text": "nor this"}]).body
         [note] = s.get("notes", "0_0", handle=notes.handle).changes
-        assert note["headers"]["txids"][0] == s.pipeline.time + 1 + 2**32, "not a number of the database"
+        assert note["headers"]["txids"][0] == second_push["txid"] == second_push["time"] + 1 + 2**32
+        again = client.post("/v1/tables/notes/rows", [{"text": "not from there"}], numbered("till", 1)).body
+        assert again == {**pushed, "is_repeated": True}
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(push_numbers, "LISTED_PUSHES_MAX", 1)
+            again = client.post("/v1/tables/notes/rows", [{"text": "not from there"}], numbered("till", 1)).body
+            assert again["txid"] is None, "a new snapshot would not list it"
 
 
 def wait_for_input(pipeline: Pipeline, source: str) -> None:

@@ -10,6 +10,8 @@ Invariants:
    other writers wrote, even after the checkpoint is dropped. After the restore it holds these parts only.
 4. A damaged checkpoint is never used, and never treated as missing: the restore uses an older one and reports the
    damage, or fails (C5, C6). The next publication drops damaged checkpoints, and keeps the intact ones (X8).
+5. A restore reads a checkpoint's own files. State parts are verified when they are used, and by a scrub, if the state
+   can be computed again when one is damaged. Otherwise a restore reads them, too, to find an older intact checkpoint.
 """
 
 from __future__ import annotations
@@ -139,11 +141,27 @@ class Checkpoints:
         With `shards`, also read the shards' parts, which only a storage without its Meta needs from the checkpoint.
         """
         manifest = self.read(entry)
-        verify_manifest(self.place, manifest, progress, shards=shards)
+        verify_manifest(self.place, manifest, manifest.all_files if shards else manifest.files, progress)
         return manifest
 
-    def restore(self, writer: Writer, progress: OnFileRead | None = None) -> RestoredCheckpoint | None:
-        """Return the newest checkpoint that verifies, under a hold; None if none was ever published.
+    def note_damaged_file(self, error: Damaged) -> None:
+        """Add the checkpoints that name the file of this error to `damage`, so that a new one replaces them."""
+        for entry in self.entries():
+            if self._names(entry, error.path):
+                self.damage.add(entry, error)
+
+    def _names(self, entry: CatalogEntry, path: str) -> bool:
+        try:
+            return any(self.place.blob.path(file.key) == path for file in self.read(entry).files)
+        except Damaged:
+            return False
+
+    def restore(
+        self, writer: Writer, progress: OnFileRead | None = None, *, reads_parts: bool = False
+    ) -> RestoredCheckpoint | None:
+        """Return the newest intact checkpoint, under a hold; None if none was ever published.
+
+        With `reads_parts`, its state parts are verified as well.
 
         `RestoredCheckpoint.skipped` has newer, damaged ones. If all are damaged, `CheckpointDamaged` names all files.
         """
@@ -151,7 +169,7 @@ class Checkpoints:
         skipped: list[SkippedCheckpoint] = []
         for entry in entries[::-1]:
             try:
-                restored = self._restore_entry(entry, progress, skipped)
+                restored = self._restore_entry(entry, progress, skipped, reads_parts=reads_parts)
             except Damaged as error:
                 writer.check_registered()  # without its hold, garbage collection may have deleted files
                 logger.warning("checkpoint %d at time %d is not used: %s", entry.number, entry.time, error)
@@ -231,9 +249,10 @@ class Checkpoints:
                 self.damage.add(entry, error)
 
     def _restore_entry(
-        self, entry: CatalogEntry, progress: OnFileRead | None, skipped: list[SkippedCheckpoint]
+        self, entry: CatalogEntry, progress: OnFileRead | None, skipped: list[SkippedCheckpoint], *, reads_parts: bool
     ) -> RestoredCheckpoint:
-        manifest = self.verify(entry, progress)
+        manifest = self.read(entry)
+        verify_manifest(self.place, manifest, manifest.files if reads_parts else manifest.own_files, progress)
         state, pipeline = (
             read_file(self.place, manifest.file(key, self.place.blob.path(entry.key)))
             for key in (checkpoint_key(entry.number, name) for name in (STATE_FILE, PIPELINE_FILE))
@@ -247,9 +266,7 @@ class Checkpoints:
         """Hold all checkpoints in the catalog, as of one moment."""
         while True:
             seqno, catalog = self._read_catalog()
-            if not catalog.entries:
-                return ()
-            if self._write_hold(writer, catalog.entries, [Guard(CHECKPOINTS, seqno)]):
+            if not catalog.entries or self._write_hold(writer, catalog.entries, [Guard(CHECKPOINTS, seqno)]):
                 return catalog.entries
 
     def _narrow(self, writer: Writer, entry: CatalogEntry) -> None:

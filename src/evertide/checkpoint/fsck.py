@@ -387,6 +387,8 @@ class _Check:
             bound = record.value
             self.transactions += 1
             for staged in list_staged(bound):
+                if not staged.has_blob:
+                    continue
                 self.needed.add(staged.key)
                 if bound.time > done:
                     self.named[StateFile(staged.key, staged.bytes, staged.checksum)] = _STAGED

@@ -100,9 +100,7 @@ def collect_garbage(
             _end_holds(place)
         proof = place.retry_read(lambda: _read_proof(place, live, writer, drafts))
     except (Damaged, UnsupportedFormat) as error:
-        # Log no traceback: the error says what to do.
-        logger.error("skipping garbage collection: cannot read what checkpoints need: %s", error)  # noqa: TRY400
-        return CheckpointGarbage(refused=error)
+        return CheckpointGarbage(refused=error)  # the caller reports it
     parts = tuple(key for key in proof.parts if _is_over(key, proof, writer))
     files = tuple(key for key in proof.files if parse_number(key) not in {None, *proof.pins.numbers})
     # Delete the manifest first, so that the rest of a directory after a crash is not mistaken for a checkpoint.

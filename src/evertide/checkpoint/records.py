@@ -88,6 +88,10 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return tuple(file for files in self.shards.values() for file in files)
 
     @property
+    def all_files(self) -> tuple[StateFile, ...]:
+        return (*self.files, *self.shard_files)
+
+    @property
     def own_files(self) -> tuple[StateFile, ...]:
         prefix = checkpoint_prefix(self.number)
         return tuple(file for file in self.files if file.key.startswith(prefix))

@@ -441,7 +441,8 @@ class _Repair:
         if manifest is None:
             return None
         try:
-            verify_manifest(self.place, self._without_views(manifest), self.progress, shards=shards)
+            needed = self._without_views(manifest)
+            verify_manifest(self.place, needed, needed.all_files if shards else needed.files, self.progress)
         except Damaged as error:
             problems.append(f"checkpoint {number} is not used: {error.message}")
             return None
@@ -461,7 +462,7 @@ class _Repair:
     def _is_sound(self, entry: CatalogEntry, problems: list[str]) -> bool:
         try:
             manifest = self.place.retry_read(lambda: read_manifest(self.place.blob, entry))
-            verify_manifest(self.place, manifest, self.progress)
+            verify_manifest(self.place, manifest, manifest.files, self.progress)
         except Damaged as error:
             problems.append(f"removed checkpoint {entry.number} from the catalog: {error.message}")
             return False

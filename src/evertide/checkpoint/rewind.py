@@ -228,7 +228,7 @@ def find_last_time(records: Sequence[Record], left: Sequence[tuple[Record, Bound
 
 
 def _list_staged_files(bound: Bound) -> list[StateFile]:
-    return [StateFile(one.key, one.bytes, one.checksum) for one in list_staged(bound)]
+    return [StateFile(one.key, one.bytes, one.checksum) for one in list_staged(bound) if one.has_blob]
 
 
 def _records(place: StorageContext, key: str) -> list[tuple[int, bytes]]:

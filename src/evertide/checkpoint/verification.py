@@ -1,4 +1,4 @@
-"""Read whole files and compare them with their recorded digests before use.
+"""Read whole files and compare them with their recorded digests.
 
 All files are read, even after a damaged one, so that the operator gets the complete list (C5). Files are read
 concurrently (`Settings.fetchers`), because each is a round trip on an object store.
@@ -80,10 +80,10 @@ def read_manifest(blob: Blob, entry: CatalogEntry) -> Manifest:
 
 
 def verify_manifest(
-    place: StorageContext, manifest: Manifest, progress: OnFileRead | None = None, *, shards: bool = False
+    place: StorageContext, manifest: Manifest, files: Iterable[StateFile], progress: OnFileRead | None = None
 ) -> None:
-    """Read the files of a manifest, with `shards` also those of the shards; one error names all damaged files."""
-    files = (*manifest.files, *manifest.shard_files) if shards else manifest.files
+    """Read these files of a manifest; one error names all damaged ones."""
+    files = tuple(files)
     found = check_files(place, files, progress)
     if found:
         listed = "; ".join(f"{error.path} ({_describe_damage(error)})" for error in found)

@@ -8,19 +8,21 @@
 
 1. Rows are sent and received as Arrow, so every type is preserved.
 2. Errors are raised as the pipeline itself raises them (`evertide.client.errors`).
-3. A client may be shared between threads.
+3. Rows of a view that failed or is computed again come with a `StaleViewWarning`; `subscribe` repeats it only when the
+   state changes, and raises `ShardEnded` when the view has been computed again.
+4. A client may be shared between threads.
 """
 
 from __future__ import annotations
 
 import io
 import ssl
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 from urllib.parse import quote
 
 import httpx
@@ -31,12 +33,15 @@ from evertide.client.errors import ServerUnavailable, check_response, translate_
 from evertide.client.transaction import RemoteTransaction
 from evertide.errors import InvalidInput
 from evertide.json_values import to_json_value
-from evertide.media import ARROW, EVENTS, FORMATS, JSON, STALE_HEADER, TIME_HEADER
+from evertide.media import ARROW, CONTENT_HEADER, EVENTS, FACTS_HEADER, FORMATS, JSON, STALE_HEADER, TIME_HEADER
 from evertide.pipeline.reading.query import Answer, EngineChoice
+from evertide.pipeline.reading.stale import StaleNews, make_warning_text, read_stale_header, warn_of_stale
 from evertide.rows.changes import DIFF, TIME
 from evertide.rows.frames import from_frame
 from evertide.rows.utf8 import is_valid_utf8
 from evertide.sinks.json_rows import format_durations
+from evertide.source_text import marking_query
+from evertide.suggestions import list_names
 
 _CONNECT_S = 10.0
 _WAIT_S = 30.0
@@ -129,40 +134,51 @@ class Client:
     ) -> pa.Table:
         """The content of a table or view. Its time is in the schema's metadata, as `evertide.time`."""
         query = self._row_params(as_of, columns, where, params, limit)
-        with self._stream("GET", f"{self._path(name)}/rows", params=query, headers={"Accept": ARROW}) as response:
-            content = read_table(response)
-            return content.replace_schema_metadata({"evertide.time": response.headers[TIME_HEADER]})
+        read = self._read(name, "rows", query)
+        _warn(read.stale)
+        return read.rows.replace_schema_metadata({"evertide.time": str(read.time)})
 
     def batches(self, name: str, *, as_of: int | None = None, columns: Sequence[str] = ()) -> Iterator[pa.RecordBatch]:
         """The content at one time, batch by batch: it need not fit into memory."""
         query = self._row_params(as_of, columns, "", (), None)
         with self._stream("GET", f"{self._path(name)}/rows", params=query, headers={"Accept": ARROW}) as response:
+            _warn(_find_stale(response))
             yield from read_batches(response)[1]
 
     def changes(self, name: str, since: int, until: int | None = None, *, wait_s: float = 0.0) -> tuple[int, pa.Table]:
         """The changes after `since`: the time that they reach, and a table with `__time` and `__diff`."""
-        query = _drop_none(since=since, until=until, wait_s=wait_s)
-        with self._stream("GET", f"{self._path(name)}/changes", params=query, headers={"Accept": ARROW}) as response:
-            return int(response.headers[TIME_HEADER]), read_table(response)
+        read = self._read(name, "changes", _drop_none(since=since, until=until, wait_s=wait_s))
+        _warn(read.stale)
+        return read.time, read.rows
 
     def subscribe(
-        self, name: str, since: int | None = None, *, follow: bool = True
+        self,
+        name: str,
+        since: int | None = None,
+        *,
+        follow: bool = True,
+        on_stale: Callable[[str], None] | None = None,
     ) -> Generator[tuple[int, pa.Table], None, None]:
         """All rows as changes, unless `since` is given; then the changes of each transaction as it is committed.
 
-        Each item is the first time that is not included yet, and a table of changes.
+        Each item is the first time that is not included yet, and a table of changes. `on_stale` is called with the
+        text of a `StaleViewWarning` instead of the warning.
         """
+        news, content = StaleNews(), ""
         if since is None:
-            content = self.rows(name)
-            since = int(content.schema.metadata[b"evertide.time"])
-            yield since + 1, _as_changes(content, since)
+            first = self._read(name, "rows", {})
+            since, content = first.time, first.content
+            _warn(news.find_news(first.stale), on_stale)
+            yield since + 1, _as_changes(first.rows, since)
             if not follow:
                 return
         while True:
-            reached, changes = self.changes(name, since, wait_s=_WAIT_S if follow else 0.0)
-            if reached > since:
-                yield reached + 1, changes
-            since = reached
+            wait_s = _WAIT_S if follow else 0.0
+            read = self._read(name, "changes", _drop_none(since=since, wait_s=wait_s, content=content or None))
+            _warn(news.find_news(read.stale), on_stale)
+            if read.time > since:
+                yield read.time + 1, read.rows
+            since, content = read.time, read.content
             if not follow:
                 return
 
@@ -179,16 +195,18 @@ class Client:
         body |= {"parameters": to_json_value(list(parameters))} if parameters else {}
         headers = {"Accept": ARROW, "Content-Type": JSON}
         content = msgspec.json.encode(body)
-        with self._stream("POST", "/v1/query", content=content, headers=headers) as response:
-            pairs = (each.partition("=") for each in response.headers["Evertide-Query"].split(", "))
+        with marking_query(sql), self._stream("POST", "/v1/query", content=content, headers=headers) as response:
+            pairs = (each.partition("=") for each in response.headers[FACTS_HEADER].split(", "))
             facts = {name: value for name, _, value in pairs}
+            stale = _find_stale(response)
+            _warn(stale)
             return Answer(
                 int(facts["time"]),
                 read_table(response),
                 facts["is_truncated"] == "true",
                 EngineChoice(facts["engine"]),
                 float(facts["took_ms"]),
-                tuple(filter(None, response.headers.get(STALE_HEADER, "").split("; "))),
+                stale,
             )
 
     # Writing rows
@@ -196,7 +214,7 @@ class Client:
     def push(
         self, table: str, rows: Any = (), *, deletes: Any = (), producer: str = "", sequence: int | None = None
     ) -> Json:
-        """Push rows as one transaction; returns its `time` and `rows`.
+        """Push rows as one transaction; returns its `time` and `rows`, and the `txid` that shapes list.
 
         A producer that numbers its pushes may repeat one: it is applied once. Raises `OutcomeUnknown` if no answer
         arrived: push again with the same producer and sequence. Without them, check first whether the rows are there.
@@ -254,6 +272,13 @@ class Client:
 
     # Internals
 
+    def _read(self, name: str, what: str, query: Json) -> _ReadRows:
+        """The rows or the changes of a collection."""
+        path = f"{self._path(name)}/{what}"
+        with self._stream("GET", path, params=query, headers={"Accept": ARROW}) as response:
+            time, content = int(response.headers[TIME_HEADER]), response.headers.get(CONTENT_HEADER, "")
+            return _ReadRows(read_table(response), time, content, _find_stale(response))
+
     def _push(
         self, below: str, table: str, rows: Any, deletes: Any, extra_headers: Mapping[str, str] | None = None
     ) -> Json:
@@ -282,7 +307,7 @@ class Client:
         if name.lower() not in self._paths:
             known = [one["name"] for one in self.collections()]
             if name.lower() not in self._paths:
-                why = f"the pipeline has no such collection; it has {', '.join(sorted(known))}"
+                why = f"the pipeline has no such collection{list_names(name, sorted(known), 'it has')}"
                 raise InvalidInput(where=f"collection {name!r}", why=why)
         return self._paths[name.lower()]
 
@@ -311,6 +336,27 @@ class Client:
             self._http.stream(method, path, **options) as response,
         ):
             yield check_response(response, is_write=False)
+
+
+class _ReadRows(NamedTuple):
+    rows: pa.Table
+    time: int
+    content: str
+    """The id of the stored content; empty from a server of an earlier version."""
+    stale: tuple[str, ...]
+
+
+def _find_stale(response: httpx.Response) -> tuple[str, ...]:
+    return read_stale_header(response.headers.get(STALE_HEADER, ""))
+
+
+def _warn(stale: Iterable[str], on_stale: Callable[[str], None] | None = None) -> None:
+    """Call `on_stale`, or warn at the line that called the method of `Client` that calls this."""
+    if on_stale is None:
+        warn_of_stale(stale, stacklevel=3)
+    else:
+        for sentence in stale:
+            on_stale(make_warning_text(sentence))
 
 
 def _producer_headers(producer: str, sequence: int | None) -> dict[str, str]:

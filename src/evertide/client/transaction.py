@@ -23,6 +23,8 @@ class RemoteTransaction:
         self.rows = 0
         self.time: int | None = None
         """The transaction's number after the commit."""
+        self.txid: int | None = None
+        """The number that clients of shapes can wait for after the commit; None if nothing changed."""
 
     def push(self, table: str, rows: Any = (), *, deletes: Any = ()) -> None:
         if not self.id:
@@ -32,7 +34,7 @@ class RemoteTransaction:
     def commit(self) -> int:
         """May be repeated, with the same result."""
         answer = self._end(f"/v1/transactions/{self.id}/commit")
-        self.time, self.rows = answer["time"], answer["rows"]
+        self.time, self.rows, self.txid = answer["time"], answer["rows"], answer["txid"]
         return answer["time"]  # type: ignore[no-any-return]
 
     def abort(self) -> None:

@@ -1,7 +1,9 @@
 """Plan a read: choose a time, take a lease, and split the parts into tasks.
 
 1. When a DataFrame is loaded, `choose_read_point` chooses the time and takes a lease on it. So all queries over one
-   DataFrame, and both sides of a self-join, read the same time. Two DataFrames do so if they have the same `as_of`.
+   DataFrame, and both sides of a self-join, read the same time. Two DataFrames do so if they have the same `as_of`. A
+   view that failed is read with a warning, which Spark shows on the driver's standard error; one whose query changed is
+   refused until it is computed (`evertide.pipeline.reading.collections`).
 2. At the first query, `plan_tasks` renews that lease, or takes another if it has expired, and only then reads the state
    (I6). If the time is below since by then, it raises `TimeCompacted`, with the smallest readable time.
 3. Spark does not report when a DataFrame is no longer needed, and ends the process that planned. So the lease is not
@@ -13,6 +15,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -20,9 +23,10 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from evertide.datasource.condition import Condition, may_hold, parse_conditions
-from evertide.datasource.request import Request, resolve_names
+from evertide.datasource.request import WHERE, Request, resolve_names
 from evertide.errors import InvalidInput
 from evertide.pipeline.reading.reader import StorageReader
+from evertide.pipeline.reading.stale import StaleViewWarning, make_warning_text
 from evertide.rows.changes import DIFF, TIME, make_changes_schema
 from evertide.shard.lease import end_lease, renew_lease
 from evertide.shard.parts.split import Group, split, split_by_time
@@ -73,16 +77,18 @@ def select_columns(request: Request, read_point: ReadPoint) -> pa.Schema:
 def choose_read_point(request: Request) -> ReadPoint:
     with StorageReader.open(request.storage, request.meta, settings=request.settings) as reader:
         view = reader.collections.view(request.collection)
-        shard = reader.collections.members().open_collection(view.name)
-        time = Time(view.time if request.as_of is None else view.as_of(request.as_of).time)
+        view = view if request.as_of is None else view.as_of(request.as_of)
+        for text in map(make_warning_text, view.find_stale()):
+            warnings.warn_explicit(text, StaleViewWarning, WHERE, 1)  # no line of Spark's worker is of interest
+        shard, time = view.locate()
         after = request.changes_after
         if after is not None and after > time:
             why = f"{after} is later than the last time, which is {time}"
             raise InvalidInput(where=f"collection {view.name!r}, option 'changes_after'", why=why)
-        read_point = ReadPoint(view.name, shard.name, shard.schema.serialize().to_pybytes(), time)
+        read_point = ReadPoint(view.name, shard.name, shard.schema.serialize().to_pybytes(), Time(time))
         select_columns(request, read_point)
         parse_conditions(request.where, shard.schema)
-        with _hold_lease(reader, shard, read_point, _make_window(request, time)) as lease:
+        with _hold_lease(reader, shard, read_point, _make_window(request, read_point.time)) as lease:
             return replace(read_point, lease=lease)
 
 

@@ -13,7 +13,7 @@ from evertide.settings import Settings
 
 FORMAT = "evertide"
 
-_WHERE = f"spark.read.format({FORMAT!r})"
+WHERE = f"spark.read.format({FORMAT!r})"
 _LEASE_S = 900
 _PARTITION_BYTES = 32 * 1024 * 1024
 
@@ -35,7 +35,7 @@ class Request:
 
     @classmethod
     def of(cls, named: Mapping[str, str]) -> Request:
-        options = Options(named, connector=FORMAT, where=_WHERE, secrets=Secrets(Path()))
+        options = Options(named, connector=FORMAT, where=WHERE, secrets=Secrets(Path()))
         path, collection = options.text("path"), options.text("collection")
         if path and collection and path != collection:
             raise options.refusal("collection", f"is {collection!r}, but the argument of load() is {path!r}")
@@ -80,5 +80,5 @@ def resolve_names(names: tuple[str, ...], known: list[str]) -> tuple[str, ...]:
     unknown = [name for name in names if name.lower() not in spelled]
     if unknown:
         why = f"the collection has no column {unknown[0]!r}; it has {', '.join(known)}"
-        raise InvalidInput(where=f"{_WHERE}, option 'columns'", why=why)
+        raise InvalidInput(where=f"{WHERE}, option 'columns'", why=why)
     return tuple(spelled[name.lower()] for name in names) if names else tuple(known)

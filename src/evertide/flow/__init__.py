@@ -6,6 +6,7 @@ stage           a part of a plan that runs as one fragment
 cone            the rows that a delta can touch
 collection      a table, or the rows of an operator, inside a circuit
 linear          the delta of a stage of joins, without the pairs of unchanged rows
+pairs           estimates whether joins make many more rows than they read
 leaf_rows       rows of a leaf before and after a transaction
 blame           finds the rows that make a step fail
 aggregates      additive aggregates, min and max, top-k

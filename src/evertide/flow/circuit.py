@@ -50,6 +50,7 @@ from evertide.plan.program.program import Program
 from evertide.plan.program.project import Project
 from evertide.plan.program.view_function import ViewFunction
 from evertide.rows.changes import DIFF, DIFF_FIELD, check_column, consolidate_delta
+from evertide.rows.digest import carry_hashes
 from evertide.store.blob import Blob
 from evertide.store.memory import MemoryBlob
 from evertide.store.paths import Name
@@ -138,7 +139,7 @@ class Circuit:
         try:
             prepared = self._compute(deltas)
         except SuspectedFailure as error:
-            logger.warning("%s could not be computed, retrying: %s", name_views(error.views), error.why)
+            logger.info("%s could not be computed, retrying: %s", name_views(error.views), error.why)
             prepared = retry_step(error, self._compute, self._check_spark, deltas, self._failed_steps)
         self._failed_steps.forget(self.views, deltas)
         self._apply(prepared)
@@ -271,7 +272,8 @@ class Circuit:
 
     def _make_view_delta(self, name: str) -> pa.Table:
         """Each row once, in an order that depends only on the content, so equal deltas are bitwise equal tables."""
-        return consolidate_delta(self._collections[name].delta, name).rename_columns([*self.views[name].names, DIFF])
+        delta = consolidate_delta(self._collections[name].delta, name)
+        return carry_hashes(delta, delta.rename_columns([*self.views[name].names, DIFF]))
 
     def _make_collection(self, name: str, columns: tuple[Attribute, ...]) -> CircuitCollection:
         return CircuitCollection(name, make_arrow_schema(columns), self._arrange)

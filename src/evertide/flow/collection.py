@@ -18,6 +18,7 @@ from evertide.flow.leaf_rows import cancel_out
 from evertide.flow.state.arrangement import Arrangement
 from evertide.plan.algebra.nodes import Attribute, PlanNode
 from evertide.plan.algebra.plan_columns import name_column
+from evertide.plan.fragment.condensed_column import ColumnUse
 from evertide.rows.changes import DIFF, DIFF_FIELD
 from evertide.rows.conform import conform_table
 
@@ -37,15 +38,15 @@ class CircuitCollection:
         """By key and columns."""
         self.empty = pa.schema([*schema, DIFF_FIELD]).empty_table()
         self.delta = self.empty
-        self.is_counted = False
-        """Whether readers only count the rows of a delta, of which many are equal."""
+        self.uses: tuple[ColumnUse, ...] | None = None
+        """What the only reader of the deltas needs of each column, if it counts and adds up the rows."""
 
     def set_delta(self, delta: pa.Table) -> None:
         """Set the delta of the current transaction."""
         self.delta = delta
 
-    def set_counted(self, *, is_counted: bool) -> None:
-        self.is_counted = is_counted
+    def set_uses(self, uses: tuple[ColumnUse, ...] | None) -> None:
+        self.uses = uses
 
     def need(self, key: tuple[str, ...], columns: tuple[str, ...]) -> None:
         """Keep an arrangement for look-ups of these columns by this key, or for scans if the key is empty."""

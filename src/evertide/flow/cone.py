@@ -90,7 +90,7 @@ class Cone:
         if found and isinstance(node, Aggregate | Window | TopK):
             [child] = node.children
             keys = node.keys if isinstance(node, Aggregate) else node.partition if isinstance(node, Window) else ()
-            everything = self._find_matching(child, keys, self._collect_keys(child, keys, found, None))
+            everything = self._find_matching(child, keys, self.collect_keys(child, keys, found, None))
             return _merge(found, everything)
         return found
 
@@ -133,10 +133,10 @@ class Cone:
         """The rows of a side of a join with a key of the touched rows of the other, or the same, side `of`."""
         if not touched:
             return {}
-        keys = self._collect_keys(of.node, of.keys, touched, of.is_null_safe)
+        keys = self.collect_keys(of.node, of.keys, touched, of.is_null_safe)
         return self._find_matching(side.node, side.keys, keys)
 
-    def _collect_keys(
+    def collect_keys(
         self, node: PlanNode, attributes: tuple[int, ...], touched: Touched, null_safe: tuple[bool, ...] | None
     ) -> pa.Table | None:
         """The keys of the touched rows, named by position; None if there are no keys, so that all rows match."""

@@ -15,6 +15,7 @@ from evertide.flow.collection import CircuitCollection, Leaf
 from evertide.flow.cone import Cone
 from evertide.flow.leaf_rows import SplitRows, cancel_out, split_rows
 from evertide.flow.linear import LinearRule
+from evertide.flow.pairs import multiplies_rows
 from evertide.flow.trace import StageCut, has_constant, has_leaf, list_own_nodes, trace
 from evertide.plan.algebra.nodes import (
     Aggregate,
@@ -28,6 +29,7 @@ from evertide.plan.algebra.nodes import (
     Union,
     Window,
 )
+from evertide.plan.fragment.condensed_column import ColumnUse
 from evertide.plan.fragment.forms import Form
 from evertide.plan.fragment.fragment import Fragment, Term
 from evertide.rows.changes import DIFF
@@ -60,7 +62,7 @@ class Stage:
         self.output = output
         self.run_counts: Counter[RunKind] = Counter()
         self._linear = LinearRule(cut, fragment.find_outer_joins)
-        self._is_multiplying = any(isinstance(node, Expand | Generate) for node in list_own_nodes(cut, cut.root))
+        self._has_expansion = any(isinstance(node, Expand | Generate) for node in list_own_nodes(cut, cut.root))
         for at, attributes in sorted(find_lookups(cut)):
             self.leaves[at].need(attributes)
 
@@ -91,12 +93,20 @@ class Stage:
             terms = large[Form.WHOLE]
             if not terms:
                 return self.output.empty
-        is_counted = self.output.is_counted and self._is_multiplying
-        found = self.fragment.run(terms, is_counted=is_counted, large=large)
+        found = self.fragment.run(terms, uses=self._choose_uses(cone, terms), large=large)
         is_large = self.fragment.is_large(terms)  # the run may have changed this
         large_kind = RunKind.RECOMPUTE if any(leaf.was_scanned for leaf in self.leaves) else RunKind.LARGE
         self.run_counts[large_kind if is_large else RunKind.SMALL] += 1
         return found
+
+    def _choose_uses(self, cone: Cone, terms: Sequence[Term]) -> tuple[ColumnUse, ...] | None:
+        """What the reader needs of each column, if the executors are to condense the rows."""
+        uses = self.output.uses if self.fragment.is_large(terms) else None
+        return uses if uses is not None and self._is_multiplying(cone, terms) else None
+
+    def _is_multiplying(self, cone: Cone, terms: Sequence[Term]) -> bool:
+        """Whether the stage makes many more rows than it reads."""
+        return self._has_expansion or any(multiplies_rows(self.cut, cone, rows) for _, rows in terms)
 
     def _make_large_terms(self, split: Sequence[SplitRows], terms: list[Term]) -> dict[Form, list[Term]] | None:
         """The terms of the linear rule, or None if the difference rule, with `terms`, is better: each term is a plan,

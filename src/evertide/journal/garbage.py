@@ -34,6 +34,7 @@ from evertide.store.blob import Blob, list_keys
 from evertide.store.paths import staged_prefix
 from evertide.store.retry import retry_read
 from evertide.store.writers import Writer, end_silent_writers, read_open_numbers, will_not_be_named
+from evertide.types import SequenceNumber
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +45,7 @@ _XID_OUTCOMES_KEPT = 1_000
 class _Proof:
     staged: tuple[str, ...]
     settled: dict[str, int]
-    records: list[NumberedRecord[Bound]]
+    named: set[str]
 
 
 def truncate(blob: Blob, bound: TimeLog[Bound], committed: TimeLog[Committed], below: int, writer: Writer) -> list[str]:
@@ -53,22 +54,28 @@ def truncate(blob: Blob, bound: TimeLog[Bound], committed: TimeLog[Committed], b
         why = f"cannot forget transactions below {below}: transactions from {upper} on are not committed"
         raise Unexpected(where="Journal.truncate", why=why)
     writer.beat()
-    records, outcomes = bound.read_all(), committed.read_all()
-    old = [record for record in records[:-1] if record.value.time < below]
-    kept = _collect_named_keys(records[len(old) :])
-    keys = [fragment.key for record in old for fragment in list_staged(record.value) if fragment.key not in kept]
+    head, outcomes = bound.head(), committed.read_all()
+    count, last_old = 0, SequenceNumber(0)
+    staged, kept = list[str](), set[str]()
+    for record in bound.iterate():
+        if head is not None and record.number < head.number and record.value.time < below:
+            count, last_old = count + 1, record.number
+            staged += [fragment.key for fragment in list_staged(record.value) if fragment.has_blob]
+        else:
+            kept |= _collect_named_keys([record])
+    keys = [key for key in staged if key not in kept]
     named = any(not isinstance(outcome.value.xids, msgspec.UnsetType) for outcome in outcomes[-1:])
     done = [outcome for outcome in outcomes[: -_XID_OUTCOMES_KEPT if named else -1] if outcome.value.time < below]
     if done:
         committed.meta.truncate(committed.key, done[-1].number + 1)
-    if old:
-        bound.meta.truncate(bound.key, old[-1].number + 1)
+    if count:
+        bound.meta.truncate(bound.key, last_old + 1)
         writer.beat()
         for key in keys:
             blob.delete(key)
         logger.info(
             "deleted the records of %d transactions below time %d, and %d blobs of staged rows",
-            len(old),
+            count,
             below,
             len(keys),
         )
@@ -80,8 +87,7 @@ def drop_unbound(blob: Blob, bound: TimeLog[Bound], writer: Writer) -> list[str]
         writer.beat()  # publishes our own settled number, and shows that we are not fenced
         end_silent_writers(bound.meta, runtime=bound.runtime, settings=bound.settings, own_writer=writer)
     proof = retry_read(lambda: _read_proof(blob, bound), bound.runtime, bound.settings)
-    named = _collect_named_keys(proof.records)
-    orphans = [key for key in proof.staged if key not in named and will_not_be_named(key, proof.settled)]
+    orphans = [key for key in proof.staged if key not in proof.named and will_not_be_named(key, proof.settled)]
     if orphans:
         writer.beat()
     for key in orphans:
@@ -95,7 +101,7 @@ def _read_proof(blob: Blob, bound: TimeLog[Bound]) -> _Proof:
     """The order of the reads matters: see the header."""
     staged = tuple(list_keys(blob, staged_prefix()))
     floors = read_open_numbers(bound.meta)
-    return _Proof(staged, floors, bound.read_all())
+    return _Proof(staged, floors, _collect_named_keys(bound.iterate()))
 
 
 def _collect_named_keys(records: Iterable[NumberedRecord[Bound]]) -> set[str]:

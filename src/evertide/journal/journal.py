@@ -5,7 +5,8 @@ commits; `truncate` and `drop_unbound` delete.
 
 A transaction t takes these steps. Each is durable before the next one refers to it:
 
-1. `stage` stores rows that their source cannot send again as blobs. Staged rows are not bound.
+1. `stage` stores rows that their source cannot send again as blobs, or prepares a few for the record. Staged rows are
+   not bound.
 2. `bind` writes the complete record of t = upper by compare-and-set. If a peer is first, t is the peer's transaction,
    and `bind` returns the peer's record; the caller offers its input again for t + 1.
 3. One commit appends t to all shards and includes `make_commit_write`.
@@ -26,7 +27,7 @@ A process has one journal and shares it between threads.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -35,7 +36,7 @@ from evertide.errors import Conflict, GenerationMoved, TimeCompacted, Unexpected
 from evertide.journal import garbage
 from evertide.journal.producers import Producers, add_before
 from evertide.journal.records import Bound, Committed, Input, Staged
-from evertide.journal.staging import StagingArea, list_staged, settle_named
+from evertide.journal.staging import StagingArea, list_staged, never_inline, settle_named
 from evertide.journal.time_log import TimeLog
 from evertide.runtime import Runtime
 from evertide.settings import Settings
@@ -83,9 +84,15 @@ class Journal:
 
     # Staging
 
-    def stage(self, source: str, table: str, rows: pa.Table, writer: Writer) -> Staged:
-        """Store rows durably. Garbage collection keeps them until they are bound or dropped, or the writer is gone."""
-        return self._staging.stage(source, table, rows, writer)
+    def stage(
+        self, source: str, table: str, rows: pa.Table, writer: Writer, is_inline: Callable[[int], bool] = never_inline
+    ) -> Staged:
+        """Store rows durably. Garbage collection keeps them until they are bound or dropped, or the writer is gone.
+
+        `is_inline` decides from the size of their content whether it becomes durable only with the record that binds
+        it.
+        """
+        return self._staging.stage(source, table, rows, writer, is_inline)
 
     def load(self, staged: Staged, *, time: int | None = None) -> pa.Table:
         """Return staged rows. `BlobMissing` and `BlobDamaged` name the path, and the transaction if it is given."""

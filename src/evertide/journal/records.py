@@ -12,19 +12,29 @@ is from a pipeline or a version that has none.
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import msgspec
 
 from evertide.types import Generation, Time
 
+Encoded: TypeAlias = bytes  # in `Staged`, `bytes` is a field
 
-class Staged(msgspec.Struct, frozen=True, tag="staged"):
-    """Rows that their source cannot read again, stored as a blob before they are bound."""
+
+class Staged(msgspec.Struct, frozen=True, tag="staged", omit_defaults=True):
+    """Rows that their source cannot read again: stored as a blob before they are bound, or in the record itself."""
 
     table: str
     key: str
     rows: int
     bytes: int
     checksum: str
+    inline: Encoded = b""
+    """The content, if it is in the record. Then there is no blob, and the key only identifies the rows."""
+
+    @property
+    def has_blob(self) -> bool:
+        return not self.inline
 
 
 class Place(msgspec.Struct, frozen=True, tag="place"):

@@ -2,7 +2,8 @@
 
 Stored as blobs `journal/<source>/<writer>-<seq>.arrow`: an Arrow IPC stream of the columns as given, compressed with
 lz4. Version 1, in the schema's metadata as `evertide.format`. The process that owns the source stages; truncation and
-`drop_unbound` (`evertide.journal.garbage`) delete.
+`drop_unbound` (`evertide.journal.garbage`) delete. A few rows whose client waits for the bind need no blob: they are
+stored in the record that binds them (`Staged.inline`), and are lost if the process ends before.
 
 1. The `Staged` that names a blob has its length and XXH3-128. Both are checked before the blob is decoded.
 2. Between stage and bind no record names the blob. Its sequence number stays open with the writer, and garbage
@@ -18,7 +19,7 @@ has one.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -42,6 +43,14 @@ FORMAT_VERSION = 1
 _FORMAT_KEY = b"evertide.format"
 _SUFFIX = "arrow"
 _LZ4 = pa.ipc.IpcWriteOptions(compression="lz4")
+_SMALL_BYTES = 1 << 20
+_SMALL_LZ4 = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
+_SMALL_READ = pa.ipc.IpcReadOptions(use_threads=False)
+"""Threads cost more than they gain for a few rows."""
+
+
+def never_inline(_size: int) -> bool:
+    return False
 
 
 def list_staged(bound: Bound) -> list[Staged]:
@@ -79,23 +88,27 @@ class StagingArea:
         self._settings = settings
         self._unknown_binds: list[_UnknownBind] = []
 
-    def stage(self, source: str, table: str, rows: pa.Table, writer: Writer) -> Staged:
+    def stage(
+        self, source: str, table: str, rows: pa.Table, writer: Writer, is_inline: Callable[[int], bool]
+    ) -> Staged:
         check_source(source)
         content = _encode(rows)
+        inline = content if is_inline(len(content)) else b""
         seq = writer.open_claim()
         key = staged_key(source, Name(writer.id, seq, _SUFFIX))
         try:
-            put_until_known(self._blob, key, content, self._runtime, self._settings)
+            if not inline:
+                put_until_known(self._blob, key, content, self._runtime, self._settings)
         except EvertideError:
             writer.settle(seq)  # even if the blob exists: its key is lost, so no record will ever name it
             raise
-        return Staged(table, key, rows.num_rows, len(content), xxhash.xxh3_128_hexdigest(content))
+        return Staged(table, key, rows.num_rows, len(content), xxhash.xxh3_128_hexdigest(content), inline)
 
     def load(self, staged: Staged, time: int | None) -> pa.Table:
         path = self._blob.path(staged.key)
         content_text = _describe(staged, time)
         try:
-            content = retry_read(lambda: self._blob.get(staged.key), self._runtime, self._settings)
+            content = staged.inline or retry_read(lambda: self._blob.get(staged.key), self._runtime, self._settings)
         except BlobMissing as error:
             raise BlobMissing(path=path, why=f"it stored {content_text}: {error.why}") from error
         found = xxhash.xxh3_128_hexdigest(content)
@@ -135,7 +148,7 @@ class StagingArea:
         head = self._bound.head() if self._unknown_binds else None
         over = [bind for bind in self._unknown_binds if head is not None and bind.number <= head.number]
         if over:
-            settle_named((record.value for record in self._bound.read_all()), writer)
+            settle_named((record.value for record in self._bound.iterate()), writer)
             self._unknown_binds = [bind for bind in self._unknown_binds if bind not in over]
 
     def may_be_bound(self, fragments: Iterable[Staged], writer: Writer) -> bool:
@@ -159,6 +172,8 @@ class StagingArea:
                 logger.warning("keeping rows that a bind of unknown outcome names: %s", self._blob.path(fragment.key))
                 continue
             writer.settle(name.seq)  # first, so that it can no longer be bound
+            if not fragment.has_blob:
+                continue
             dropped.append(fragment.key)
             try:
                 self._blob.delete(fragment.key)
@@ -175,7 +190,8 @@ def _describe(staged: Staged, time: int | None) -> str:
 def _encode(rows: pa.Table) -> bytes:
     marked = rows.replace_schema_metadata({**(rows.schema.metadata or {}), _FORMAT_KEY: str(FORMAT_VERSION).encode()})
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, marked.schema, options=_LZ4) as stream:
+    options = _SMALL_LZ4 if marked.nbytes < _SMALL_BYTES else _LZ4
+    with pa.ipc.new_stream(sink, marked.schema, options=options) as stream:
         stream.write_table(marked)
     content: bytes = sink.getvalue().to_pybytes()
     return content
@@ -183,7 +199,8 @@ def _encode(rows: pa.Table) -> bytes:
 
 def _decode(content: bytes, staged: Staged, path: str, content_text: str) -> pa.Table:
     try:
-        with pa.ipc.open_stream(content) as stream:
+        options = _SMALL_READ if len(content) < _SMALL_BYTES else None
+        with pa.ipc.open_stream(content, options=options) as stream:
             metadata = dict(stream.schema.metadata or {})
             _check_version(metadata.pop(_FORMAT_KEY, b""), path)
             rows = stream.read_all().replace_schema_metadata(metadata or None)

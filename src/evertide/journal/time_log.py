@@ -12,6 +12,7 @@ has a *number*, Meta's sequence number (1, 2, 3, ...), and a *time*, the number 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Generic, TypeVar
@@ -25,6 +26,8 @@ from evertide.store.retry import retry_read
 from evertide.types import SequenceNumber, Time
 
 T = TypeVar("T", Bound, Committed)
+
+_RECORDS_AT_ONCE = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +87,23 @@ class TimeLog(Generic[T]):
     def read_all(self) -> list[NumberedRecord[T]]:
         """Return all remaining records, oldest first, as of one moment."""
         return self._decode_in_order(retry_read(lambda: self.meta.scan(self.key), self.runtime, self.settings))
+
+    def iterate(self) -> Iterator[NumberedRecord[T]]:
+        """The remaining records, oldest first, `_RECORDS_AT_ONCE` in memory at a time: they may contain pushed rows.
+
+        Those that are truncated meanwhile may be missing.
+        """
+        done = 0
+        while fresh := [record for record in self._read_from_number(done) if record.number > done]:
+            yield from fresh
+            done = fresh[-1].number
+
+    def _read_from_number(self, number: int) -> list[NumberedRecord[T]]:
+        """Begins with the record of this number, so that a missing one behind it is noticed."""
+        after = max(0, number - 1)
+        return self._decode_in_order(
+            retry_read(lambda: self.meta.scan(self.key, after, _RECORDS_AT_ONCE), self.runtime, self.settings)
+        )
 
     def _scan(self, head: NumberedRecord[T], first: int, limit: int | None = None) -> list[Record]:
         number = self._number(head, first)

@@ -26,6 +26,8 @@ from evertide.types import SequenceNumber
 
 PUSH = "push"
 """The source of pushed rows (`evertide.pipeline.input.pushes`)."""
+LISTED_PUSHES_MAX = 100
+"""How many pushes a snapshot of a shape lists, if the pipeline follows a database."""
 _OWN = 1 << 32
 
 _TIMES_MAX = 10_000

@@ -111,6 +111,9 @@ class Definition(msgspec.Struct, frozen=True):
     change: str
     """A unique id, by which a writer recognizes its own commit after an unknown outcome."""
     errors: str = ERRORS
+    plain_views: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
+    """Views that are not materialized, so that readers can name them; not stored if there are none, and by earlier
+    versions."""
 
     def live_views(self) -> dict[str, ViewRecord]:
         """The views that are members."""
@@ -213,9 +216,18 @@ def compare_definition(known: Definition | None, engine: Engine) -> Evolution:
     )
 
 
+def to_stored_names(names: Iterable[str]) -> tuple[str, ...] | msgspec.UnsetType:
+    return tuple(sorted(names)) or msgspec.UNSET
+
+
 def is_redefined(view: ViewRecord) -> bool:
     """Whether the stored content of a view is that of another query than the declared one."""
     return view.away is not None and view.away.is_redefined is True
+
+
+def is_redefined_view(definition: Definition, collection: str) -> bool:
+    """Whether a collection is such a view."""
+    return collection in definition.views and is_redefined(definition.views[collection])
 
 
 def is_same_query(known: ViewRecord, view: DeclaredView) -> bool:

@@ -42,6 +42,11 @@ class DeclaredTable:
     refused_key: str = ""
     """Why no new table may have this key; empty if it may. A stored table keeps it."""
 
+    @property
+    def can_delete(self) -> bool:
+        """Whether a delete finds the row that it removes: by the key, or among the stored rows."""
+        return bool(self.key) or self.is_kept
+
 
 @dataclass(frozen=True, slots=True)
 class DeclaredView:
@@ -130,6 +135,11 @@ class Engine(Protocol):
 
     @property
     def views(self) -> Mapping[str, DeclaredView]: ...
+
+    @property
+    def plain_views(self) -> Collection[str]:
+        """The views that are not materialized, but are part of the queries that read them."""
+        ...
 
     @property
     def fingerprint(self) -> str: ...

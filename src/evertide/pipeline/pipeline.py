@@ -23,7 +23,6 @@ from evertide.errors import Closed, EvertideError, Fenced, NotAllowedNow, Outcom
 from evertide.flow.explanation.explanation import Explanations
 from evertide.flow.state.arrangement import Arrangement
 from evertide.journal.journal import Journal
-from evertide.journal.xids import make_own_number
 from evertide.notebook import find_progress
 from evertide.observer import NO_OBSERVER, Observer
 from evertide.pipeline.advance.advancer import Advancer
@@ -33,6 +32,7 @@ from evertide.pipeline.definition import Definition, list_spellings, read_defini
 from evertide.pipeline.engine import Engine
 from evertide.pipeline.input.input_reader import InputReader
 from evertide.pipeline.input.open_sources import open_declared_sources
+from evertide.pipeline.input.push_numbers import find_push_number
 from evertide.pipeline.input.pushes import PushTransaction
 from evertide.pipeline.maintenance.state_maintenance import StateMaintenance
 from evertide.pipeline.process_context import OnProgress, ProcessContext
@@ -202,15 +202,15 @@ class Pipeline(ReadablePipeline):
         """Commit pushed rows and new input; return the last transaction's number. After an error, repeat or abort."""
         with self._turn:
             self._check_can_commit()
-            with self._pushes.begin_commit(self._pushed):  # if this fails, the next commit has the rows
-                pushed, self._pushed = self._pushed, PushTransaction(self._pushes)
-                return self._commit_pushed(pushed)
+            with self._pushes.begin_commit(self._pushed) as offered:  # if this fails, the next commit has the rows
+                self._pushed = PushTransaction(self._pushes)
+                return self._commit_pushed(offered)
 
     def take(self, pushed: PushTransaction) -> int:
         """Commit the rows of a block; return their time. After an error, `pushed.time` is set if they are committed."""
         with self._turn, self._pushes.withdraw_on_error(pushed):
             self._check_can_commit()
-            return self._commit_pushed(pushed)
+            return self._commit_pushed([pushed])
 
     def advance(self) -> int | None:
         """Make one transaction of the available input, and return its number; None if there is no input."""
@@ -307,12 +307,13 @@ class Pipeline(ReadablePipeline):
         """Include the problems of other threads of this process, such as a server's, in the status."""
         self._watched.append(list_problems)
 
-    def txid_of(self, time: int) -> int:
-        """The number by which clients of shapes can wait for a pushed transaction."""
-        return make_own_number(time, has_upstream=self._runner.has_upstream)
+    def txid_of(self, pushed: PushTransaction) -> int | None:
+        """The number by which clients of shapes can wait for rows that `take` committed; None if nothing changed."""
+        runner = self._runner
+        return find_push_number(pushed, runner.definition, runner.journal, self.time, has_upstream=runner.has_upstream)
 
     def watch_feeds(self, read_problems: Callable[[], Iterable[Problem]]) -> None:
-        """Include the problems of feeds in the status."""
+        """Include the problems of live shapes in the status, here and in storage."""
         self._leader_tasks.watch_feeds(read_problems)
 
     def close(self, *, checkpoint: bool = True) -> None:
@@ -397,12 +398,9 @@ class Pipeline(ReadablePipeline):
 
     def _check_heartbeat(self) -> None:
         """Raise if this process is fenced, which it would not notice without input or during a storage outage."""
-        if (
-            self._heartbeat is not None
-            and isinstance(self._heartbeat.error, Fenced)
-            and self._process_state.error is None
-        ):
-            self._fail(self._heartbeat.error)
+        error = self._heartbeat.error if self._heartbeat is not None else None
+        if isinstance(error, Fenced) and self._process_state.error is None:
+            self._fail(error)
         if self._process_state.error is not None:
             raise self._process_state.error
 
@@ -431,17 +429,16 @@ class Pipeline(ReadablePipeline):
         self._process_state.publish()
         return found
 
-    def _commit_pushed(self, pushed: PushTransaction) -> int:
-        """Make transactions, at least one, until the pushed rows are committed."""
+    def _commit_pushed(self, several: Sequence[PushTransaction]) -> int:
+        """Make transactions, at least one, until all pushed rows are committed."""
         advanced = self.advance()
-        while pushed.rows and (pushed.time is None or pushed.time > self.time):
+        while any(self._pushes.is_to_be_committed(pushed, self.time) for pushed in several):
             self._check_can_commit()
             if advanced is None:
                 self._stopping.wait(self.settings.poll_interval_s)  # a peer commits them
             advanced = self.advance()
-        if pushed.rows and pushed.time is not None:
-            return pushed.time
-        return self.time if advanced is None else advanced
+        times = [pushed.time for pushed in several if pushed.time is not None]
+        return max(times, default=self.time if advanced is None else advanced)
 
     def _publish_progress(self) -> tuple[ComponentState, int]:
         """A separate thread calls it, so that storage shows a hang of the thread that makes transactions."""

@@ -120,6 +120,13 @@ class SparkEngine:
             for name, plan in self.program.views.items()
         }
 
+    @property
+    def plain_views(self) -> list[str]:
+        declared = (*self.program.statements, *self.program.functions)
+        return [
+            one.name for one in declared if isinstance(one, ViewStatement | ViewFunction) and not one.is_materialized
+        ]
+
     def cohort(self, views: Collection[str], store: StateStore, state: bytes | None) -> SparkCohort:
         saved = None if state is None else msgspec.msgpack.decode(state, type=CircuitState)
         return SparkCohort(
@@ -156,7 +163,7 @@ def _digest_queries(program: Program) -> dict[str, str]:
     Views that are not materialized, which any query may read, are in each digest.
     """
     views = [one for one in program.statements if isinstance(one, ViewStatement)]
-    others = sorted((one.name, one.query) for one in views if not one.is_materialized)
+    others = sorted((one.name, *one.columns, one.query) for one in views if not one.is_materialized)
     own = {one.name: one.query for one in views if one.is_materialized}
     found: dict[str, str] = {}
     for name in program.views:  # after the views that it reads

@@ -8,4 +8,5 @@ algebra   views as plans that can be maintained
 script    the statements of a script, and the catalog for Spark's analyzer
 query     single queries that Spark answers
 catalyst  access to Spark's JVM
+syntax    the syntax of a query, checked without a JVM
 """

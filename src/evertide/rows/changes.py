@@ -21,9 +21,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from evertide.errors import InvalidInput, StateInconsistent
-from evertide.rows.columns import Bools, Longs, Words, remove_encoding, to_array
+from evertide.rows.columns import Bools, Longs, Words, remove_encoding, sort_distinct, to_array
 from evertide.rows.conform import are_alike, conform, explain_refusal, find_first_null, forbids_null
-from evertide.rows.digest import RowHashes, compare_rows, hash_rows
+from evertide.rows.digest import RowHashes, carry_hashes, compare_rows, hash_rows, keep_hashes
 from evertide.rows.python_rows import to_python_rows
 
 TIME = "__time"
@@ -73,11 +73,15 @@ def check_changes(table: pa.Table, schema: pa.Schema, lower: int, upper: int, wh
     """
     wanted = make_changes_schema(schema)
     _check_names(table, wanted, where)
-    arrays = [check_column(table.column(i), wanted.field(i), where) for i in range(len(wanted))]
+    given = table.columns
+    arrays = [check_column(column, wanted.field(i), where) for i, column in enumerate(given)]
     _check_times(_to_longs(arrays[-2]), lower, upper, where)
     checked = pa.Table.from_arrays(arrays, schema=wanted)
     kept = _to_longs(arrays[-1]) != 0
-    return checked if kept.all() else checked.take(pa.array(np.flatnonzero(kept)))
+    if not kept.all():
+        return checked.take(pa.array(np.flatnonzero(kept)))
+    is_same = all(before is after for before, after in zip(given, arrays, strict=True))
+    return carry_hashes(table, checked) if is_same else checked
 
 
 def advance_times(table: pa.Table, since: int) -> pa.Table:
@@ -91,7 +95,8 @@ def advance_times(table: pa.Table, since: int) -> pa.Table:
 def consolidate(table: pa.Table, where: str = "changes") -> pa.Table:
     """Return each (row, time) once, with the sum of its diffs if that is not 0, in the order of the header."""
     columns = table.drop_columns([TIME, DIFF])
-    rows, diffs = sum_diffs(columns, _to_longs(table.column(TIME)), _to_longs(table.column(DIFF)), where)
+    times, diffs = _to_longs(table.column(TIME)), _to_longs(table.column(DIFF))
+    rows, diffs = sum_diffs(columns, times, diffs, hash_rows(columns), where)
     rows_once = table.drop_columns([DIFF]).take(pa.array(rows))
     return rows_once.append_column(DIFF_FIELD, pa.array(diffs))
 
@@ -104,14 +109,20 @@ def compute_content(table: pa.Table, as_of: int, where: str = "changes") -> pa.T
     return consolidate_delta(table.drop_columns([TIME]), where)
 
 
-def consolidate_delta(table: pa.Table, where: str = "changes", *, is_sorted: bool = True) -> pa.Table:
+def consolidate_delta(
+    table: pa.Table, where: str = "changes", *, is_sorted: bool = True, hashes: RowHashes | None = None
+) -> pa.Table:
     """Add up changes without times (columns, then `__diff`): each row once, with the sum of its diffs if not 0.
 
-    The content decides the order, unless `is_sorted` is false: sorting costs more than adding up.
+    The content decides the order, unless `is_sorted` is false: sorting costs more than adding up. `hashes` are those of
+    the rows, if they are known; those of the result are kept with it.
     """
     columns = table.drop_columns([DIFF])
-    rows, diffs = sum_diffs(columns, None, _to_longs(table.column(DIFF)), where, is_sorted=is_sorted)
-    return columns.take(pa.array(rows)).append_column(DIFF_FIELD, pa.array(diffs))
+    hashes = hash_rows(columns) if hashes is None else hashes
+    rows, diffs = sum_diffs(columns, None, _to_longs(table.column(DIFF)), hashes, where, is_sorted=is_sorted)
+    found = columns.take(pa.array(rows)).append_column(DIFF_FIELD, pa.array(diffs))
+    keep_hashes(found, hashes.take(rows))
+    return found
 
 
 def find_negative_sums(table: pa.Table) -> pa.Table:
@@ -221,7 +232,7 @@ def _check_times(times: Longs, lower: int, upper: int, where: str) -> None:
 
 
 def sum_diffs(
-    columns: pa.Table, times: Longs | None, diffs: Longs, where: str, *, is_sorted: bool = True
+    columns: pa.Table, times: Longs | None, diffs: Longs, hashes: RowHashes, where: str, *, is_sorted: bool = True
 ) -> tuple[Longs, Longs]:
     """For each distinct (row, time) whose diffs do not sum to 0: the position of one of its rows, and that sum.
 
@@ -232,7 +243,6 @@ def sum_diffs(
     """
     if len(diffs) == 0:
         return np.empty(0, np.int64), diffs
-    hashes = hash_rows(columns)
     order, again = _verify_groups(columns, *_group_rows(hashes.high, times))
     if again.any():
         starts = np.flatnonzero(np.concatenate(([True], ~again)))
@@ -287,7 +297,7 @@ def _verify_groups(columns: pa.Table, order: Longs, again: Bools) -> tuple[Longs
     order, verified = order.copy(), again.copy()
     run_starts = np.flatnonzero(np.concatenate(([True], ~again)))
     ends = np.append(run_starts[1:], len(order))
-    for run in np.unique(np.searchsorted(run_starts, pairs[~equal], "right") - 1):
+    for run in sort_distinct(np.searchsorted(run_starts, pairs[~equal], "right") - 1):
         at, rest = run_starts[run], order[run_starts[run] : ends[run]].copy()
         while len(rest):
             same = compare_rows(columns, np.full(len(rest), rest[0]), rest)

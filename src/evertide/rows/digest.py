@@ -28,10 +28,15 @@ and the binary of its bytes; float32 0.5 and float64 0.5 differ, so do decimals 
 `compare_rows` and `compare_values` decide the same equality on the values themselves: NULL equals NULL, any NaN equals
 any NaN, -0.0 and 0.0 differ, lists are equal element by element, maps in stored order. Rows with equal hashes are
 merged only if they are equal there, so that a hash collision never loses a row.
+
+Hashing is a large part of the work of a transaction, so each row is hashed once: what netting hashed is kept with the
+table that it returns (`keep_hashes`), until that table is gone.
 """
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -94,6 +99,45 @@ class RowHashes(NamedTuple):
     high: Words
     low: Words
 
+    def take(self, rows: Longs) -> RowHashes:
+        return RowHashes(self.high[rows], self.low[rows])
+
+    def add_column(self, name: str, column: pa.ChunkedArray) -> RowHashes:
+        """The hashes of the rows with one more column, the last one."""
+        lanes = np.stack(self)
+        _fold(lanes, [_hash_values(name, to_array(column))])
+        return RowHashes(lanes[0], lanes[1])
+
+
+def concatenate_hashes(hashes: Sequence[RowHashes]) -> RowHashes:
+    if len(hashes) == 1:
+        return hashes[0]
+    return RowHashes(np.concatenate([one.high for one in hashes]), np.concatenate([one.low for one in hashes]))
+
+
+_kept: dict[int, tuple[weakref.ref[pa.Table], RowHashes]] = {}
+"""By identity of a table."""
+
+
+def keep_hashes(table: pa.Table, hashes: RowHashes) -> None:
+    """Keep the hashes of a table's rows, without `__time` and `__diff`, as long as this object exists."""
+    key = id(table)
+    _kept[key] = weakref.ref(table, lambda _: _kept.pop(key, None)), hashes
+
+
+def find_hashes(table: pa.Table) -> RowHashes | None:
+    """The hashes that `keep_hashes` got for this object. A table that is made from it has none."""
+    found = _kept.get(id(table))
+    return found[1] if found is not None and found[0]() is table else None
+
+
+def carry_hashes(before: pa.Table, after: pa.Table) -> pa.Table:
+    """Return `after`, which has the same rows as `before` and so their hashes."""
+    hashes = find_hashes(before)
+    if hashes is not None:
+        keep_hashes(after, hashes)
+    return after
+
 
 def hash_rows(columns: pa.Table | pa.RecordBatch) -> RowHashes:
     """One hash per row over all columns in order: drop `__time` and `__diff` first."""
@@ -109,11 +153,16 @@ def hash_rows(columns: pa.Table | pa.RecordBatch) -> RowHashes:
 
 def compute_digest(columns: pa.Table | pa.RecordBatch, diffs: Longs) -> int:
     """The sum of hash(row) x diff over all rows, modulo 2^128, exact for any diffs."""
-    if columns.num_rows != len(diffs):
-        raise Unexpected(where="digest", why=f"{columns.num_rows} rows have {len(diffs)} diffs")
+    return sum_hashes(hash_rows(columns), diffs)
+
+
+def sum_hashes(hashes: RowHashes, diffs: Longs) -> int:
+    """The digest of the rows with these hashes and diffs."""
+    high, low = hashes
+    if len(high) != len(diffs):
+        raise Unexpected(where="digest", why=f"{len(high)} rows have {len(diffs)} diffs")
     if len(diffs) == 0:
         return 0
-    high, low = hash_rows(columns)
     first = int(diffs[0])
     if (diffs == first).all():
         return (_sum_hashes(high, low) * first) & _BITS_128

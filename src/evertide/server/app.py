@@ -73,7 +73,7 @@ def make_app(
         *([] if shapes is None else [ShapeEndpoints(shapes)]),
     )
     if shapes is not None:
-        pipeline.watch_feeds(shapes.problems)
+        pipeline.watch_feeds(lambda: [*shapes.problems(), *shapes.list_failures()])
     endpoints = add_openapi(
         (endpoint for group in groups for endpoint in group.endpoints()),
         has_tokens=not access.is_open,

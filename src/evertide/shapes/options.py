@@ -1,4 +1,8 @@
-"""`ShapeOptions`: the limits of a process that serves shapes, as times, sizes and counts."""
+"""`ShapeOptions`: the limits of a process that serves shapes, as times, sizes and counts.
+
+Caches between server and clients, and browsers, keep answers for as long as `Cache-Control` says. The three `_stale_s`
+are how much longer they may give an old answer while they fetch a new one.
+"""
 
 from __future__ import annotations
 
@@ -61,6 +65,25 @@ class ShapeOptions:
     threads: int = 16
     """The most requests that read the storage concurrently."""
 
+    snapshot_cache_s: int = 604_800
+    """How long a browser keeps the first answer of a shape. Its content never changes: the log continues it."""
+
+    snapshot_shared_cache_s: int = 3_600
+    """How long a shared cache keeps it. A new client whose snapshot is older reads a longer log."""
+
+    snapshot_stale_s: int = 2_629_746
+
+    log_cache_s: int = 60
+    """How long an answer to a request that is not live is kept. Clients that start meanwhile get it, and continue from
+    there."""
+
+    log_stale_s: int = 300
+
+    live_cache_s: int = 5
+    """How long an answer to a live request is kept: long enough for a cache to give one answer to all that wait."""
+
+    live_stale_s: int = 5
+
     @property
     def share_bytes(self) -> int:
         """The third of `memory_bytes` that each cache gets."""
@@ -71,5 +94,7 @@ class ShapeOptions:
             value = getattr(self, one.name)
             if isinstance(value, bool):
                 continue
-            if not isinstance(value, int | float) or value <= 0:
-                raise InvalidInput(where=f"shapes.{one.name}", why=f"must be a positive number, not {value!r}")
+            is_age = one.name.endswith(("_cache_s", "_stale_s"))  # as a header has it
+            if not isinstance(value, int if is_age else int | float) or value < (0 if is_age else 1e-9):
+                kind = "a whole number from 0 on" if is_age else "a positive number"
+                raise InvalidInput(where=f"shapes.{one.name}", why=f"must be {kind}, not {value!r}")

@@ -32,6 +32,10 @@ class ShapeService:
         """The problems for which live clients get errors."""
         return self.shapes.problems()
 
+    def list_failures(self) -> list[Problem]:
+        """Failures of the maintenance of shapes, which stop no client."""
+        return self._follower.list_failures()
+
     def start(self) -> Self:
         self._follower.start()
         return self

@@ -50,6 +50,7 @@ from evertide.store.meta import Guard, Meta, Record, Stale, Write, seal, unseal
 from evertide.store.paths import Name, check_shard, rollup_blob_key, rollup_key, shard_key
 from evertide.store.retry import Backoff, commit_until_known, put_until_known, retry_read
 from evertide.store.writers import Writer
+from evertide.threads.outage_log import OutageLog
 from evertide.threads.steps import note_step
 from evertide.types import SequenceNumber
 
@@ -85,6 +86,7 @@ class ShardLog:
         self._lock = threading.Lock()
         self._known: Version | None = None
         self._rolled_up = 0
+        self._rollup_failure = OutageLog(logger, f"could not roll up shard {shard}", runtime)
         self._schema: pa.Schema | None = None
 
     def read_cached(self) -> Version:
@@ -228,7 +230,9 @@ class ShardLog:
         try:
             self.roll_up(writer)
         except EvertideError as error:
-            logger.warning("could not roll up shard %s: %s", self.shard, error)
+            self._rollup_failure.note(error)
+        else:
+            self._rollup_failure.end()
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,10 +21,17 @@ const [url, given] = process.argv.slice(2)
 const npm = given ? undefined : (await import("@sparticuz/chromium")).default
 const browser = await chromium.launch({
   executablePath: given ?? (await npm.executablePath()),
-  args: ["--no-sandbox", "--no-zygote", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"],
+  args: [
+    "--no-sandbox",
+    "--no-zygote",
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--hide-scrollbars",
+    "--host-resolver-rules=MAP *.example 127.0.0.1", // pages of other origins
+  ],
   headless: true,
 })
-const page = await browser.newPage()
+const page = await browser.newPage({ ignoreHTTPSErrors: true })
 page.setDefaultTimeout(LIMIT_MS)
 const errors = []
 page.on("pageerror", (error) => errors.push(String(error)))

@@ -58,15 +58,24 @@ def _stopping(server: LogicalServer, how: signal.Signals) -> threading.Thread:
     return thread
 
 
-def test_a_server_that_is_unreachable_at_the_start_stalls_only_this_source(own: Database) -> None:
+def test_a_server_that_is_unreachable_at_the_start_stalls_only_this_source(
+    own: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Fails if each attempt to connect is logged."""
     own.run(ORDERS_SQL, "INSERT INTO orders VALUES (1, 'a', 1)")
     own.connection.close()
     own.server.stop()
     with Feeding(own) as f:
         f.until_stalled(own.name, state="reconnecting")
+        f.until(lambda: f.source._receiver._failures > 4)
         own.server.start(wal_sender_timeout="2s")
         own.reconnect()
         f.until_equal()
+    logged = [record.getMessage() for record in caplog.records if record.name.endswith("postgres.receiver")]
+    assert [message.split(": ")[0].split(" after ")[0] for message in logged] == [
+        f"source '{f.source.name}' cannot be read, will retry",
+        "recovered",
+    ]
 
 
 def test_a_pipeline_that_is_slow_does_not_lose_its_connection(own: Database, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,22 +58,26 @@ def demo(
     tls_key: options.TlsKey = None,
     tls_client_ca: options.TlsClientCa = None,
     allow_host: options.AllowHost = None,
+    allow_origin: options.AllowOrigin = None,
     insecure: options.Insecure = False,
     master: options.Master = None,
     is_json: options.Json = False,
 ) -> None:
-    """Run a live demo: people, auctions and bids (Nexmark), and nine views of them.
+    """Run a live demo: an auction house, and nine views of it.
 
-    Open the console, whose address the command prints, in a browser. Ctrl-C ends the demo with a checkpoint. After any
-    exit, even kill -9, a new start continues where the last one stopped. With --transactions, every view is compared
-    at the end with its full computation by Spark.
+    The people, auctions and bids are those of the benchmark Nexmark. Open the console, whose address the command
+    prints, in a browser. Ctrl-C ends the demo with a checkpoint. After any exit, even kill -9, a new start continues
+    where the last one stopped. With --transactions, every view is compared at the end with its full computation by
+    Spark.
 
     Example: evertide demo --rate 5000
     """
     output = Output(is_json=is_json)
     settings = Settings(checkpoint_interval_s=20)
     tls = (tls_cert, tls_key, tls_client_ca)
-    listen_options = make_listen_options(tokens=tokens, tls=tls, hosts=allow_host, insecure=insecure, settings=settings)
+    listen_options = make_listen_options(
+        tokens=tokens, tls=tls, hosts=allow_host, origins=allow_origin, insecure=insecure, settings=settings
+    )
     with (
         open_server(listen, listen_options) as server,
         open_observers(storage, listens=True, traces=False) as observers,
@@ -106,6 +110,8 @@ def read_demo_script(rate: float) -> str:
 
 class _DemoDisplay(LiveDisplay):
     """Also shows the state of the views, and the rows of one view."""
+
+    is_transient = False
 
     def __init__(self, pipeline: Pipeline, output: Output) -> None:
         super().__init__(pipeline, output)

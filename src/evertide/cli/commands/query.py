@@ -16,6 +16,7 @@ from evertide.cli.target.target import StorageOptions, open_target
 from evertide.formats import format_count, format_value
 from evertide.pipeline.reading.query import EngineChoice, Question
 from evertide.pipeline.reading.readable_rows import make_row_table
+from evertide.pipeline.reading.stale import ignore_stale_views
 from evertide.rows.changes import DIFF, TIME
 from evertide.rows.frames import make_names_unique
 from evertide.rows.python_rows import to_python_rows
@@ -50,7 +51,9 @@ def explain(
     master: Master = None,
     is_json: Json = False,
 ) -> None:
-    """Show how each operator of each view is maintained, and what a small transaction costs.
+    """Show how each operator of each view is maintained.
+
+    Also shows what a small transaction costs.
 
     Example: evertide explain shop.sql --view revenue
     """
@@ -86,7 +89,8 @@ def query(
     Example: evertide query "SELECT * FROM revenue WHERE total > 100" --storage shop.evertide
     """
     output = Output(is_json=is_json or form is RowFormat.json)
-    with open_target(context, output, StorageOptions(storage, meta, master=master)) as target:
+    options = StorageOptions(storage, meta, master=master)
+    with ignore_stale_views(), open_target(context, output, options) as target:  # the answer has the sentences
         answer = target.query(Question(text, as_of, engine, limit))
     rows = make_names_unique(answer.rows)
     if output.is_json:
@@ -102,7 +106,7 @@ def query(
     else:
         output.out.print(make_row_table("", rows).to_rich())
     for sentence in answer.stale:
-        output.err.print(Text(f"evertide: {sentence}", "yellow"))
+        output.warn(sentence)
     if not output.is_json:
         size = format_count(rows.num_rows, "row")
         more = ", and there are more" if answer.is_truncated else ""
@@ -126,14 +130,14 @@ def subscribe(
     """Print the changes of a collection by transaction. The pipeline can run meanwhile.
 
     With --json, each change is a line with `time`, `diff` and `row`; a line `{"complete": T}` follows when all changes
-    up to T were printed.
+    up to T were printed. If the view fails, or is computed again, a line on standard error says so.
 
     Example: evertide subscribe revenue --storage shop.evertide --since 100
     """
     output = Output(is_json=is_json)
     try:
         with open_target(context, output, StorageOptions(storage, meta)) as target:
-            for frontier, changes in target.subscribe(name, since, follow=follow):
+            for frontier, changes in target.subscribe(name, since, output.warn, follow=follow):
                 _print_changes(output, frontier, changes)
     except KeyboardInterrupt:
         return  # the normal end

@@ -24,6 +24,7 @@ from evertide.cli.running.open_pipeline import open_pipeline, open_spark, stop_b
 from evertide.cli.running.serve import make_listen_options, open_observers, open_server, serve_pipeline
 from evertide.cli.target.target import StorageOptions, open_target
 from evertide.errors import InvalidInput, SinkFailed, SourceFailed
+from evertide.formats import format_count
 from evertide.pipeline.input.pushed_files import PushFormat
 from evertide.pipeline.reading.reader import StorageReader, is_there
 from evertide.pipeline.records.ownership import ProcessRole
@@ -60,6 +61,7 @@ def run(
     tls_key: options.TlsKey = None,
     tls_client_ca: options.TlsClientCa = None,
     allow_host: options.AllowHost = None,
+    allow_origin: options.AllowOrigin = None,
     insecure: options.Insecure = False,
     deletion: options.AllowDeletion = False,
     read_only: Annotated[
@@ -86,12 +88,19 @@ def run(
     """
     output = Output(is_json=is_json, logs=LogOptions(log_format, log_level, storage))
     settings = options.make_settings(assignments, checkpoint_interval_s=checkpoint_every)
+    shape_options = options.make_shape_options(assignments, deletion=deletion)
     role = ProcessRole.READ_ONLY if read_only else ProcessRole.REPLICA
     listen_options = None
     if listen is not None:
         tls = (tls_cert, tls_key, tls_client_ca)
         listen_options = make_listen_options(
-            tokens=tokens, secret=secret, tls=tls, hosts=allow_host, insecure=insecure, settings=settings
+            tokens=tokens,
+            secret=secret,
+            tls=tls,
+            hosts=allow_host,
+            origins=allow_origin,
+            insecure=insecure,
+            settings=settings,
         )
     with (
         open_server(listen, listen_options) if listen and listen_options else nullcontext() as server,
@@ -113,7 +122,7 @@ def run(
         background = nullcontext() if read_only else _enforce_shape_limits(pipeline)
         if server and listen_options:
             background = serve_pipeline(
-                server, pipeline, output, listen_options, observers, is_quiet=is_quiet, deletion=deletion
+                server, pipeline, output, listen_options, observers, is_quiet=is_quiet, shape_options=shape_options
             )
         with stop_by_signals(pipeline, output), background, display.draw():
             pipeline.run(transactions=transactions, until_idle=until_idle, on_transaction=display.record)
@@ -137,6 +146,7 @@ def _enforce_shape_limits(pipeline: Pipeline) -> Iterator[None]:
 
     with LimitEnforcer(Shapes(pipeline.collections)) as enforcer:
         pipeline.watch(enforcer.list_thread_problems)
+        pipeline.watch_feeds(enforcer.list_failures)
         yield
 
 
@@ -150,7 +160,7 @@ def _report_start(output: Output, pipeline: Pipeline, *, is_quiet: bool) -> None
             {"event": "opened", "time": pipeline.time, "tables": tables, "views": views, "leads": pipeline.leads}
         )
     else:
-        count = f"{len(definition.tables)} tables, {len(definition.views)} views"
+        count = f"{format_count(len(definition.tables), 'table')}, {format_count(len(definition.views), 'view')}"
         follows = "" if pipeline.leads else "; this process follows another one, which leads"
         output.print_message(Text(f"open at time {pipeline.time}: {count}, storage {pipeline.storage.root}{follows}"))
 
@@ -167,11 +177,9 @@ def _report_end(output: Output, display: LiveDisplay, entry: CatalogEntry | None
         for problem in display.list_problems():
             output.print_message(problem)
         ending = (
-            f"with checkpoint {entry.number} at time {entry.time}"
-            if entry is not None
-            else "without a checkpoint: another process leads"
+            f"with checkpoint {entry.number}" if entry is not None else "without a checkpoint: another process leads"
         )
-        output.print_message(Text(f"stopped {ending}"))
+        output.print_message(Text(f"stopped at time {display.pipeline.time}, {ending}"))
 
 
 @report_errors
@@ -210,7 +218,7 @@ def push(
         raise InvalidInput(where="--producer, --sequence", why="set both options, or neither")
     with open_target(context, output, StorageOptions(storage, meta, script, master)) as target:
         rows, time = target.push(table, file, form, is_delete=deletes, producer=producer, sequence=sequence)
-    text = f"{rows:,} rows {'deleted from' if deletes else 'pushed into'} {table}, at time {time}"
+    text = f"{format_count(rows, 'row')} {'deleted from' if deletes else 'pushed into'} {table}, at time {time}"
     output.report({"table": table, "rows": rows, "time": time}, text)
 
 
@@ -259,7 +267,9 @@ def retry(
 
 @report_errors
 def pause(context: typer.Context, *, is_json: options.Json = False) -> None:
-    """Pause a running pipeline after its current transaction, until `evertide resume`.
+    """Pause a running pipeline, until `evertide resume`.
+
+    The transaction under way is completed first.
 
     Example: evertide --url http://127.0.0.1:8080 pause
     """

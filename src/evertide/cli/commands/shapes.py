@@ -13,6 +13,7 @@ from evertide.cli import options
 from evertide.cli.output.logs import LogFormat, LogOptions
 from evertide.cli.output.output import Output, report_errors
 from evertide.cli.running.serve import make_listen_options, open_observers, open_server
+from evertide.errors import InvalidInput
 from evertide.pipeline.reading.reader import StorageReader
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ def shapes(
     tls_key: options.TlsKey = None,
     tls_client_ca: options.TlsClientCa = None,
     allow_host: options.AllowHost = None,
+    allow_origin: options.AllowOrigin = None,
     insecure: options.Insecure = False,
     deletion: options.AllowDeletion = False,
     shapes_max: Annotated[
@@ -43,26 +45,32 @@ def shapes(
         ),
     ] = 10_000,
     meta: options.Meta = None,
+    assignments: options.ShapeAssignments = None,
     log_format: options.LogFormatOption = LogFormat.TEXT,
     log_level: options.LogLevelOption = None,
     traces: options.TracesOption = False,
     is_json: options.Json = False,
 ) -> None:
-    """Serve every table and view of a storage to Electric's clients, beside the process that runs its pipeline.
+    """Serve all tables and views of a storage as shapes.
 
-    Several such processes can run. Ctrl-C and SIGTERM end the process.
+    Electric's clients read them. This process runs beside the one that runs the pipeline. Several such processes can
+    run. Ctrl-C and SIGTERM end the process.
 
     Example: evertide shapes --storage shop.evertide --listen 127.0.0.1:3000
     """
     from evertide.server.server import tune_garbage_collection  # noqa: PLC0415 - slow to import
     from evertide.server.shapes_app import make_shapes_app  # noqa: PLC0415
-    from evertide.shapes.options import ShapeOptions  # noqa: PLC0415
     from evertide.shapes.service import ShapeService  # noqa: PLC0415
 
     output = Output(is_json=is_json, logs=LogOptions(log_format, log_level, storage))
-    shape_options = ShapeOptions(deletion=deletion, shapes_max=shapes_max)
+    for text in assignments or ():
+        if not text.strip().startswith("shapes."):
+            raise InvalidInput(where=f"--set {text}", why="this command has only settings that begin with 'shapes.'")
+    shape_options = options.make_shape_options(assignments, deletion=deletion, shapes_max=shapes_max)
     tls = (tls_cert, tls_key, tls_client_ca)
-    listen_options = make_listen_options(tokens=tokens, secret=secret, tls=tls, hosts=allow_host, insecure=insecure)
+    listen_options = make_listen_options(
+        tokens=tokens, secret=secret, tls=tls, hosts=allow_host, origins=allow_origin, insecure=insecure
+    )
     with (
         open_server(listen, listen_options) as server,
         open_observers(storage, listens=True, traces=traces) as observers,

@@ -19,7 +19,7 @@ from evertide.tables import TextTable
 
 @report_errors
 def status(context: typer.Context, *, storage: StorageOrUrl = None, meta: Meta = None, is_json: Json = False) -> None:
-    """Show the state of a pipeline and its problems, as its storage or its server reports them.
+    """Show the state of a pipeline, and its problems.
 
     Example: evertide status --storage shop.evertide
     """
@@ -47,7 +47,9 @@ def journal(
     meta: Meta = None,
     is_json: Json = False,
 ) -> None:
-    """Show the input of each transaction, from the oldest checkpoint on. Evertide deletes older records.
+    """Show the input of each transaction.
+
+    The list begins at the oldest checkpoint: Evertide deletes older records.
 
     Example: evertide journal --storage shop.evertide --from 100 --to 120
     """

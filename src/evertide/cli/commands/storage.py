@@ -95,7 +95,9 @@ def _show(output: Output, report: Report, repairs: tuple[str, ...], moved: tuple
 
 @report_errors
 def gc(*, storage: Storage, meta: Meta = None, is_json: Json = False) -> None:
-    """Delete files that are no longer needed, while the pipeline is stopped. A running pipeline does this by itself.
+    """Delete files of a stopped pipeline that are not needed.
+
+    A running pipeline does this by itself.
 
     Example: evertide gc --storage shop.evertide
     """
@@ -130,7 +132,9 @@ def export(
     meta: Meta = None,
     is_json: Json = False,
 ) -> None:
-    """Write a checkpoint, with all files that it needs, to one archive. The pipeline can run meanwhile.
+    """Write a checkpoint and the files that it needs to an archive.
+
+    The pipeline can run meanwhile.
 
     Example: evertide export 7 shop.tar --storage shop.evertide
     """

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from evertide.cli.output.output import Output
 from evertide.errors import EvertideError, OutcomeUnknown, TimeCompacted, Unavailable
-from evertide.formats import format_state
+from evertide.formats import format_count, format_state
 from evertide.journal.journal import Journal
 from evertide.pipeline.status.report import format_lag, list_problem_lines
 from evertide.problem import ComponentState
@@ -43,6 +43,9 @@ class FinishedTransaction:
 
 class LiveDisplay:
     """The thread that runs the pipeline calls `record`; the thread that draws calls `render`."""
+
+    is_transient = True
+    """Whether the display vanishes at the end, because a summary follows."""
 
     def __init__(self, pipeline: Pipeline, output: Output, *, is_quiet: bool = False) -> None:
         self.pipeline = pipeline
@@ -102,8 +105,11 @@ class LiveDisplay:
         status, time = self.status(), self.pipeline.time
         waiting = status.bound - time
         bound = f", {waiting} waiting" if waiting > 0 else ""
-        numbers = f"  time {time}{bound}  {self.rows_per_s:,.0f} rows/s  {self.rows:,} rows in "
-        numbers += f"{self.transactions:,} transactions, {self.took_s:.3f} s each"
+        made = "no transactions in this process"
+        if self.transactions:
+            made = f"{format_count(self.rows, 'row')} in {format_count(self.transactions, 'transaction')}"
+            made = f"{made}, {self.took_s:.3f} s each"
+        numbers = f"  time {time}{bound}  {self.rows_per_s:,.0f} rows/s  {made}"
         return Text.assemble(format_state(status.state), numbers)
 
     def list_problems(self) -> Iterator[Text]:
@@ -141,5 +147,8 @@ class LiveDisplay:
         if not self._output.is_live or self._is_quiet:
             yield
             return
-        with Live(get_renderable=self.render, console=self._output.out, refresh_per_second=4):
+        live = Live(
+            get_renderable=self.render, console=self._output.out, refresh_per_second=4, transient=self.is_transient
+        )
+        with live, self._output.print_errors_above():
             yield

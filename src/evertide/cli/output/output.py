@@ -12,12 +12,10 @@ from __future__ import annotations
 
 import functools
 import json
-import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import IO, Any, ParamSpec, TypeVar, cast
 
 import typer
 from rich.console import Console
@@ -29,6 +27,7 @@ from evertide.errors import EvertideError, InvalidInput
 from evertide.formats import format_bytes
 from evertide.json_values import error_to_json, join_lines, to_json_value
 from evertide.plan.script.error_list import ScriptErrors
+from evertide.source_text import QUERY, is_position, mark_line
 from evertide.tables import TextTable
 
 P = ParamSpec("P")
@@ -36,10 +35,6 @@ T = TypeVar("T")
 
 _INTERRUPTED = 130
 _WIDE = 1000
-
-_POSITION = re.compile(r"(?P<path>.+?):(?P<line>\d+)(?::(?P<column>\d+))?(?=, |$)")
-_SHOWN_MAX = 160
-"""Characters of a source line; a longer line is cut around the place."""
 
 
 class Output:
@@ -54,6 +49,18 @@ class Output:
     def is_live(self) -> bool:
         """Whether the output is a terminal, which can be redrawn."""
         return self.out.is_terminal and not self.is_json
+
+    @contextmanager
+    def print_errors_above(self) -> Iterator[None]:
+        """While a display is redrawn on the same terminal, print warnings and errors above it instead of into it."""
+        if not sys.stderr.isatty():
+            yield
+            return
+        self.err.file = cast("IO[str]", _LinesAbove(self.out))
+        try:
+            yield
+        finally:
+            self.err.file = sys.stderr
 
     def write_document(self, value: Any) -> None:
         """Print the only JSON document of a command."""
@@ -74,14 +81,39 @@ class Output:
         """Print the text without interpreting markup."""
         self._write(text.rstrip("\n"))
 
+    def warn(self, sentence: str) -> None:
+        self.err.print(Text(f"evertide: {sentence}", "yellow"))
+
     def print_message(self, *what: Any) -> None:
         """Print for people; nothing with `--json`."""
         if not self.is_json:
-            self.out.print(*(one.to_rich() if isinstance(one, TextTable) else one for one in what))
+            parts = [one.to_rich() if isinstance(one, TextTable) else one for one in what]
+            # Only the terminal breaks a long line of text, so that a copied path is whole.
+            self.out.print(*parts, soft_wrap=all(isinstance(one, Text) for one in parts))
 
     def _write(self, text: str) -> None:
         sys.stdout.write(f"{text}\n")
         sys.stdout.flush()  # so that the reader of a stream gets each line at once
+
+
+class _LinesAbove:
+    """A file whose lines a console prints above its display."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._begun = ""
+
+    def write(self, text: str) -> int:
+        *lines, self._begun = (self._begun + text).split("\n")
+        for line in lines:
+            self._console.print(Text.from_ansi(line), soft_wrap=True)
+        return len(text)
+
+    def flush(self) -> None:
+        """A line is printed when it is complete."""
+
+    def isatty(self) -> bool:
+        return True
 
 
 def report_errors(command: Callable[P, T]) -> Callable[P, T]:
@@ -93,7 +125,7 @@ def report_errors(command: Callable[P, T]) -> Callable[P, T]:
         try:
             return command(*args, **kwargs)
         except EvertideError as error:
-            report_error(error, is_json=is_json, texts={"query": str(kwargs.get("text", ""))})
+            report_error(error, is_json=is_json, texts={QUERY: str(kwargs.get("text", ""))})
             raise typer.Exit(error.exit_code) from None
         except KeyboardInterrupt:
             sys.stderr.write("evertide: interrupted\n")
@@ -186,24 +218,7 @@ def render_error(error: EvertideError, texts: Mapping[str, str] | None = None) -
 
 
 def _render_one(error: EvertideError, texts: Mapping[str, str]) -> list[str]:
-    """The message and the source line; nothing if the error is not at a position."""
-    position = _POSITION.match(error.where) if isinstance(error, InvalidInput) else None
-    return [] if position is None else [join_lines(error.message), *_show_line(position, texts)]
-
-
-def _show_line(position: re.Match[str], texts: Mapping[str, str]) -> list[str]:
-    """The source line and a line with a caret; none if the text cannot be read, or has changed."""
-    path, number = position["path"], int(position["line"])
-    try:
-        text = texts[path] if path in texts else Path(path).read_text()
-    except (OSError, ValueError):
+    """The message and the marked line; nothing if the error is not at a position."""
+    if not isinstance(error, InvalidInput) or not is_position(error.where):
         return []
-    lines = text.split("\n")
-    if not 0 < number <= len(lines):
-        return []
-    line = lines[number - 1].rstrip().replace("\t", " ")
-    column = int(position["column"] or len(line) - len(line.lstrip()) + 1)
-    start = max(0, column - _SHOWN_MAX // 2) if len(line) > _SHOWN_MAX else 0
-    head = f"  {number} | "
-    caret = f"{' ' * (len(head) - 2)}| {' ' * (column - 1 - start)}^"
-    return [f"{head}{line[start : start + _SHOWN_MAX]}", caret]
+    return [join_lines(error.message), *mark_line(error.where, texts)]

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from evertide.pipeline.reading.reader import StorageReader
     from evertide.server.access import ListenOptions
     from evertide.server.server import Server
+    from evertide.shapes.options import ShapeOptions
     from evertide.shapes.service import ShapeService
 
 
@@ -71,6 +72,7 @@ def make_listen_options(
     secret: str = "",
     tls: tuple[Path | None, Path | None, Path | None] = (None, None, None),
     hosts: Sequence[str] | None = None,
+    origins: Sequence[str] | None = None,
     insecure: bool = False,
     settings: Settings | None = None,
 ) -> ListenOptions:
@@ -81,6 +83,7 @@ def make_listen_options(
         access=Access.load(tokens, os.environ, secret),
         tls=Tls.of(*tls),
         hosts=tuple(hosts or ()),
+        origins=tuple(origins or ()),
         is_insecure=insecure,
         settings=settings or Settings(),
     )
@@ -104,15 +107,14 @@ def serve_pipeline(
     observers: Observers,
     *,
     is_quiet: bool,
-    deletion: bool = False,
+    shape_options: ShapeOptions | None = None,
 ) -> Iterator[None]:
-    """At the end, answer active requests while the pipeline is still open. With `deletion`, clients may end shapes."""
+    """At the end, answer active requests while the pipeline is still open."""
     from evertide.server.app import make_app  # noqa: PLC0415 - pyspark
     from evertide.server.server import tune_garbage_collection  # noqa: PLC0415
-    from evertide.shapes.options import ShapeOptions  # noqa: PLC0415
     from evertide.shapes.service import ShapeService  # noqa: PLC0415
 
-    with ShapeService(pipeline.collections, ShapeOptions(deletion=deletion)) as shapes:
+    with ShapeService(pipeline.collections, shape_options) as shapes:
         observers.watch(pipeline, shapes)
         for one in (server, shapes):
             pipeline.watch(one.list_thread_problems)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,8 +65,10 @@ class ServerTarget:
             parameters=question.parameters,
         )
 
-    def subscribe(self, name: str, since: int | None, *, follow: bool) -> Iterator[tuple[int, pa.Table]]:
-        return self.client.subscribe(name, since, follow=follow)
+    def subscribe(
+        self, name: str, since: int | None, on_stale: Callable[[str], None], *, follow: bool
+    ) -> Iterator[tuple[int, pa.Table]]:
+        return self.client.subscribe(name, since, follow=follow, on_stale=on_stale)
 
     def explain(self, view: str | None, form: str) -> Any:
         if view is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from evertide.checkpoint.catalog import CheckpointSummary
 from evertide.cli.output.output import Bars, Output
 from evertide.cli.running.open_pipeline import open_pipeline, open_spark
+from evertide.cli.target.following import FollowedCheck, read_complete_changes
 from evertide.cli.target.push_file import choose_format, open_push_file
 from evertide.cli.target.target import NewCheckpoint, StorageOptions
 from evertide.errors import InvalidInput
@@ -25,8 +25,6 @@ from evertide.pipeline.reading.query import Answer, Question
 from evertide.pipeline.reading.reader import StorageReader
 from evertide.pipeline.script_reader import read_script
 from evertide.pipeline.status.status import Status
-from evertide.rows.changes import TIME, consolidate, make_empty_changes
-from evertide.shard.source import Delivered, Frozen, Progressed, Restarted, ShardSource
 from evertide.suggestions import list_names
 
 if TYPE_CHECKING:
@@ -87,18 +85,20 @@ class StorageTarget:
             with self.bars.show_work("Spark"):
                 return workers.ask_spark(question).decode()
 
-    def subscribe(self, name: str, since: int | None, *, follow: bool) -> Iterator[tuple[int, pa.Table]]:
-        collections = self._reader.collections
-        view = collections.view(name)
-        shard = collections.members().open_collection(view.name)
-        last = view.time
+    def subscribe(
+        self, name: str, since: int | None, on_stale: Callable[[str], None], *, follow: bool
+    ) -> Iterator[tuple[int, pa.Table]]:
+        view = self._reader.collections.view(name)
+        shard, last = view.locate()
         if since is not None and since > last:
             raise InvalidInput(where=f"--since {since}", why=f"the time is in the future; the last time is {last}")
+        check = FollowedCheck(view, shard, on_stale)
+        check()
         source = shard.subscribe(last) if since is None else shard.listen(since)
         if not follow and since == last:
             return
         with source:
-            for frontier, changes in read_complete_changes(source, shard.schema):
+            for frontier, changes in read_complete_changes(source, shard.schema, check):
                 yield frontier, changes
                 if not follow and frontier > last:
                     return
@@ -164,25 +164,3 @@ def _select_view(found: Explanation, view: str) -> Explanation:
         why = f"the script has no such materialized view{list_names(view, found.names, 'it has')}"
         raise InvalidInput(where=f"view {view!r}", why=why)
     return found.select_view(declared)
-
-
-def read_complete_changes(source: ShardSource, schema: pa.Schema) -> Iterator[tuple[int, pa.Table]]:
-    """Yield the frontier whenever it advances, and the new changes below it, ordered by time.
-
-    Raises the error of a source that is frozen.
-    """
-    waiting: list[pa.Table] = []
-    for event in source:
-        match event:
-            case Delivered(_, changes):
-                waiting.append(changes)
-            case Restarted(_):
-                waiting = []  # the source repeats all changes above the frontier
-            case Frozen(_, error):
-                raise error
-            case Progressed(frontier):
-                known = pa.concat_tables([make_empty_changes(schema), *waiting])
-                is_complete = pc.less(known.column(TIME), frontier)
-                rest = known.filter(pc.invert(is_complete))
-                waiting = [rest] if rest.num_rows else []
-                yield frontier, consolidate(known.filter(is_complete)).sort_by(TIME)

@@ -5,7 +5,7 @@ All targets return the same values, so that a command need not know which kind i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,8 +44,13 @@ class CommandTarget(Protocol):
 
     def query(self, question: Question) -> Answer: ...
 
-    def subscribe(self, name: str, since: int | None, *, follow: bool) -> Iterator[tuple[int, pa.Table]]:
-        """Pairs of the frontier, and the changes below it that were not in an earlier pair."""
+    def subscribe(
+        self, name: str, since: int | None, on_stale: Callable[[str], None], *, follow: bool
+    ) -> Iterator[tuple[int, pa.Table]]:
+        """Pairs of the frontier, and the changes below it that were not in an earlier pair.
+
+        `on_stale` is called with a sentence if the view stands at an earlier transaction, each time that changes.
+        """
         ...
 
     def explain(self, view: str | None, form: str) -> Any:

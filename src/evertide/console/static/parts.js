@@ -53,8 +53,8 @@ export function empty(words, more) {
   return h("div", { class: "empty" }, h("p", null, words), more && h("p", { class: "quiet" }, more))
 }
 
-// An error, and what to do. It is shown above the last values, which stay on the page.
-export function errorBox(error, what) {
+// An error, what it is about, and what to do. It is shown above the last values, which stay on the page.
+export function errorBox(error, what, about = null) {
   if (!error) return null
   if (error instanceof ServerError && error.isMissing && error.code !== "invalid_input") {
     return empty(`This server does not offer ${what}.`, "It may be an earlier version; everything else works.")
@@ -65,6 +65,7 @@ export function errorBox(error, what) {
     { class: "problem bad", role: "alert" },
     h("header", null, h("strong", null, head), error.code && h("code", null, error.code)),
     h("p", { class: "why" }, error.message),
+    about,
     error.remedy && h("p", { class: "remedy" }, h("span", null, "What to do"), error.remedy),
   )
 }
@@ -129,6 +130,21 @@ export function lag(one) {
     one.seconds != null && seconds(one.seconds),
   ]
   return parts.filter(Boolean).join(", ") || NOTHING
+}
+
+// A row of tabs: entries are [name, title]. The arrow keys move between them.
+export function tabs(label, entries, chosen, choose) {
+  const move = (event) => {
+    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key]
+    if (!step) return
+    event.preventDefault()
+    const at = entries.findIndex(([name]) => name === chosen)
+    const to = (at + step + entries.length) % entries.length
+    event.currentTarget.children[to].focus()
+    choose(entries[to][0])
+  }
+  return h("div", { class: "tabs", role: "tablist", "aria-label": label, onkeydown: move },
+    entries.map(([name, title]) => h("button", { type: "button", role: "tab", key: name, "data-tab": name, "aria-selected": String(name === chosen), "aria-controls": "tab-panel", tabindex: name === chosen ? 0 : -1, onclick: () => choose(name) }, title)))
 }
 
 export function button(words, onclick, props) {

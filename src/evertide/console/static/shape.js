@@ -10,6 +10,7 @@ import { ask, ServerError, ServerUnavailable } from "./api.js"
 import { isNumberType } from "./format.js"
 
 const BURST_MS = 400
+const LOG_MAX = 200
 
 export class LiveRows {
   constructor({ collection, where, order, limit, changed }) {
@@ -20,6 +21,7 @@ export class LiveRows {
     this.isMore = false
     this.state = "loading"
     this.changes = 0
+    this.log = [] // the last changes since the start, the newest first: {number, time, operation, value, before}
     this._definition = { table: `"${collection.replaceAll('"', '""')}"`, where, replica: "full", log: "changes_only" }
     this._order = order
     this._limit = limit
@@ -86,15 +88,16 @@ export class LiveRows {
     throw new ServerError(answer.status, why ? { ...body, message: why } : body)
   }
 
-  _apply({ key, value, headers }) {
+  _apply({ key, value, old_value: before, headers }) {
     if (!headers.operation) return false
     this.changes += 1
     this.time = Math.max(this.time, Number(headers.lsn ?? 0) - 1)
+    this.log.unshift({ number: this.changes, time: Number(headers.lsn ?? 0) - 1, operation: headers.operation, value, before })
+    if (this.log.length > LOG_MAX) this.log.length = LOG_MAX
     const at = this.rows.findIndex((row) => row.key === key)
     if (at >= 0) this.rows.splice(at, 1)
     if (headers.operation === "delete") return true
-    const before = at >= 0
-    const row = { key, value, change: before ? "updated" : "added", number: this.changes }
+    const row = { key, value, change: at >= 0 ? "updated" : "added", number: this.changes }
     const place = this.rows.findIndex((each) => this._compare(row.value, each.value) < 0)
     if (place < 0 && this.isMore) return true // behind the last row of the page
     this.rows.splice(place < 0 ? this.rows.length : place, 0, row)

@@ -24,14 +24,17 @@ from evertide.flow.aggregates.limbs import GroupedRows
 from evertide.flow.collection import Arrange, CircuitCollection
 from evertide.flow.leaf_rows import add_sign, cancel_out, get_diffs
 from evertide.flow.state.arrangement import Arrangement
-from evertide.plan.algebra.nodes import Aggregate, Function
+from evertide.plan.algebra.nodes import Aggregate, Attribute, Function
 from evertide.plan.algebra.plan_columns import find_arrow_type, make_arrow_schema, name_column
+from evertide.plan.fragment.condensed_column import ColumnUse, is_summed
 from evertide.rows.changes import consolidate_delta
 from evertide.rows.columns import Bools, to_array
 from evertide.rows.conform import conform_table
 from evertide.rows.python_rows import to_python_rows
 
-_NOT_COUNTED = re.compile(r'"(float|double|map|variant)"')
+_NOT_GROUPED = re.compile(r'"(float|double|map|variant)"')
+"""Types, in Spark's JSON form, of which Spark groups values together that are not bitwise equal, or none."""
+_FLOATS = ('"float"', '"double"')
 
 
 class Totals(CircuitCollection):
@@ -53,8 +56,7 @@ class Totals(CircuitCollection):
         self._state_schema = pa.schema([*self._sums.state, *best])
         self.state = arrange(name, pa.schema([*self._key_schema, *self._state_schema]), self.keys)
         self._change: pa.Table | None = None
-        is_counted = all(each.name == "Count" for each in node.functions)
-        inputs.set_counted(is_counted=is_counted and all(map(_is_countable, self._types.values())))
+        inputs.set_uses(_find_uses(node))
 
     def _find_argument_type(self, function: Function) -> Any:
         return find_arrow_type(self._types[function.arguments[0]])
@@ -202,12 +204,33 @@ class Totals(CircuitCollection):
         return pa.Table.from_arrays([*keys.columns, *buffers], schema=self.schema)
 
 
-def _is_countable(kind: str) -> bool:
-    """Whether the executors can count equal values of a type, in Spark's JSON form.
+def _find_uses(node: Aggregate) -> tuple[ColumnUse, ...] | None:
+    """What the aggregate needs of each column of its input; None if the executors cannot group by a column."""
+    [child] = node.children
+    uses = tuple(_find_use(node, attribute) for attribute in child.output)
+    grouped = [each for each, use in zip(child.output, uses, strict=True) if use is ColumnUse.VALUE]
+    return uses if all(map(_is_grouped, grouped)) else None
 
-    Values that Spark groups together must be bitwise equal, which floats may not be; maps and variants have no groups.
-    """
-    return not _NOT_COUNTED.search(kind)
+
+def _is_grouped(column: Attribute) -> bool:
+    """Whether the executors can group by the values, bit by bit."""
+    return column.type in _FLOATS or not _NOT_GROUPED.search(column.type)
+
+
+def _find_use(node: Aggregate, column: Attribute) -> ColumnUse:
+    readers = [each for each in node.functions if column.id in each.arguments]
+    is_condition = any(each.condition == column.id for each in node.functions)
+    if column.id in node.keys or is_condition or not readers:
+        return ColumnUse.VALUE
+    names = {each.name for each in readers}
+    if any(len(each.arguments) > 1 for each in readers):
+        return ColumnUse.VALUE
+    if names == {"Count"}:
+        return ColumnUse.COUNT if column.nullable else ColumnUse.VALUE
+    kind = find_arrow_type(column.type)
+    if not names <= {"Count", "Sum", "Average"} or not is_summed(kind):
+        return ColumnUse.VALUE
+    return ColumnUse.SUM_AS_DOUBLE if "Average" in names and kind == pa.int64() else ColumnUse.SUM
 
 
 def _group_alike(functions: Sequence[Function]) -> list[list[int]]:

@@ -6,7 +6,7 @@ Recent rows are in memory, others in parts on the blob (`evertide.flow.state.sta
 A look-up takes these steps:
 
 1. The keys become words (`evertide.flow.state.key_words`), which are searched for in every run. In parts, the index
-   selects the row groups to read.
+   of those that may have a word selects the row groups to read.
 2. The keys of the found rows are verified. If the word is the key (a single integer-like column), only `SHARED_WORD`
    needs that. Otherwise each found row is compared with the keys that share its word, nearly always one.
 3. The diffs of equal rows are summed. A sum below 0 is damage: a delta removed a row that did not exist.
@@ -37,19 +37,21 @@ from evertide.flow.state.part_reader import CachedParts
 from evertide.flow.state.row_groups import RowGroupCache
 from evertide.flow.state.runs import DeltaRun, PartRun
 from evertide.flow.state.spine import ArrangementSettings, Spine
-from evertide.flow.state.state_part import FORMAT_VERSION, PartEntry, check_schema, verify_part
+from evertide.flow.state.state_part import FIRST_VERSION, FORMAT_VERSION, PartEntry, check_schema
 from evertide.rows.changes import DIFF_FIELD
-from evertide.rows.columns import Longs
+from evertide.rows.columns import Longs, sort_distinct
 from evertide.store.blob import Blob
 from evertide.store.paths import Name, state_part_key
 from evertide.threads.stopping import IsStopping, never_stopping
 
 
 class ArrangementManifest(msgspec.Struct, frozen=True):
-    """A saved arrangement, with everything needed to restore it. The owner stores it in its checkpoint. Version 1.
+    """A saved arrangement, with everything needed to restore it. The owner stores it in its checkpoint.
 
-    It names every part with its length and checksums, per run: the words of a run's parts ascend from one part to the
-    next.
+    Version 2. The entries of version 1 have the index of their part.
+
+    It names every part with its length, checksums and range of words, per run: the words of a run's parts ascend from
+    one part to the next.
     """
 
     name: str
@@ -68,7 +70,7 @@ class ArrangementManifest(msgspec.Struct, frozen=True):
 
     def check(self, path: str) -> None:
         """`path` is for the error message."""
-        if self.version != FORMAT_VERSION:
+        if not FIRST_VERSION <= self.version <= FORMAT_VERSION:
             raise UnsupportedFormat(path=path, found=self.version, supported=FORMAT_VERSION)
 
 
@@ -116,17 +118,10 @@ class Arrangement:
         cache: RowGroupCache,
         new_name: Callable[[], Name],
         settings: ArrangementSettings | None = None,
-        verify: bool = True,
     ) -> Arrangement:
-        """Restore a saved arrangement. `verify` reads all parts completely; otherwise only lengths and footers are
-        checked. Each row group is verified whenever it is read."""
+        """Restore a saved arrangement, without reading its parts: each is verified when it is read."""
         manifest.check(f"manifest of arrangement {manifest.name!r}")
         schema = manifest.read_schema()
-        cached_parts = CachedParts(blob, cache, schema)
-        for entry in manifest.list_entries():
-            if verify:
-                verify_part(blob, entry)
-            cached_parts.open(entry)
         runs = [PartRun(entries) for entries in manifest.runs]
         return cls(
             manifest.name,
@@ -186,8 +181,11 @@ class Arrangement:
             return make_table([], self.schema)
         if not self.key:
             return self.scan()
+        runs = self._spine.runs.list_all()
+        if not runs:
+            return make_table([], self.schema)
         wanted = WantedKeys(self.key, arrays)
-        blocks = [run.find(wanted.bounds, self._cached_parts) for run in self._spine.runs.list_all()]
+        blocks = [run.find(wanted.bounds, self._cached_parts) for run in runs]
         found = [wanted.verify(block) for block in blocks if block is not None]
         return self._check_counts([merge_blocks(found, self._where)] if found else [])
 
@@ -227,7 +225,7 @@ class WantedKeys:
         self._names = names
         self._arrays = arrays
         self._all_words = hash_keys(pa.Table.from_arrays(list(arrays), names=list(names)))
-        self._words = np.unique(self._all_words)
+        self._words = sort_distinct(self._all_words)
         self.bounds = np.empty(2 * len(self._words), np.int64)
         self.bounds[::2] = self._words
         self.bounds[1::2] = self._words + 1

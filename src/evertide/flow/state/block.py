@@ -28,6 +28,7 @@ from evertide.flow.state.key_words import hash_keys
 from evertide.rows.changes import DIFF_FIELD, sum_diffs
 from evertide.rows.columns import Longs, to_array
 from evertide.rows.conform import are_alike, conform
+from evertide.rows.digest import hash_rows
 
 _NO_LONGS: Longs = np.empty(0, np.int64)
 
@@ -88,7 +89,7 @@ def merge_blocks(blocks: Sequence[RowBlock], where: str, *, is_consolidated: boo
         rows = order[suspects]
         indices = pa.array(rows)
         columns = pa.table({name: array.take(indices) for name, array in whole.columns.items()})
-        kept, sums = sum_diffs(columns, None, whole.diffs[rows], where, is_sorted=False)
+        kept, sums = sum_diffs(columns, None, whole.diffs[rows], hash_rows(columns), where, is_sorted=False)
         totals = totals.copy()
         totals[rows] = 0
         totals[rows[kept]] = sums

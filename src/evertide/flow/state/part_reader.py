@@ -20,7 +20,7 @@ import xxhash
 from evertide.errors import BlobDamaged, UnsupportedFormat
 from evertide.flow.state.block import RowBlock
 from evertide.flow.state.row_groups import RowGroupCache
-from evertide.flow.state.state_part import FORMAT_VERSION, KEY, PartEntry, make_state_schema
+from evertide.flow.state.state_part import FIRST_VERSION, FORMAT_VERSION, KEY, PartEntry, make_state_schema
 from evertide.rows.changes import DIFF
 from evertide.rows.columns import to_array
 from evertide.rows.conform import reinterpret
@@ -76,12 +76,14 @@ class StatePartReader:
         stored = make_state_schema(schema)
         self._retyped = {f.name for f in schema if not f.type.equals(stored.field(f.name).type, check_metadata=True)}
         self._lock = threading.Lock()
-        _, _, self._offsets, self._lengths, self._checksums = entry.read_index()
         self._window = _FetchedRange(entry.bytes)
         try:
             metadata = pq.read_metadata(pa.BufferReader(self._read_footer()))
             self._file = pq.ParquetFile(self._window, metadata=metadata, pre_buffer=False)
             self._check_schema(schema)
+            self.index = entry.read_index(metadata)
+            if len(self.index.least) != entry.row_groups:
+                raise self._make_damage("row groups in its index", entry.row_groups, len(self.index.least))
         except MemoryError:  # an exception of Arrow, too, and no damage
             raise
         except (pa.ArrowException, OSError) as error:  # OSError is what pyarrow raises for some broken files
@@ -103,15 +105,16 @@ class StatePartReader:
         return [self._make_block(table) for table in tables]
 
     def _fetch(self, first: int, last: int) -> None:
-        offset, end = int(self._offsets[first]), int(self._offsets[last - 1] + self._lengths[last - 1])
+        _, _, offsets, lengths, checksums = self.index
+        offset, end = int(offsets[first]), int(offsets[last - 1] + lengths[last - 1])
         data = self._blob.get_range(self.entry.key, offset, end - offset)
         if len(data) != end - offset:
             raise self._make_damage("bytes of row groups", end - offset, len(data))
         view = memoryview(data)
         for number in range(first, last):
-            start = int(self._offsets[number]) - offset
-            found = xxhash.xxh3_64_intdigest(view[start : start + int(self._lengths[number])])
-            expected = int(self._checksums[number]) % (1 << 64)
+            start = int(offsets[number]) - offset
+            found = xxhash.xxh3_64_intdigest(view[start : start + int(lengths[number])])
+            expected = int(checksums[number]) % (1 << 64)
             if found != expected:
                 raise self._make_damage(f"checksum of row group {number}", f"{expected:016x}", f"{found:016x}")
         self._window.show(offset, data)
@@ -130,8 +133,8 @@ class StatePartReader:
     def _check_schema(self, schema: pa.Schema) -> None:
         found, expected = self._file.schema_arrow, make_state_schema(schema)
         version = (found.metadata or {}).get(b"evertide.state", b"")
-        if version != expected.metadata[b"evertide.state"]:
-            number = int(version) if version.isdigit() else 0
+        number = int(version) if version.isdigit() else 0
+        if not FIRST_VERSION <= number <= FORMAT_VERSION:
             raise UnsupportedFormat(path=self._path, found=number, supported=FORMAT_VERSION)
         if not make_state_schema(pa.schema([*found][:-2])).equals(
             expected

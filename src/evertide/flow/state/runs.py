@@ -5,7 +5,7 @@ The content of an arrangement is the sum of its runs. Runs are immutable.
 
     MemoryRun    one block in memory. `entries` are its parts on the blob, if it was saved.
     DeltaRun     a large delta in memory, unsorted: its first reader sorts it, mostly the thread that merges
-    PartRun      parts on the blob, whose words ascend from one to the next, and the index over all their row groups
+    PartRun      parts on the blob, whose words ascend from one to the next. Only parts that may have a word are opened.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import pyarrow as pa
 from evertide.flow.state.block import RowBlock, concatenate_blocks
 from evertide.flow.state.part_reader import CachedParts
 from evertide.flow.state.state_part import PartEntry
-from evertide.rows.columns import Longs
+from evertide.rows.columns import Longs, sort_distinct
 
 _GROUPS_AT_ONCE = 4
 """Row groups that a merge reads at a time."""
@@ -98,28 +98,26 @@ class PartRun:
         return sum(entry.bytes for entry in self.entries)
 
     @cached_property
-    def _index(self) -> tuple[Longs, Longs, list[tuple[PartEntry, int]]]:
-        """Least words, greatest words, and places of all row groups in order."""
-        columns = [entry.read_index() for entry in self.entries]
-        places = [(entry, number) for entry in self.entries for number in range(entry.row_groups)]
-        return np.concatenate([c[0] for c in columns]), np.concatenate([c[1] for c in columns]), places
+    def _least(self) -> Longs:
+        return np.array([entry.least for entry in self.entries], np.int64)
+
+    @cached_property
+    def _greatest(self) -> Longs:
+        return np.array([entry.greatest for entry in self.entries], np.int64)
 
     def find(self, bounds: Longs, cached_parts: CachedParts) -> RowBlock | None:
         """The rows with the words of `bounds`, which has pairs of a word and the word after it."""
-        least, greatest, places = self._index
-        firsts = np.searchsorted(greatest, bounds[::2])
-        ends = np.searchsorted(least, bounds[1::2])
-        hit = np.flatnonzero(firsts < ends)
-        if len(hit) == 0:
-            return None
         found: list[RowBlock] = []
         ranges: list[BlockRange] = []
-        for group, low, high in _find_spans(firsts[hit], ends[hit]):
-            block = cached_parts.read_block(*places[group])
-            ranges += _find_ranges(block, bounds[2 * hit[low] : 2 * hit[high - 1] + 2])
-            if len(ranges) >= _RANGES_HELD:
-                found.append(_concatenate_ranges(ranges))
-                ranges = []
+        bounds = _trim(bounds, self.entries[0].least, self.entries[-1].greatest)
+        for part, part_bounds in _find_candidates(self._least, self._greatest, bounds):
+            entry = self.entries[part]
+            index = cached_parts.open(entry).index
+            for group, group_bounds in _find_candidates(index.least, index.greatest, part_bounds):
+                ranges += _find_ranges(cached_parts.read_block(entry, group), group_bounds)
+                if len(ranges) >= _RANGES_HELD:
+                    found.append(_concatenate_ranges(ranges))
+                    ranges = []
         if ranges:
             found.append(_concatenate_ranges(ranges))
         return concatenate_blocks(found) if found else None
@@ -135,17 +133,33 @@ class PartRun:
 Run = MemoryRun | DeltaRun | PartRun
 
 
-def _find_spans(firsts: Longs, ends: Longs) -> Iterator[tuple[int, int, int]]:
-    """Per row group that may hold any of the words: its number, and which of the (ascending) words, as a range.
+def _find_candidates(least: Longs, greatest: Longs, bounds: Longs) -> Iterator[tuple[int, Longs]]:
+    """The numbers of the parts, or row groups, that may have any of the words, each with the bounds of these words."""
+    firsts = np.searchsorted(greatest, bounds[::2])
+    ends = np.searchsorted(least, bounds[1::2])
+    hit = np.flatnonzero(firsts < ends)
+    if len(hit):
+        for number, low, high in _find_spans(firsts[hit], ends[hit]):
+            yield number, bounds[2 * hit[low] : 2 * hit[high - 1] + 2]
 
-    Word i lies in row groups [firsts[i], ends[i]), and both ascend: so a row group's words are adjacent.
+
+def _trim(bounds: Longs, least: int, greatest: int) -> Longs:
+    """The bounds of the words in [least, greatest]: often none of new keys, such as ascending numbers."""
+    words = bounds[::2]
+    return bounds[2 * np.searchsorted(words, least) : 2 * np.searchsorted(words, greatest, "right")]
+
+
+def _find_spans(firsts: Longs, ends: Longs) -> Iterator[tuple[int, int, int]]:
+    """Per part or row group that may hold any of the words: its number, and which of the (ascending) words, as a range.
+
+    Word i lies in [firsts[i], ends[i]), and both ascend: so the words of a part or row group are adjacent.
     """
     if (ends - firsts == 1).all():
         starts = np.flatnonzero(np.concatenate(([True], firsts[1:] != firsts[:-1])))
         yield from zip(firsts[starts].tolist(), starts.tolist(), [*starts[1:].tolist(), len(firsts)], strict=True)
         return
     lengths = ends - firsts
-    groups = np.unique(np.arange(lengths.sum()) + np.repeat(firsts - (np.cumsum(lengths) - lengths), lengths))
+    groups = sort_distinct(np.arange(lengths.sum()) + np.repeat(firsts - (np.cumsum(lengths) - lengths), lengths))
     lows, highs = np.searchsorted(ends, groups, "right"), np.searchsorted(firsts, groups, "right")
     yield from zip(groups.tolist(), lows.tolist(), highs.tolist(), strict=True)
 
@@ -170,7 +184,9 @@ def _concatenate_ranges(ranges: Sequence[BlockRange]) -> RowBlock:
 
 def _find_rows(block: RowBlock, bounds: Longs) -> RowBlock | None:
     """The rows of a block with the words of `bounds`."""
-    found = block.words.searchsorted(bounds)
+    if not block.rows:
+        return None
+    found = block.words.searchsorted(_trim(bounds, int(block.words[0]), int(block.words[-1])))
     starts, ends = found[::2], found[1::2]
     lengths = ends - starts
     total = int(lengths.sum())

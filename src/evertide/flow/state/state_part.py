@@ -1,6 +1,6 @@
 """State parts: the immutable files that hold an arrangement's rows, sorted by the word of their key.
 
-A part is the blob `state/<arrangement>/<name>.parquet`, with the format version 1 as `evertide.state` in the metadata
+A part is the blob `state/<arrangement>/<name>.parquet`, with the format version 2 as `evertide.state` in the metadata
 of the file's schema. The process that maintains the arrangement writes it once, and deletes it when no checkpoint
 names it.
 
@@ -12,8 +12,9 @@ the bytes of lz4 without delta encoding. Dictionaries gain nothing at this size.
 Invariants:
 
 1. Words ascend, and equal rows occur once: a look-up searches, and does not sum within one part.
-2. The index has, per row group, the least and greatest word, the offset and length of its bytes, and their XXH3-64. A
-   reader verifies a row group each time it fetches it, before decoding, without reading the rest of the file.
+2. The index, `evertide.index` in the footer, has per row group the least and greatest word, the offset and length of
+   its bytes, and their XXH3-64. A reader verifies a row group each time it fetches it, before decoding, without reading
+   the rest of the file. In version 1, the index is in the entry instead: manifests grew with the number of rows.
 3. `bytes` and `checksum` (XXH3-128) cover the whole file; `footer_checksum` (XXH3-64) covers everything after the last
    row group. Opening a part verifies its length and footer.
 4. A part never changes, and its key is never reused, since the cache has decoded row groups under the key.
@@ -21,8 +22,11 @@ Invariants:
 
 from __future__ import annotations
 
+import base64
+import io
+from collections.abc import Sequence
 from functools import lru_cache
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
@@ -30,14 +34,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
 
-from evertide.errors import BlobDamaged, InvalidInput, Unexpected
+from evertide.errors import InvalidInput, Unexpected
 from evertide.flow.state.block import RowBlock
 from evertide.rows.changes import DIFF
 from evertide.rows.columns import Longs
 from evertide.rows.conform import explain_refusal, find_stored_type, reinterpret
-from evertide.store.blob import Blob
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+FIRST_VERSION = 1
+"""The first version that is read."""
 
 KEY = "__key"
 
@@ -48,14 +53,30 @@ _DELTA_TYPES = frozenset(
     for name in ("INT32", "INT64", "UINT32", "UINT64", "DATE32", "TIME32", "TIME64", "TIMESTAMP", "DURATION")
 )
 _LONG = pa.int64()
+_INDEX_KEY = b"evertide.index"
 _INDEX_COLUMNS = 5
 
 
-Packed: TypeAlias = bytes
+class PartIndex(NamedTuple):
+    """The words and places of a part's row groups, in order."""
+
+    least: Longs
+    greatest: Longs
+    offsets: Longs
+    lengths: Longs
+    checksums: Longs
+
+    @classmethod
+    def unpack(cls, packed: bytes) -> PartIndex:
+        table = np.frombuffer(packed, "<i8").reshape(-1, _INDEX_COLUMNS)
+        return cls(*(np.ascontiguousarray(column) for column in table.T))
 
 
-class PartEntry(msgspec.Struct, frozen=True):
-    """All that a reader must know of a part. Manifests contain it."""
+Packed: TypeAlias = bytes  # in `PartEntry`, `bytes` is a field
+
+
+class PartEntry(msgspec.Struct, frozen=True, omit_defaults=True):
+    """All that a reader must know of a part without opening it. Manifests contain it."""
 
     key: str
     rows: int
@@ -63,17 +84,25 @@ class PartEntry(msgspec.Struct, frozen=True):
     checksum: str
     footer_bytes: int
     footer_checksum: str
-    index: Packed
-    """Per row group five little-endian int64: least word, greatest word, offset, length, checksum."""
+    row_groups: int = 0
+    least: int = 0
+    """The least word."""
+    greatest: int = 0
+    index: Packed = b""
+    """Of a part of version 1: its index, per row group five little-endian int64."""
 
-    @property
-    def row_groups(self) -> int:
-        return len(self.index) // (8 * _INDEX_COLUMNS)
+    def __post_init__(self) -> None:
+        row_groups = len(self.index) // (8 * _INDEX_COLUMNS)
+        if row_groups:
+            words = PartIndex.unpack(self.index)
+            msgspec.structs.force_setattr(self, "row_groups", row_groups)
+            msgspec.structs.force_setattr(self, "least", int(words.least[0]))
+            msgspec.structs.force_setattr(self, "greatest", int(words.greatest[-1]))
 
-    def read_index(self) -> tuple[Longs, Longs, Longs, Longs, Longs]:
-        """The columns of the index."""
-        table = np.frombuffer(self.index, "<i8").reshape(-1, _INDEX_COLUMNS)
-        return tuple(np.ascontiguousarray(column) for column in table.T)  # type: ignore[return-value]
+    def read_index(self, footer: pq.FileMetaData) -> PartIndex:
+        """The index of the part with this footer, which was verified."""
+        packed = self.index or base64.b64decode(footer.metadata[_INDEX_KEY])
+        return PartIndex.unpack(packed)
 
 
 @lru_cache(maxsize=1024)
@@ -102,7 +131,7 @@ class PartWriter:
         stored = make_state_schema(schema)
         self._schema = stored
         self._row_group_rows = row_group_rows
-        self._sink = pa.BufferOutputStream()
+        self._sink = io.BytesIO()
         self._writer = pq.ParquetWriter(
             self._sink,
             stored,
@@ -111,31 +140,35 @@ class PartWriter:
             write_statistics=False,
             column_encoding={f.name: "DELTA_BINARY_PACKED" for f in stored if f.type.id in _DELTA_TYPES} or None,
         )
-        self._words: list[Longs] = []
+        self._index: list[Sequence[int]] = []
         self.rows = 0
 
     def add(self, block: RowBlock) -> None:
         """Add rows. All blocks but the last should fill whole row groups; otherwise a smaller row group is written."""
         arrays = [reinterpret(block.columns[f.name], f.type) for f in [*self._schema][:-2]]
         arrays += [pa.array(block.diffs), pa.array(block.words)]
-        self._writer.write_table(pa.Table.from_arrays(arrays, schema=self._schema), self._row_group_rows)
-        self._words += [
-            block.words[start : start + self._row_group_rows] for start in range(0, block.rows, self._row_group_rows)
-        ]
+        table = pa.Table.from_arrays(arrays, schema=self._schema)
+        step = self._row_group_rows
+        for start in range(0, block.rows, step):
+            self._add_row_group(table.slice(start, step), block.words[start : start + step])
         self.rows += block.rows
+
+    def _add_row_group(self, rows: pa.Table, words: Longs) -> None:
+        start = self._sink.tell()
+        self._writer.write_table(rows, rows.num_rows)
+        end = self._sink.tell()
+        with self._sink.getbuffer() as written:
+            checksum = xxhash.xxh3_64_intdigest(written[start:end])
+        signed = checksum - (checksum >> 63 << 64)
+        self._index.append((int(words[0]), int(words[-1]), start, end - start, signed))
 
     def close(self, key: str) -> tuple[PartEntry, bytes]:
         """Finish the part, which the caller puts under this key."""
+        packed = np.array(self._index, "<i8").tobytes()
+        self._writer.add_key_value_metadata({_INDEX_KEY: base64.b64encode(packed)})
         self._writer.close()
-        data = bytes(self._sink.getvalue())
+        data = self._sink.getvalue()
         footer_at = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
-        metadata = pq.read_metadata(pa.BufferReader(data))
-        starts = [metadata.row_group(i).column(0).data_page_offset for i in range(metadata.num_row_groups)]
-        index = np.empty((len(starts), _INDEX_COLUMNS), "<i8")
-        for i, (start, end) in enumerate(zip(starts, [*starts[1:], footer_at], strict=True)):
-            checksum = xxhash.xxh3_64_intdigest(data[start:end])
-            words = self._words[i]
-            index[i] = words[0], words[-1], start, end - start, checksum - (checksum >> 63 << 64)
         entry = PartEntry(
             key=key,
             rows=self.rows,
@@ -143,17 +176,8 @@ class PartWriter:
             checksum=xxhash.xxh3_128_hexdigest(data),
             footer_bytes=len(data) - footer_at,
             footer_checksum=xxhash.xxh3_64_hexdigest(data[footer_at:]),
-            index=index.tobytes(),
+            row_groups=len(self._index),
+            least=self._index[0][0],
+            greatest=self._index[-1][1],
         )
         return entry, data
-
-
-def verify_part(blob: Blob, entry: PartEntry) -> None:
-    """Read a whole part, and raise `BlobMissing` or `BlobDamaged` if its length or checksum differs from the entry."""
-    data = blob.get(entry.key)
-    path = blob.path(entry.key)
-    if len(data) != entry.bytes:
-        raise BlobDamaged(path=path, why="the length in bytes differs", expected=str(entry.bytes), found=str(len(data)))
-    found = xxhash.xxh3_128_hexdigest(data)
-    if found != entry.checksum:
-        raise BlobDamaged(path=path, why="the checksum differs", expected=entry.checksum, found=found)

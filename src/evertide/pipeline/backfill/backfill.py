@@ -41,7 +41,7 @@ from evertide.problem import ComponentState
 from evertide.shard.append import Append, append_together
 from evertide.shard.shard import Shard
 from evertide.store.writers import Writer
-from evertide.threads.outage_log import OutageLog
+from evertide.threads.outage_log import OutageLog, is_same_text
 from evertide.threads.stopping import IsStopping, Stopped, check_not_stopping, never_stopping
 
 logger = logging.getLogger(__name__)
@@ -242,18 +242,35 @@ class Backfill:
 
     def _leave(self, error: ViewFailed, time: int) -> None:
         failure = ViewFailed(views=error.views, time=time, why=error.why)
-        logger.warning("%s", failure)
+        level = (
+            logging.INFO if all(self._has_failed_before(name, error.why) for name in error.views) else logging.WARNING
+        )
+        logger.log(level, "%s", failure)
         for name in error.views:
             self._runner.observer.on_failure(FailureEvent("view", name, error.error_code, time=time))
-        away = AwayReason(ComponentState.FAILED, time, error.why, self._runner.runtime.wall_s())
-        self._away |= dict.fromkeys(error.views, away)
+        for name in error.views:
+            known, now_s = self._find_failure(name), self._runner.runtime.wall_s()
+            since_s = known.since_s if known is not None else now_s
+            self._away[name] = AwayReason(ComponentState.FAILED, time, error.why, since_s)
         self._left = [name for name in self._left if name not in error.views]
+
+    def _has_failed_before(self, name: str, why: str) -> bool:
+        """Whether the view is known to fail with this exception; the row that is found first may be another one."""
+        known = self._find_failure(name)
+        return known is not None and is_same_text(known.why.partition("; ")[0], why.partition("; ")[0])
+
+    def _find_failure(self, name: str) -> AwayReason | None:
+        """The failure of a view that this backfill retries, if it has failed before."""
+        away = self._runner.definition.views[name].away
+        return away if away is not None and away.state is ComponentState.FAILED else None
 
     def _join(self) -> bool:
         """Make the views members, between two transactions. False if a peer committed a transaction meanwhile."""
         runner = self._runner
         before = runner.definition.views
         views = dict(before)
+        found = {name: self._find_failure(name) for name in self._left if name in before}
+        failed = {name: away for name, away in found.items() if away is not None}
         for name in self._left:
             views[name] = make_view_record(runner.machine.engine, name, self._shards[name].name)
         for name, away in self._away.items():
@@ -271,6 +288,10 @@ class Backfill:
         if self._cohort is not None and self._left:
             runner.add_cohort(self._cohort)
             logger.info("hydrated %s: members from transaction %d on", name_views(self._left), runner.time)
+            for name in self._left:
+                if name in failed:
+                    took_s = runner.runtime.wall_s() - failed[name].since_s
+                    logger.warning("view %s is running again; it had failed for %.1f s", name, took_s)
         self._progress("backfill", len(self._left), len(self._left))
         self._finalize([before[name].shard for name in self._left if name in before and before[name].shard])
         self._finalize([self._shards[name].name for name in self._away if name in self._shards])

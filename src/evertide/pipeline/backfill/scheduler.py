@@ -23,7 +23,6 @@ from evertide.errors import (
     EvertideError,
     GenerationMoved,
     InvalidInput,
-    LeaseLost,
     NotAllowedNow,
     OutcomeUnknown,
     StateInconsistent,
@@ -37,12 +36,14 @@ from evertide.pipeline.definition import find_tables_under
 from evertide.pipeline.state.divergence import RecomputationBackoff, list_divergences
 from evertide.pipeline.transaction.runner import Runner
 from evertide.problem import ComponentState, Problem
+from evertide.suggestions import list_names
+from evertide.threads.outage_log import OutageLogs
 from evertide.threads.stopping import never_stopping
 from evertide.threads.watched import WatchedThread
 
 logger = logging.getLogger(__name__)
 
-_TRANSIENT = (Unavailable, OutcomeUnknown, GenerationMoved, TimeCompacted, LeaseLost)
+_TRANSIENT = (Unavailable, OutcomeUnknown, GenerationMoved, TimeCompacted)
 """Errors after which a new backfill may succeed."""
 
 
@@ -81,6 +82,7 @@ class BackfillScheduler:
         """Of views that diverged or are in `_stuck`."""
         self._stuck: dict[str, Problem] = {}
         """Views that damaged data keeps from being computed."""
+        self._outages = OutageLogs(logger, runner.runtime)
         self._seen: set[str] = set()
         """Failed views whose tables were checked in storage once."""
 
@@ -153,9 +155,10 @@ class BackfillScheduler:
         failed = {name.lower(): name for name in self._runner.definition.list_away(ComponentState.FAILED)}
         if view.lower() in failed:
             return failed[view.lower()]
-        known = {name.lower() for name in self._runner.definition.views}
-        if view.lower() not in known:
-            why = f"the pipeline has no such view; it has {', '.join(sorted(known))}"
+        known = self._runner.definition.views
+        if view.lower() not in {name.lower() for name in known}:
+            why = self._runner.members.explain_plain(view)
+            why = why or f"the pipeline has no such view{list_names(view, sorted(known), 'it has')}"
             raise InvalidInput(where=f"view {view!r}", why=why)
         why = f"only a failed view can be retried; failed views: {', '.join(sorted(failed)) or 'none'}"
         raise NotAllowedNow(where=f"view {view!r}", why=why)
@@ -196,14 +199,16 @@ class BackfillScheduler:
 
     def _try(self, views: Collection[str]) -> None:
         """Run a backfill. After a `_TRANSIENT` error, damage or inconsistent rows, the views are due again."""
+        what = f"the backfill of {name_views(views)} failed, will retry"
         try:
             self._run(views)
             self._stuck = {name: one for name, one in self._stuck.items() if name not in views}
+            self._outages.end(what)
         except _TRANSIENT as error:
-            logger.warning("the backfill of %s failed, will retry: %s", name_views(views), error)
+            self._outages.note(what, error)
             self._due.update(views)
         except (Damaged, StateInconsistent) as error:
-            logger.exception("the backfill of %s failed, will retry", name_views(views))
+            self._outages.note(what, error)
             runtime, settings = self._runner.runtime, self._runner.settings
             for name in views:
                 why = f"view {name!r} cannot be computed from the tables: {error.message}"

@@ -69,13 +69,13 @@ def open_declared_sources(  # noqa: PLR0917
             source.distribute(executors)
     fed = {table for source in opened for table in source.tables}
     pushed = {name: one for name, one in declared.items() if name not in fed}
-    pushes = Pushes(pushed, journal, writer, settings)
+    pushes = Pushes(pushed, journal, writer, settings, [name for name in pushed if not tables[name].can_delete])
     return pushes, {PUSH: pushes, **{source.name: source for source in opened}}
 
 
 def _check_deletable(table: DeclaredTable) -> None:
     """A delete from upstream needs a key or the stored rows."""
-    if table.connector.lower() == "postgres" and not table.key and not table.is_kept:
+    if table.connector.lower() == "postgres" and not table.can_delete:
         why = (
             "a table without a key that is not kept cannot apply the source's deletes; declare a key, or keep the table"
         )

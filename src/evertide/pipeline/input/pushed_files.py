@@ -18,6 +18,7 @@ from evertide.sources.files.json_lines import JsonRecords
 from evertide.sources.files.parquet import ParquetReader
 from evertide.sources.files.records import RecordLayout
 from evertide.sources.files.text import TextReader
+from evertide.suggestions import list_names
 
 if TYPE_CHECKING:  # an engine imports Spark, which a client that pushes to another process does not need
     from evertide.pipeline.engine import DeclaredTable
@@ -35,7 +36,7 @@ def read_pushed_file(
     """Yield the rows in batches; the first row that does not fit raises. `place` is the file's name in messages."""
     declared = {name.lower(): one for name, one in tables.items()}.get(table.lower())
     if declared is None:
-        why = f"the script has no such table; it has {', '.join(sorted(tables))}"
+        why = f"the script has no such table{list_names(table, sorted(tables), 'it has')}"
         raise InvalidInput(where=f"table {table!r}", why=why)
     reader = _open_reader(_declare(declared, is_delete=is_delete), form, is_delete=is_delete)
     settings = Settings()
@@ -62,7 +63,7 @@ def _declare(table: DeclaredTable, *, is_delete: bool) -> TableDeclaration:
 
 
 def _open_reader(declaration: TableDeclaration, form: PushFormat, *, is_delete: bool) -> FileReader:
-    table = FileTable(declaration, declaration.name, "", ignore_extra=is_delete)
+    table = FileTable(declaration, declaration.name, "", ignore_extra=is_delete, has_options=False)
     if form is PushFormat.parquet:
         return ParquetReader(table)
     if form is PushFormat.csv:

@@ -1,4 +1,5 @@
-"""The source of pushed rows. It cannot repeat its input, so the input is staged before it is bound.
+"""The source of pushed rows. It cannot repeat its input, so the input is staged before it is bound, except for a few
+rows: these are stored with the record that binds them.
 
 1. A *push transaction* has rows for one or more tables; all of them become part of one transaction, or none.
 2. It may have the name of a producer and a sequence number, so that a repeated push takes effect once (J10). A
@@ -12,12 +13,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from evertide.errors import EvertideError, InvalidInput, NotAllowedNow, OutcomeUnknown, TimeCompacted, Unexpected
 from evertide.journal.journal import Journal
@@ -25,7 +27,7 @@ from evertide.journal.records import Fragment, ProducerNumber, Staged
 from evertide.journal.staging import list_staged
 from evertide.journal.xids import PUSH
 from evertide.settings import Settings
-from evertide.sources.contract import Limit, Offer, Rows, TableDeclaration
+from evertide.sources.contract import DELETE, OP, Limit, Offer, Rows, TableDeclaration
 from evertide.sources.values.rows import convert_push
 from evertide.store.writers import Writer
 from evertide.types import Time
@@ -65,6 +67,8 @@ class PushTransaction:
         self._waiting: dict[str, list[pa.Table]] = {}
         self._bytes = 0
         self.fragments: list[Staged] = []
+        self.inline_bytes = 0
+        """Space that its fragments need in the record of a transaction, until they are bound or dropped."""
         self.rows = 0
         self.time: int | None = None
         """The time that bound the rows, once the bind is durable."""
@@ -73,7 +77,7 @@ class PushTransaction:
 
     def push(self, table: str, rows: Any = (), *, deletes: Any = ()) -> None:
         """Add rows to upsert, and rows or keys to delete. A call that fails adds none, so it can be repeated."""
-        batch = convert_push(self._pushes.find_declaration(table), rows, deletes)
+        batch = self._pushes.convert(table, rows, deletes)
         if batch.rows.num_rows == 0:
             return
         before = self._waiting.pop(batch.table, [])
@@ -93,10 +97,12 @@ class PushTransaction:
         for table, waiting in [*self._waiting.items()]:
             if waiting:
                 self.fragments.append(self._pushes.stage_rows(table, pa.concat_tables(waiting)))
+                self.inline_bytes += len(self.fragments[-1].inline)
             del self._waiting[table]
             self._bytes -= sum(rows.nbytes for rows in waiting)
 
     def abort(self) -> None:
+        self._pushes.release_inline(self)
         self._pushes.drop(self.fragments)
         self._waiting, self.fragments, self.rows, self._bytes = {}, [], 0, 0
 
@@ -129,10 +135,13 @@ class Pushes:
         journal: Journal,
         writer: Writer,
         settings: Settings,
+        without_deletes: Collection[str] = (),
     ) -> None:
+        """`without_deletes` are the tables that cannot apply deletes."""
         self.tables = tuple(declarations)
         self.settings = settings
         self._declarations = {name.lower(): one for name, one in declarations.items()}
+        self._without_deletes = frozenset(without_deletes)
         self._journal = journal
         self._writer = writer
         self._lock = threading.Lock()
@@ -141,6 +150,8 @@ class Pushes:
         self._repeats: list[PushTransaction] = []
         """Repeats of offered push transactions; they are settled once the bind is durable."""
         self._offered_time = 0
+        self._inline_bytes = 0
+        """Of fragments that are neither bound nor dropped: what the next record will contain."""
         self._begun: list[PushTransaction] = []
         """Offered by `Pipeline.commit`, which has not succeeded yet."""
 
@@ -151,6 +162,14 @@ class Pushes:
             raise InvalidInput(where=f"table {table!r}", why=why)
         return found
 
+    def convert(self, table: str, rows: Any, deletes: Any) -> Rows:
+        declaration = self.find_declaration(table)
+        batch = convert_push(declaration, rows, deletes)
+        if declaration.name in self._without_deletes and pc.any(pc.equal(batch.rows[OP], DELETE)).as_py():
+            why = "a table without a key that is not kept cannot apply deletes; declare a key, or keep the table"
+            raise InvalidInput(where=f"table {declaration.name!r}", why=why)
+        return batch
+
     def offer_pushed(self, pushed: PushTransaction) -> None:
         """Stage a complete push transaction for the next transaction."""
         if pushed.rows:
@@ -159,12 +178,28 @@ class Pushes:
                 self._ready.append(pushed)
 
     @contextmanager
-    def begin_commit(self, pushed: PushTransaction) -> Iterator[None]:
-        """Offer the rows. If the block, which commits them, fails, they stay offered until `abort`."""
+    def begin_commit(self, pushed: PushTransaction) -> Iterator[list[PushTransaction]]:
+        """Offer the rows, and return all that are offered, for the block to commit. If it fails, they stay offered
+        until `abort`."""
         self.offer_pushed(pushed)
         self._begun.append(pushed)
-        yield
+        with self._lock:
+            offered = [*dict.fromkeys([*self._begun, *self._ready])]
+        yield offered
         self._begun.clear()
+
+    def is_to_be_committed(self, pushed: PushTransaction, time: int) -> bool:
+        """Whether its rows are to be committed by a transaction after `time`, the last one.
+
+        `OutcomeUnknown` if they were dropped (`_forget_bound`).
+        """
+        if pushed.time is not None or not pushed.rows:
+            return pushed.time is not None and pushed.time > time
+        with self._lock:
+            if pushed in self._ready:
+                return True
+        why = "the journal no longer has the record of the transaction that may have the rows"
+        raise OutcomeUnknown(path=self._journal.path, why=why)
 
     def abort(self, waiting: PushTransaction) -> None:
         """Drop the rows that wait, and those of commits that failed; `NotAllowedNow` if a transaction has these."""
@@ -181,7 +216,21 @@ class Pushes:
         waiting.abort()
 
     def stage_rows(self, table: str, rows: pa.Table) -> Staged:
-        return self._journal.stage(PUSH, table, rows, self._writer)
+        """Rows whose content is in memory until they are bound, if it fits beside that of others that wait."""
+        return self._journal.stage(PUSH, table, rows, self._writer, self._reserve_inline)
+
+    def _reserve_inline(self, size: int) -> bool:
+        """Reserve space in the record of the next transaction. False if there is none left."""
+        with self._lock:
+            has_space = self._inline_bytes + size <= self.settings.inline_bytes_max
+            self._inline_bytes += size if has_space else 0
+        return has_space
+
+    def release_inline(self, pushed: PushTransaction) -> None:
+        """Its rows are bound, or never will be, so they need no space in a later record."""
+        with self._lock:
+            self._inline_bytes -= pushed.inline_bytes
+            pushed.inline_bytes = 0
 
     def drop(self, fragments: list[Staged]) -> None:
         if fragments:
@@ -216,16 +265,18 @@ class Pushes:
 
     def _read_bound_time(self, pushed: PushTransaction, error: BaseException | None = None) -> int | None:
         """The time that bound it, if the bind was durable before the error; None if it will not be bound.
-        `OutcomeUnknown` if the journal cannot be read."""
+        `OutcomeUnknown` if the journal cannot be read, or if an earlier bind may still arrive."""
         if pushed not in self._offered or not isinstance(error, Exception | None):
             return None
         time, keys = self._offered_time, {fragment.key for fragment in pushed.fragments}
         try:
-            if self._journal.upper <= time:
-                return None
-            bound = self._journal.read(time).inputs.get(PUSH)
+            is_recorded = self._journal.upper > time
+            bound = self._journal.read(time).inputs.get(PUSH) if is_recorded else None
         except EvertideError as other:
             why = f"the rows were offered to transaction {time}, whose record cannot be read: {other.message}"
+            raise OutcomeUnknown(path=self._journal.path, why=why) from error
+        if not is_recorded and self._journal.may_be_bound(pushed.fragments, self._writer):
+            why = f"the rows were offered to transaction {time}; storage may still write its record"
             raise OutcomeUnknown(path=self._journal.path, why=why) from error
         fragments = bound.fragments if bound is not None else ()
         return time if keys & {one.key for one in fragments if isinstance(one, Staged)} else None
@@ -285,6 +336,7 @@ class Pushes:
             why = f"transaction {self._offered_time} may have them, and the journal no longer has its record"
             logger.error("dropping %d pushed rows of unknown outcome: %s", rows, why)  # noqa: TRY400 - no bug
             self._forget(doubtful)
+            self._begun[:] = [pushed for pushed in self._begun if pushed not in doubtful]
             return
         bound = [pushed for pushed in doubtful if pushed.fragments[0].key in named]
         for pushed in bound:
@@ -298,6 +350,8 @@ class Pushes:
             self.drop(pushed.fragments)
 
     def _forget(self, several: list[PushTransaction]) -> None:
+        for pushed in several:
+            self.release_inline(pushed)
         with self._lock:
             self._ready = [pushed for pushed in self._ready if pushed not in several]
 

@@ -1,6 +1,7 @@
 """Reading a pipeline's collections.
 
 collections        tables and views as of a time
+stale              warns of rows that stand at an earlier transaction, because their view failed
 content            the rows of a collection, table by table
 readable_rows      rows as Arrow, data frames, Python values, or printed
 readable_pipeline  the calls of `Pipeline` that read

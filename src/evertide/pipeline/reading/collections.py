@@ -4,11 +4,12 @@
 2. A view whose query changed is not read at the last time until it is recomputed, because its stored content is that of
    the old query: `NotAllowedNow`. A reader that names a time gets the content of that time.
 3. A view that failed, or is recomputed for another reason, is read as of its last transaction. `find_stale` says so.
+4. A read takes the shard and the time of a view from one definition (`View.locate`): a view that is recomputed
+   meanwhile has another shard, and the old one never reaches a later time.
 """
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -20,19 +21,17 @@ from evertide.pipeline.definition import Definition, ViewRecord, is_redefined
 from evertide.pipeline.names import ERRORS
 from evertide.pipeline.reading.content import CollectionContent
 from evertide.pipeline.reading.readable_rows import SHOWN, ReadableRows
+from evertide.pipeline.reading.stale import describe_stale, warn_of_stale
 from evertide.pipeline.reading.watching import Watch
 from evertide.pipeline.state.members import Members
 from evertide.problem import ComponentState
 from evertide.rows.changes import DIFF, TIME, expand
 from evertide.shard.shard import Shard
+from evertide.suggestions import list_names
 from evertide.tables import render_html_lines
 
 if TYPE_CHECKING:
     from evertide.plan.catalyst.session import DataFrame
-
-
-class StaleViewWarning(UserWarning):
-    """Rows of a view were read that stand at an earlier transaction than the other collections."""
 
 
 ToFrame = Callable[[pa.Table], Any]
@@ -41,10 +40,12 @@ ToFrame = Callable[[pa.Table], Any]
 class View(ReadableRows):
     """A table or view, now or as of a time."""
 
-    def __init__(self, collections: Collections, name: str, time: int | None = None) -> None:
+    def __init__(self, collections: Collections, name: str, time: int | None = None, *, is_quiet: bool = False) -> None:
+        """`is_quiet` suppresses warnings, for a caller that shows `find_stale` itself."""
         self.name = name
         self._collections = collections
         self._time = time
+        self._is_quiet = is_quiet
 
     def as_of(self, time: int) -> View:
         return View(self._collections, self.name, time)
@@ -57,15 +58,20 @@ class View(ReadableRows):
     def schema(self) -> pa.Schema:
         return self._open().schema
 
+    def locate(self) -> tuple[Shard, int]:
+        """The shard that has the content, and the time at which it is read."""
+        return self._collections.locate(self.name, self._time)
+
     def to_arrow(self) -> pa.Table:
         self._warn_of_stale()
-        with self._open().snapshot(self.time) as snapshot:
+        shard, time = self.locate()
+        with shard.snapshot(time) as snapshot:
             return expand(snapshot.to_arrow(), self.name)
 
     def to_batches(self) -> Iterator[pa.RecordBatch]:
         self._warn_of_stale()
-        shard = self._open()
-        for rows in CollectionContent(shard, self.name, self.time, tuple(shard.schema.names)).tables():
+        shard, time = self.locate()
+        for rows in CollectionContent(shard, self.name, time, tuple(shard.schema.names)).tables():
             yield from rows.to_batches()
 
     def to_spark(self) -> DataFrame:
@@ -74,8 +80,8 @@ class View(ReadableRows):
     def changes(self, since: int = -1) -> pa.Table:
         """The changes after `since`: rows with `__time` and `__diff`, in order of time."""
         self._warn_of_stale()
-        upper = self.time + 1
-        shard = self._open()
+        shard, time = self.locate()
+        upper = time + 1
         if since + 1 >= upper:
             return pa.schema([*shard.schema, (TIME, pa.int64()), (DIFF, pa.int64())]).empty_table()
         return shard.changes(since + 1, upper).sort_by(TIME)
@@ -89,11 +95,13 @@ class View(ReadableRows):
             raise NotAllowedNow(where="watch", why="it needs a notebook; use `show`, or `evertide subscribe`")
         if self._time is not None:
             raise InvalidInput(where="watch", why="the rows as of a time never change; use `show`")
+        view = View(self._collections, self.name, is_quiet=True)
         return self._collections.start_watch(
             Watch(
                 self.name,
-                lambda above, wait_s: self._open().wait_for_upper(above, wait_s),
-                lambda: render_html_lines(self.list_parts(n)),
+                lambda above, wait_s: view._open().wait_for_upper(above, wait_s),
+                view.find_stale,
+                lambda notes: render_html_lines([*notes, *view.list_parts(n)]),
             )
         )
 
@@ -111,8 +119,12 @@ class View(ReadableRows):
     def _open(self) -> Shard:
         return self._collections.members().open_collection(self.name)
 
+    def find_stale(self) -> list[str]:
+        """A sentence if the content stands at an earlier transaction than the other collections."""
+        return self._collections.find_stale([self.name]) if self._time is None else []
+
     def _warn_of_stale(self) -> None:
-        if self._time is None:
+        if self._time is None and not self._is_quiet:
             self._collections.warn_of_stale([self.name])
 
 
@@ -150,46 +162,55 @@ class Collections:
             self.members().open_collection(name)  # raises with the reason
         return View(self, known.get(name.lower(), name))
 
+    def explain_unknown(self, name: str) -> str:
+        """Why a query cannot read this name; empty if it is declared."""
+        known = self.names()
+        declared = {each.lower() for each in (*known, *self.definition.tables)}
+        if name.lower() in declared:
+            return ""
+        if why := self.members().explain_plain(name):
+            return f"{name!r} cannot be read: {why}"
+        return f"no table or view {name!r}{list_names(name, sorted(known), 'there are')}"
+
     def find_time(self) -> int:
         """The last committed transaction; -1 if there is none."""
         return self.members().shard(self.definition.errors).upper - 1
 
     def resolve_time(self, name: str, asked: int | None) -> int:
-        record = self.definition.views.get(name)
+        return self._resolve_time(self.members(), name, asked)
+
+    def locate(self, name: str, asked: int | None) -> tuple[Shard, int]:
+        """The shard with the content of a collection, and the time at which it is read."""
+        members = self.members()
+        shard, time = members.open_collection(name), self._resolve_time(members, name, asked)
+        last = shard.upper - 1
+        if asked is not None and asked > last:
+            raise _make_future_error(name, asked, last)
+        return shard, min(time, last)
+
+    def _resolve_time(self, members: Members, name: str, asked: int | None) -> int:
+        record = members.definition.views.get(name)
         if asked is None and record is not None and is_redefined(record):
-            raise NotAllowedNow(where=f"view {name!r}", why=self._explain_redefined(name, record))
+            raise NotAllowedNow(where=f"view {name!r}", why=_explain_redefined(members, name, record))
         last = self.find_time()
-        if isinstance(record, ViewRecord) and record.away is not None:
-            last = min(last, self.members().open_collection(name).upper - 1)
+        if record is not None and record.away is not None:
+            last = min(last, members.open_collection(name).upper - 1)
         if asked is None:
             return last
         if asked > last:
-            why = f"time {asked} is not committed yet; the last time is {last}"
-            raise InvalidInput(where=f"collection {name!r}", why=why)
+            raise _make_future_error(name, asked, last)
         return asked
 
     def find_stale(self, names: Iterable[str]) -> list[str]:
         """A sentence for each view whose content stands at an earlier transaction than the other collections."""
-        views = self.definition.views
-        return [
-            f"view {name!r} is {away.state}, and its content is that of transaction {self.resolve_time(name, None)}"
-            for name in names
-            if name in views and (away := views[name].away) is not None and not is_redefined(views[name])
-        ]
+        members = self.members()
+        views = members.definition.views
+        away = [name for name in names if name in views and views[name].away is not None and views[name].shard]
+        described = (describe_stale(name, views[name], members.open_collection(name).upper - 1) for name in away)
+        return [sentence for sentence in described if sentence]
 
     def warn_of_stale(self, names: Iterable[str]) -> None:
-        for text in self.find_stale(names):
-            warnings.warn(f"{text}; `Pipeline.status()` says why", StaleViewWarning, stacklevel=4)
-
-    def _explain_redefined(self, name: str, record: ViewRecord) -> str:
-        state = record.away.state if record.away is not None else ""
-        why = f"its query changed, and the view is {state}"
-        if record.away is not None and state != ComponentState.HYDRATING:
-            why += f": {record.away.why}"
-        if not record.shard:
-            return why
-        last = self.members().open_collection(name).upper - 1
-        return f"{why}; wait until it is computed, or read the rows of the old query as of time {last}"
+        warn_of_stale(self.find_stale(names), stacklevel=4)
 
     def make_frame(self, rows: pa.Table) -> Any:
         if self._to_frame is None:
@@ -210,3 +231,18 @@ class Collections:
             raise InvalidInput(where=f"time {time}", why=why)
         at = self.find_common_time(view.name for view in chosen) if time is None else time
         return at, {view.name: view.as_of(self.resolve_time(view.name, at)).to_arrow() for view in chosen}
+
+
+def _explain_redefined(members: Members, name: str, record: ViewRecord) -> str:
+    state = record.away.state if record.away is not None else ""
+    why = f"its query changed, and the view is {state}"
+    if record.away is not None and state != ComponentState.HYDRATING:
+        why += f": {record.away.why}"
+    if not record.shard:
+        return why
+    last = members.open_collection(name).upper - 1
+    return f"{why}; wait until it is computed, or read the rows of the old query as of time {last}"
+
+
+def _make_future_error(name: str, asked: int, last: int) -> InvalidInput:
+    return InvalidInput(where=f"collection {name!r}", why=f"time {asked} is not committed yet; the last time is {last}")

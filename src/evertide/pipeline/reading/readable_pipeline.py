@@ -13,6 +13,7 @@ from evertide.pipeline.reading.readable_rows import ReadableRows
 from evertide.pipeline.status.status import Status
 from evertide.plan.catalyst.session import DataFrame, SparkSession
 from evertide.plan.query.query import make_frame, run_query
+from evertide.source_text import marking_query
 
 
 class QueryResult(ReadableRows):
@@ -45,6 +46,7 @@ class QueryResult(ReadableRows):
 
 class ReadablePipeline(ABC):
     collections: Collections
+    _is_closed: bool
 
     @property
     @abstractmethod
@@ -77,12 +79,14 @@ class ReadablePipeline(ABC):
             at.append(time)
             return {one: make_frame(on, rows) for one, rows in tables.items()}
 
-        rows = run_query(session, text, load)
+        with marking_query(text):
+            rows = run_query(session, text, load, explain_unknown=self.collections.explain_unknown)
         return QueryResult(rows, at[0], session)
 
     def query(self, text: str, *, as_of: int | None = None) -> pa.Table:
         """The rows of `sql` as Arrow."""
         return self.sql(text, as_of=as_of).to_arrow()
 
-    def _repr_html_(self) -> str:
-        return self.status()._repr_html_()
+    def _repr_html_(self) -> str | None:
+        """A notebook shows `repr` instead of None: a closed pipeline has only its last status, which was `running`."""
+        return None if self._is_closed else self.status()._repr_html_()

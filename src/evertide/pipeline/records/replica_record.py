@@ -3,8 +3,8 @@
 Location: Meta key `replica/<writer>`, version 1; the newest record counts, while that writer is registered.
 
 1. The record is informational: nothing depends on it.
-2. It is written from the start of the process on, when something changed, at most once per `lead_interval_s`. So it
-   shows the progress of a restore, a replay, a rebuild and a backfill.
+2. It is written from the start of the process on, when something changed since it was last written, at most once per
+   `lead_interval_s`. So it shows the progress of a restore, a replay, a rebuild and a backfill.
 3. The replica removes it when it stops; the leader removes those of replicas that were killed.
 """
 
@@ -27,6 +27,7 @@ from evertide.store.meta import Meta, Write, unseal
 from evertide.store.paths import replica_key
 from evertide.store.retry import commit_until_known, retry_read
 from evertide.store.writers import read_registrations
+from evertide.threads.outage_log import OutageLog
 from evertide.threads.ticker import Ticker
 
 if TYPE_CHECKING:
@@ -90,7 +91,8 @@ class ReplicaReporter(Ticker):
         self._runtime = runtime
         self._settings = settings
         self._work: LongWork | None = None
-        self._last: tuple[ReplicaRole, ComponentState, int, LongWork | None] | None = None
+        self._written: tuple[ReplicaRole, ComponentState, int, LongWork | None] | None = None
+        self._failure = OutageLog(logger, "could not record the progress of this replica in storage", runtime)
 
     def watch(self, progress: Callable[[], tuple[ComponentState, int]]) -> None:
         """Report the state and the time that `progress` returns; the thread of this reporter calls it."""
@@ -107,14 +109,21 @@ class ReplicaReporter(Ticker):
 
     def tick(self) -> bool:
         now = self._read_progress()
-        if now != self._last:
-            self._last = now
+        if now != self._written:
             role, state, time, work = now
             told_at_s, change = self._runtime.wall_s(), self._runtime.new_id()
             record = ReplicaRecord(self._writer, role, state, time, told_at_s, change, work)
-            write_report(self._meta, replica_key(self._writer), self._writer, record, self._runtime, self._settings)
-            if role == ReplicaRole.LEADS:
-                self._remove(lambda writer, alive: writer not in alive)
+            key = replica_key(self._writer)
+            try:
+                is_written = write_report(self._meta, key, self._writer, record, self._runtime, self._settings)
+            except EvertideError as error:
+                self._failure.note(error)
+                return True
+            self._failure.end()
+            if is_written:
+                self._written = now
+                if role == ReplicaRole.LEADS:
+                    self._remove(lambda writer, alive: writer not in alive)
         return True
 
     def _read_progress(self) -> tuple[ReplicaRole, ComponentState, int, LongWork | None]:

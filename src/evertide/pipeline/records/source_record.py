@@ -3,7 +3,7 @@
 Location: Meta key `sources`, version 1; only the newest record counts. The leader writes it while it is registered.
 The record is informational: nothing depends on it, and the pipeline continues if it cannot be written.
 
-1. The record is written at the start, and when a state or the set of problems changes.
+1. The record is written at the start, and when a state or the set of problems has changed since it was last written.
 2. A lag that doubled, halved, appeared or disappeared is written at most every `_LAG_S`, a smaller change of it at most
    every `_SAME_LAG_S`. `told_at_s` is the time of the record.
 """
@@ -28,6 +28,7 @@ from evertide.store.paths import SOURCES
 from evertide.store.writers import Registration
 from evertide.threads.outage_log import OutageLog
 from evertide.threads.ticker import Ticker
+from evertide.threads.watched import make_unexpected_error
 
 logger = logging.getLogger(__name__)
 
@@ -104,7 +105,7 @@ class SourceReporter(Ticker):
 
     def begin(self, *, threads: bool) -> Self:
         """Report once, and then periodically if `threads`."""
-        self.write_if_changed()
+        self.tick()
         return self.start() if threads else self
 
     def tick(self) -> bool:
@@ -113,12 +114,13 @@ class SourceReporter(Ticker):
             self._failure.end()
         except EvertideError as error:
             self._failure.note(error)
-        except Exception:  # if this thread died, other processes would read an outdated record (I13)
-            logger.exception("could not record the state of sources and sinks, because of a bug")
+        except Exception as error:  # if this thread died, other processes would read an outdated record (I13)
+            if self._failure.note(make_unexpected_error("the record of sources and sinks", error)):
+                logger.exception("could not record the state of sources and sinks, because of a bug")
         return True
 
     def write_if_changed(self) -> None:
-        """Write the record if it has changed enough."""
+        """Write the record if it has changed enough since it was last written."""
         sources = {name: _drop_waits(record) for name, record in self._read_sources().items()}
         sinks, feeds = dict(self._read_sinks()), tuple(self._read_feeds())
         warnings = tuple(replace(one, wait_s=None) for one in self._read_warnings())
@@ -126,9 +128,9 @@ class SourceReporter(Ticker):
         now_s = self._runtime.monotonic_s()
         if self._written is not None and not _is_news(self._written, report, now_s - self._written_s):
             return
-        self._written, self._written_s = report, now_s
         record = msgspec.structs.replace(report, told_at_s=self._runtime.wall_s(), change=self._runtime.new_id())
-        write_report(self._meta, SOURCES, self._writer, record, self._runtime, self._settings)
+        if write_report(self._meta, SOURCES, self._writer, record, self._runtime, self._settings):
+            self._written, self._written_s = report, now_s
 
 
 def read_source_records(meta: Meta) -> SourceRecords | None:

@@ -41,6 +41,7 @@ from evertide.pipeline.definition import (
     make_shard_name,
     read_definition,
     to_stored_key,
+    to_stored_names,
 )
 from evertide.pipeline.engine import Cohort, DeclaredTable, Engine
 from evertide.pipeline.input.source_positions import assign_sources, is_fed_as_recorded, map_tables_to_sources
@@ -62,6 +63,7 @@ from evertide.pipeline.state.machine import Machine, MachineState
 from evertide.pipeline.state.members import Members
 from evertide.pipeline.state.table_deltas import ERRORS_SCHEMA, Tables
 from evertide.pipeline.state.table_input import align_columns
+from evertide.pipeline.transaction.damaged_state import discard_damaged_state
 from evertide.pipeline.transaction.portions import PendingChanges
 from evertide.pipeline.transaction.runner import Runner
 from evertide.problem import ComponentState
@@ -126,6 +128,7 @@ def open_follower(context: ProcessContext, leader: str, *, is_read_only: bool) -
 
 def take_lead(runner: Runner, progress: OnProgress) -> None:
     """Evolve the storage to the script, and complete bound transactions."""
+    discard_damaged_state(runner)
     runner.remove_lost_views()
     _evolve(
         runner, compare_definition(runner.definition if runner.definition.generation else None, runner.machine.engine)
@@ -201,10 +204,16 @@ def _restore(context: ProcessContext, known: Definition, evolution: Evolution, *
 def _restore_state(
     context: ProcessContext, known: Definition, tables: Mapping[str, DeclaredTable], committed: int
 ) -> MachineState | None:
-    """The state of the newest intact checkpoint; None if all state must be recomputed."""
+    """The state of the newest intact checkpoint; None if all state must be recomputed.
+
+    State with a damaged part is computed again when the part is read. If a table is not kept, only the state of an
+    older checkpoint helps, so the parts are read now, while there is one.
+    """
     try:
         restored = context.checkpoints.restore(
-            context.writer, lambda verified: context.progress("restore", verified.bytes, verified.bytes_all)
+            context.writer,
+            lambda verified: context.progress("restore", verified.bytes, verified.bytes_all),
+            reads_parts=not all(table.is_kept for table in context.engine.tables.values()),
         )
     except CheckpointDamaged:
         logger.exception("no checkpoint is intact; computing all state from the tables")
@@ -291,7 +300,8 @@ def _evolve(runner: Runner, evolution: Evolution) -> None:
     is_same = definition.sources == tuple(runner.sources) and is_fed_as_recorded(
         definition, engine.tables, runner.sources
     )
-    if evolution.is_empty() and is_same:
+    plain_views = to_stored_names(engine.plain_views)
+    if evolution.is_empty() and is_same and definition.plain_views == plain_views:
         return
     tables = assign_sources(definition, engine.tables, runner.sources, runner.journal.positions())
     if runner.time:
@@ -312,6 +322,7 @@ def _evolve(runner: Runner, evolution: Evolution) -> None:
         sources=tuple(runner.sources),
         views={name: views[name] for name in engine.views},
         fingerprint=engine.fingerprint,
+        plain_views=plain_views,
     )
     for name in evolution.views_removed:
         if name not in evolution.views_new and known[name].shard:

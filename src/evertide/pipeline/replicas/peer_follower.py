@@ -32,6 +32,7 @@ from evertide.observer import TransactionOrigin
 from evertide.pipeline.definition import Definition, Evolution, compare_definition, read_definition
 from evertide.pipeline.state.divergence import RecomputationBackoff
 from evertide.pipeline.state.hydration import ContentDigests, find_differing_views, hydrate_cohort
+from evertide.pipeline.transaction.damaged_state import discard_damaged_state
 from evertide.pipeline.transaction.runner import Runner
 from evertide.store.paths import GENERATION
 from evertide.store.retry import retry_read
@@ -68,9 +69,11 @@ class PeerFollower:
             # In this order: the generation is then at least that of the committed transactions.
             committed = runner.journal.committed_upper
             self._adopt()
+            discard_damaged_state(runner)
             self._recover()
             while runner.time < committed:
                 self._replay(runner.read_stretch(committed))
+                discard_damaged_state(runner)
                 self._recover()
             if self._aligned_generation == runner.writer.generation:
                 break
@@ -243,13 +246,11 @@ class PeerFollower:
                 except GenerationMoved:
                     self._adopt()
             return
-        views, now_s = sorted(runner.lost_views), runner.runtime.monotonic_s()
-        wait_s = self._backoff.wait_s(now_s)
+        views, wait_s = sorted(runner.lost_views), self._backoff.wait_s(runner.runtime.monotonic_s())
         if wait_s:
             why = f"their state has diverged {self._backoff.tries + 1} times within an hour"
             why = f"{why}; Evertide recomputes it in {wait_s:.0f} s: {runner.lost[0].why}"
             raise RecomputationDelayed(path=name_views(views), why=why)
-        self._backoff.note_try(now_s)
         logger.warning("recomputing %s as of transaction %d", name_views(views), runner.time - 1)
         live = runner.definition.live_views()  # a view with a new shard joins when that shard begins
         left = [name for name in views if name in live and live[name].shard == runner.view_shards.get(name)]
@@ -264,8 +265,14 @@ class PeerFollower:
                 why = f"recomputed from the tables, {wrong.where} has {wrong.found}, but its shard has {wrong.expected}"
                 raise self._note_lost_again(views, why)
             runner.add_cohort(cohort)
+        self._note_try()
         runner.set_lost(())
 
+    def _note_try(self) -> None:
+        """Only when its result is known: one that a storage error interrupted is repeated without a wait."""
+        self._backoff.note_try(self._runner.runtime.monotonic_s())
+
     def _note_lost_again(self, views: Sequence[str], why: str) -> RecomputationDelayed:
+        self._note_try()
         self._runner.set_lost([StateDiverged(views=tuple(views), time=self._runner.time - 1, why=why)])
         return RecomputationDelayed(path=name_views(views), why=why)

@@ -11,7 +11,8 @@ The parts of `step`; each is durable before the next (rules of the record: `ever
    changes are skipped (J7). The record follows each write; the hold follows the record. Large transactions are written
    in pieces (`evertide.pipeline.sinks.sink_changes`).
 
-The sink of a failed view waits. After an error the sink is closed, and the next step opens it again.
+The sink of a failed view waits. So does one whose view has another query now and is not computed yet: if its target has
+no rows, it does not get those of the old query. After an error the sink is closed, and the next step opens it again.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import pyarrow as pa
 from evertide.errors import Conflict, EvertideError, OutcomeUnknown, SinkFailed, Unexpected
 from evertide.logs import TRANSACTION
 from evertide.observer import NO_OBSERVER, DeliveryEvent, Observer
+from evertide.pipeline.definition import is_redefined_view
 from evertide.pipeline.sinks.sink_changes import SinkReader
 from evertide.pipeline.sinks.sink_record import SinkRecord, SinkRecords, StoredSinkRecord, name_sink_hold
 from evertide.pipeline.state.members import Members
@@ -89,7 +91,7 @@ class Delivery:
         """Deliver some of the outstanding transactions. False if there is nothing more to deliver now."""
         TRANSACTION.set(None)
         try:
-            return self._step()
+            return not self._must_wait_for_query() and self._step()
         except BaseException as error:
             self._close()
             if _is_out_of_memory(error):
@@ -173,6 +175,14 @@ class Delivery:
         if current is None or current.name != record.shard:
             return False
         return self._deliver_new(current, sink)
+
+    def _must_wait_for_query(self) -> bool:
+        """Whether the target has no rows, as far as the record says, and those of the declared query do not exist."""
+        is_empty = self._position < 0 and (self._record is None or self._record.cut is msgspec.UNSET)
+        if not is_empty or not is_redefined_view(self._members().definition, self.declaration.collection):
+            return False
+        self.waits_for = f"the query of {self.declaration.collection!r} changed, and the view is not computed yet"
+        return True
 
     def _register(self) -> SinkRecord | None:
         if not self._turn.acquire(timeout=_TURN_WAIT_S):

@@ -3,7 +3,9 @@
 1. A sink that fails is retried with exponential backoff. No other sink and no transaction waits for it (I10).
 2. A sink is `lagging` if the oldest transaction that it has not received is older than `sink_lag_s`, or if it is more
    than `sink_lag_transactions` behind. A sink that makes progress can be lagging, too: it may be slower than the input.
-3. Until the first content is written, the age counts from the start of the deliveries in this process.
+3. A sink is `waiting` if its view failed or is recomputed, and the target lacks transactions or has the rows of another
+   query.
+4. Until the first content is written, the age counts from the start of the deliveries in this process.
 """
 
 from __future__ import annotations
@@ -20,11 +22,11 @@ import msgspec
 from evertide.errors import EvertideError, Fenced, InvalidInput, SinkFailed
 from evertide.journal.journal import Journal
 from evertide.observer import NO_OBSERVER, FailureEvent, Observer
-from evertide.pipeline.definition import ViewRecord
+from evertide.pipeline.definition import ViewRecord, is_redefined_view
 from evertide.pipeline.engine import DeclaredTable, DeclaredView, Engine
 from evertide.pipeline.records.source_record import SinkStateRecord
 from evertide.pipeline.sinks.delivery import Delivery
-from evertide.pipeline.sinks.sink_record import SinkRecords, StoredSinkRecord, name_sink_hold
+from evertide.pipeline.sinks.sink_record import SINK_HOLD_PREFIX, SinkRecords, StoredSinkRecord, name_sink_hold
 from evertide.pipeline.sinks.sink_status import SinkStatus
 from evertide.pipeline.state.members import Members
 from evertide.problem import ComponentState, Problem
@@ -159,7 +161,7 @@ class DeliveryThreads:
         state = ComponentState.RUNNING
         if problem is not None:
             state = problem.state
-        elif waits_for and behind:
+        elif waits_for and (behind or is_redefined_view(self._members().definition, declaration.collection)):
             state = ComponentState.WAITING
             problem = Problem(ComponentState.WAITING, "", waits_for, "", self._runtime.wall_s())
         elif (problem := self._find_lag(delivery.position, behind)) is not None:
@@ -243,7 +245,8 @@ class DeliveryThreads:
             sink_thread.problem = Problem.from_error(state, error, since_s)
 
     def _end_undeclared(self, recorded: Mapping[str, StoredSinkRecord]) -> None:
-        """End the sinks that are no longer declared, and release their holds."""
+        """End the sinks that are no longer declared. Release their holds, also those that an interrupted call left."""
+        members = self._members()
         for name, found in recorded.items():
             if name in self._sink_threads or not found.record.is_declared:
                 continue
@@ -254,7 +257,12 @@ class DeliveryThreads:
             )
             self._records.write(name, found.number, msgspec.structs.replace(found.record, is_declared=False))
             for shard in found.record.shards:
-                self._members().shard(shard).release(name_sink_hold(name))
+                members.shard(shard).release(name_sink_hold(name))
+        declared = {name_sink_hold(name) for name in self._sink_threads}
+        for member in members.open_all().values():
+            for hold in member.holds:
+                if hold.startswith(SINK_HOLD_PREFIX) and hold not in declared:
+                    member.release(hold)
 
 
 def _list_declarations(engine: Engine, base: Path, runtime: Runtime) -> list[SinkDeclaration]:

@@ -29,6 +29,8 @@ from evertide.store.retry import commit_until_known, retry_read, truncate_someti
 from evertide.store.writers import Writer
 from evertide.types import SequenceNumber
 
+SINK_HOLD_PREFIX = "sink-"
+
 
 class SinkRecord(msgspec.Struct, frozen=True):
     token: str
@@ -61,7 +63,7 @@ class StoredSinkRecord(msgspec.Struct, frozen=True):
 
 
 def name_sink_hold(sink: str) -> str:
-    return f"sink-{sink}"
+    return f"{SINK_HOLD_PREFIX}{sink}"
 
 
 def read_sinks(meta: Meta, runtime: Runtime, settings: Settings) -> dict[str, StoredSinkRecord]:

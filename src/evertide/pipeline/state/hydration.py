@@ -10,26 +10,32 @@ Used for new and changed views, for the retry of failed views, and for views who
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Iterable, Mapping
+import logging
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 from contextlib import closing
 from functools import reduce
 from itertools import islice
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import msgspec
 import pyarrow as pa
 
-from evertide.errors import Diverged, InvalidInput, ViewFailed
+from evertide.errors import Damaged, Diverged, InvalidInput, StateInconsistent, ViewFailed
 from evertide.errors.running_errors import name_views
 from evertide.pipeline.definition import AwayReason, ViewRecord, find_tables_under, to_stored_key
 from evertide.pipeline.engine import Cohort, DeclaredTable, Engine, StateStore
 from evertide.pipeline.state.machine import Machine
-from evertide.pipeline.state.members import Members
+from evertide.pipeline.state.members import Members, open_snapshot
 from evertide.pipeline.state.table_deltas import Tables, measure_content
 from evertide.rows.changes import TIME
 from evertide.rows.digest import ZERO, add_digests
 
+logger = logging.getLogger(__name__)
+
 _WHOLE_PORTIONS = 8
+
+Reapply: TypeAlias = Callable[[Tables], None]
+"""Applies what the machine has taken of the transaction under way, and no shard has."""
 
 
 class ContentReceiver(Protocol):
@@ -147,17 +153,31 @@ def hydrate_tables(declared: Mapping[str, DeclaredTable], store: StateStore, mem
         for name, table in declared.items():
             for portion in members.read_table_portions(name, time) if table.key else ():
                 tables.apply({name: portion}, None)
-        with members.shard(members.definition.errors).snapshot(time - 1) as dead_letters:
+        with open_snapshot(members.shard(members.definition.errors), time - 1) as dead_letters:
             tables.apply({}, dead_letters.to_arrow())
     return tables
 
 
-def rehydrate_tables(machine: Machine, members: Members) -> bool:
+def rehydrate_tables(machine: Machine, members: Members, reapply: Reapply = lambda _: None) -> bool:
     """Read the machine's table state again from the shards. False if a table is not kept."""
     declared = {name: table for name, table in machine.engine.tables.items() if machine.tables.has(name)}
     if not all(table.is_kept for table in declared.values()):
         return False
-    machine.replace_tables(hydrate_tables(declared, machine.store, members, machine.time))
+    tables = hydrate_tables(declared, machine.store, members, machine.time)
+    reapply(tables)
+    machine.replace_tables(tables)
+    return True
+
+
+def repair_tables(machine: Machine, members: Members, error: Damaged | StateInconsistent, reapply: Reapply) -> bool:
+    """Replace table state that cannot be read, or is inconsistent. False if other state is, or a table is not kept."""
+    if isinstance(error, Damaged):
+        if not machine.has_damaged_table(error):
+            return False
+        machine.damage.append(error)
+    if not rehydrate_tables(machine, members, reapply):
+        return False
+    logger.error("read the state of all tables with a key again from storage: %s", error.message)
     return True
 
 
@@ -167,7 +187,7 @@ def find_differing_views(
     """By name, the hydrated views whose digests differ from their shards' content (I8)."""
     differ = {}
     for name in views:
-        with members.open_collection(name).snapshot(time - 1) as stored:
+        with open_snapshot(members.open_collection(name), time - 1) as stored:
             parts = (measure_content(rows.drop_columns([TIME])).digest for rows in stored.scan())
             expected = reduce(add_digests, parts, ZERO)
         found = digests.get(name, ZERO)

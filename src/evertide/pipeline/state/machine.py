@@ -6,6 +6,8 @@
    was applied, the machine is `broken`, and must be restored.
 3. A view that cannot be computed leaves its cohort, and the step continues without it (`failures`, J12). A cohort
    whose state is inconsistent or unreadable is discarded, and its views leave in the same way (X7).
+4. State parts are verified when they are read. `damage` has the errors that any thread found, until the thread that
+   owns the transactions has discarded the state that uses the damaged parts (`Runner.discard_damaged`).
 """
 
 from __future__ import annotations
@@ -63,6 +65,8 @@ class Machine:
     failures: list[ViewFailed] = field(default_factory=list)
     """Of the last step."""
     broken: BaseException | None = None
+    damage: list[Damaged] = field(default_factory=list)
+    """Errors of state parts. Any thread may append."""
     _lost_parts: dict[tuple[str, ...], tuple[str, ...]] = field(default_factory=dict)
     """By the views of a discarded cohort, the keys of its parts, for the evidence."""
     _results: dict[int, tuple[Cohort, dict[str, pa.Table]]] = field(default_factory=dict)
@@ -111,6 +115,8 @@ class Machine:
             try:
                 return cohort.step(deltas)
             except (Damaged, StateInconsistent) as error:
+                if isinstance(error, Damaged):
+                    self.damage.append(error)
                 if not self.is_computable(cohort.views):
                     self.broken = error
                     raise
@@ -130,7 +136,8 @@ class Machine:
         """Replace the state of the tables; the parts of the old state are abandoned."""
         before, self.tables = self.tables, tables
         self._lost_parts[()] = tuple(part.key for kept in before.list_arrangements() for part in kept.parts())
-        self.store.abandoned.extend(self._lost_parts[()])
+        released = [key for kept in before.list_arrangements() for key in drain(kept.released)]
+        self.store.abandoned.extend([*self._lost_parts[()], *released])
 
     def mark_broken(self, error: BaseException) -> None:
         """A part of a transaction may be applied, so no further step is possible."""
@@ -155,6 +162,25 @@ class Machine:
                 self.cohorts = [one for one in self.cohorts if one is not cohort]
                 return found
         return None
+
+    def discard_damaged(self, error: Damaged) -> StateDiverged | None:
+        """Discard the cohort that uses a damaged part; None if no cohort uses it."""
+        cohort = next((one for one in self.cohorts if self._uses(one.parts(), error)), None)
+        if cohort is None:
+            return None
+        if not self.is_computable(cohort.views):
+            raise error
+        return self.discard(next(iter(cohort.views)), error.message)
+
+    def has_part(self, error: Damaged) -> bool:
+        """Whether the part of this error is in use. Any thread may call this."""
+        return any(self._uses(one.parts(), error) for one in self.arrangements())
+
+    def has_damaged_table(self, error: Damaged) -> bool:
+        return any(self._uses(kept.parts(), error) for kept in self.tables.list_arrangements())
+
+    def _uses(self, parts: Iterable[PartEntry], error: Damaged) -> bool:
+        return any(self.store.blob.path(part.key) == error.path for part in parts)
 
     def discard_together(self, views: tuple[str, ...], why: str) -> None:
         """Discard what is left of a cohort that had these views; its parts are the evidence for all of them."""

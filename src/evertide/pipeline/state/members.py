@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Mapping
+from collections.abc import Collection, Generator, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cached_property
 from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
 
-from evertide.errors import InvalidInput, NotAllowedNow
+from evertide.errors import InvalidInput, LeaseLost, NotAllowedNow, Unavailable
 from evertide.pipeline.definition import Definition, TableRecord, ViewRecord
 from evertide.pipeline.names import ERRORS
 from evertide.rows.changes import DIFF, TIME, consolidate_delta
+from evertide.rows.digest import carry_hashes
 from evertide.shard.parts.content_slices import read_content_slices
+from evertide.shard.read import Snapshot
 from evertide.shard.shard import Shard, Shards
 from evertide.shard.state import ShardState
 from evertide.store.writers import Writer
+from evertide.suggestions import list_names
 
 _T = TypeVar("_T")
 _TIME_FIELD = pa.field(TIME, pa.int64(), nullable=False)
@@ -24,7 +28,7 @@ _TIME_FIELD = pa.field(TIME, pa.int64(), nullable=False)
 
 def add_time(delta: pa.Table, time: int) -> pa.Table:
     times = pa.array(np.full(delta.num_rows, time, np.int64))
-    return delta.add_column(delta.num_columns - 1, _TIME_FIELD, times)
+    return carry_hashes(delta, delta.add_column(delta.num_columns - 1, _TIME_FIELD, times))
 
 
 class Members:
@@ -78,13 +82,22 @@ class Members:
     def group_by_collection(self, shards: Mapping[str, _T]) -> dict[str, _T]:
         return {name: shards[shard] for name, shard in self.collections.items() if shard in shards}
 
+    def explain_plain(self, name: str) -> str:
+        """Why a view that is not materialized cannot be read; empty for any other name."""
+        if name.lower() not in {each.lower() for each in self.definition.plain_views or ()}:
+            return ""
+        return "the view is not materialized, so its rows are not stored; declare it with CREATE MATERIALIZED VIEW"
+
     def find_record(self, collection: str) -> TableRecord | ViewRecord:
         """The record of a table or view; upper and lower case are not distinguished."""
         known: dict[str, TableRecord | ViewRecord] = {**self.definition.tables, **self.definition.views}
         spelled = {name.lower(): name for name in known}
         found = spelled.get(collection.lower())
         if found is None:
-            why = f"the pipeline has no such collection; it has {', '.join(sorted([*known, ERRORS]))}"
+            if why := self.explain_plain(collection):
+                raise InvalidInput(where=f"view {collection!r}", why=why)
+            names = sorted([*known, ERRORS])
+            why = f"the pipeline has no such collection{list_names(collection, names, 'it has')}"
             raise InvalidInput(where=f"collection {collection!r}", why=why)
         return known[found]
 
@@ -115,13 +128,13 @@ class Members:
     def read_portions(self, shard: Shard, upper: int) -> Generator[pa.Table, None, None]:
         settings = self.shards.settings
         if upper:
-            with shard.snapshot(upper - 1) as snapshot:
+            with open_snapshot(shard, upper - 1) as snapshot:
                 yield from read_content_slices(snapshot, settings.portion_rows_max, settings.portion_bytes_max)
 
     def read_content(self, shard: Shard, upper: int) -> pa.Table:
         if upper == 0:
             return pa.schema([*shard.schema, pa.field(DIFF, pa.int64(), nullable=False)]).empty_table()
-        with shard.snapshot(upper - 1) as snapshot:
+        with open_snapshot(shard, upper - 1) as snapshot:
             return snapshot.to_arrow()
 
     def read_table_changes(self, time: int, upper: int, only: Collection[str] | None = None) -> dict[str, pa.Table]:
@@ -148,5 +161,23 @@ class Members:
 
 def _read_changes(shard: Shard, lower: int, upper: int) -> pa.Table:
     """The changes without times, consolidated; those of a single transaction already are."""
-    changes = shard.changes(lower, upper).drop_columns([TIME])
+    with _retrying_lost_leases(shard):
+        changes = shard.changes(lower, upper).drop_columns([TIME])
     return changes if upper == lower + 1 else consolidate_delta(changes, shard.name)
+
+
+@contextmanager
+def open_snapshot(shard: Shard, as_of: int) -> Iterator[Snapshot]:
+    """The content of a shard, for a step of the pipeline, which is retried if the lease is lost."""
+    with _retrying_lost_leases(shard), shard.snapshot(as_of) as snapshot:
+        yield snapshot
+
+
+@contextmanager
+def _retrying_lost_leases(shard: Shard) -> Iterator[None]:
+    """Raise `Unavailable` if a lease is lost in the block: the step reads again with a new lease."""
+    try:
+        yield
+    except LeaseLost as error:
+        why = f"the parts were deleted while they were read, as this process had sent no heartbeat: {error.message}"
+        raise Unavailable(path=shard.log.path, why=why) from error

@@ -32,6 +32,7 @@ from evertide.pipeline.engine import DeclaredTable, StateStore
 from evertide.pipeline.names import ERRORS, encode_path_name
 from evertide.pipeline.state.table_input import (
     DeadLetter,
+    HashedBatch,
     TableInput,
     fill_unchanged,
     gather_input,
@@ -39,8 +40,8 @@ from evertide.pipeline.state.table_input import (
 )
 from evertide.rows.changes import DIFF, consolidate_delta, find_negative_sums
 from evertide.rows.columns import Longs, to_array
-from evertide.rows.digest import compute_digest, to_hex
-from evertide.sources.contract import DELETE, UPSERT, Rows
+from evertide.rows.digest import compute_digest, concatenate_hashes, find_hashes, hash_rows, sum_hashes, to_hex
+from evertide.sources.contract import DELETE, UPSERT, Fault, Rows
 from evertide.threads.stopping import IsStopping
 
 __all__ = [
@@ -125,12 +126,14 @@ class Tables:
 
     def compute_deltas(self, batches: Iterable[tuple[str, Rows]], content: Callable[[str], pa.Table]) -> TableDeltas:
         """The deltas for batches with the names of their sources. `content` returns a table's rows with counts."""
-        by_table: dict[str, list[tuple[str, Rows]]] = {}
+        by_table: dict[str, list[tuple[str, HashedBatch]]] = {}
         totals: dict[str, tuple[int, int]] = {}
         for source, batch in batches:
-            by_table.setdefault(batch.table, []).append((source, batch))
+            hashed = HashedBatch(batch)
+            by_table.setdefault(batch.table, []).append((source, hashed))
             rows, total = totals.get(source, (0, 0))
-            totals[source] = (rows + batch.rows.num_rows + len(batch.faults), total + _digest_batch(batch))
+            digest = hashed.digest + _digest_faults(batch.faults)
+            totals[source] = (rows + batch.rows.num_rows + len(batch.faults), total + digest)
         deltas, errors = {}, []
         for name, table_batches in by_table.items():
             table_input = self._gather(name, table_batches)
@@ -142,7 +145,7 @@ class Tables:
         contents = {source: Content(rows, to_hex(total % (1 << 128))) for source, (rows, total) in totals.items()}
         return TableDeltas(deltas, consolidate_delta(pa.concat_tables([empty, *errors]), ERRORS), contents)
 
-    def _gather(self, name: str, batches: Sequence[tuple[str, Rows]]) -> TableInput:
+    def _gather(self, name: str, batches: Sequence[tuple[str, HashedBatch]]) -> TableInput:
         table_input = gather_input(self._table(name), batches)
         return fill_unchanged(table_input, self._by_key[name].lookup) if table_input.table.key else table_input
 
@@ -154,6 +157,10 @@ class Tables:
             why = "bound transactions have rows of this table; open the pipeline with the script that declares it"
             raise InvalidInput(where=f"table {name!r}", why=why)
         return self._tables[name]
+
+    def make_empty(self, name: str) -> pa.Table:
+        """No rows of a table, with counts."""
+        return pa.schema([*self._table(name).schema, _DIFF_FIELD]).empty_table()
 
     def apply(self, deltas: Mapping[str, pa.Table], errors: pa.Table | None) -> None:
         for call in self.prepare(deltas, errors):
@@ -183,10 +190,14 @@ class Tables:
             return _compute_unkeyed_delta(table_input, content)
         kept = self._by_key[table.name]
         old = kept.scan() if table_input.is_truncated else kept.lookup(table_input.keys_once)
-        new = table_input.upserts
+        new, new_hashes = table_input.select_upserts()
+        hashes = None
+        if new_hashes is not None:
+            hashes = concatenate_hashes([hash_rows(old.drop_columns([DIFF])), new_hashes])
         return consolidate_delta(
             pa.concat_tables([_add_diffs(old, -_read_diffs(old)), _add_diffs(new, np.ones(new.num_rows, np.int64))]),
             table.name,
+            hashes=hashes,
         )
 
     def _compute_errors_delta(self, table_input: TableInput) -> pa.Table:
@@ -211,12 +222,9 @@ def _compute_unkeyed_delta(table_input: TableInput, content: Callable[[str], pa.
     rows = pa.Table.from_arrays(table_input.rows.columns, schema=table.schema)
     changes = _add_diffs(rows, np.where(ops == UPSERT, 1, -1))
     negative_sums = find_negative_sums(changes) if (ops == DELETE).any() else changes.slice(0, 0)
-    delta = consolidate_delta(changes, table.name)
+    delta = consolidate_delta(changes, table.name, hashes=table_input.hashes)
     if not table_input.is_truncated and negative_sums.num_rows == 0:
         return delta
-    if not table.is_kept:
-        why = "a table without a key that is not kept cannot apply deletes; declare a key, or keep the table"
-        raise InvalidInput(where=f"table {table.name!r}", why=why)
     before = content(table.name)
     if table_input.is_truncated:
         gone, before = _add_diffs(before, -_read_diffs(before)), before.slice(0, 0)
@@ -255,12 +263,11 @@ def _write_keys(keys: pa.Table) -> list[str]:
     return write_json_texts(pa.Table.from_arrays(columns, names=keys.schema.names))
 
 
-def _digest_batch(batch: Rows) -> int:
-    ones = np.ones(batch.rows.num_rows, np.int64)
-    if not batch.faults:
-        return compute_digest(batch.rows, ones)
-    raw = pa.table({"raw": [fault.raw for fault in batch.faults], "line": [fault.line for fault in batch.faults]})
-    return compute_digest(batch.rows, ones) + compute_digest(raw, np.ones(raw.num_rows, np.int64))
+def _digest_faults(faults: Sequence[Fault]) -> int:
+    if not faults:
+        return 0
+    raw = pa.table({"raw": [fault.raw for fault in faults], "line": [fault.line for fault in faults]})
+    return compute_digest(raw, np.ones(raw.num_rows, np.int64))
 
 
 def log_new_dead_letters(found: pa.Table, recorded: pa.Table, time: int) -> None:
@@ -292,5 +299,5 @@ def _read_diffs(rows: pa.Table) -> Longs:
 
 
 def measure_content(delta: pa.Table) -> Content:
-    diffs = delta.column(DIFF).to_numpy()
-    return Content(delta.num_rows, to_hex(compute_digest(delta.drop_columns([DIFF]), diffs)))
+    hashes = find_hashes(delta) or hash_rows(delta.drop_columns([DIFF]))
+    return Content(delta.num_rows, to_hex(sum_hashes(hashes, delta.column(DIFF).to_numpy())))

@@ -3,7 +3,8 @@
 1. A row with a NULL in a NOT NULL column is a fault. A fault with a known key becomes a row with that key, as it counts
    as a change of the key (U6).
 2. Only the input after the last `TRUNCATE` counts.
-3. An upsert may leave columns unchanged. Their values come from the key's previous row, in the same transaction or in
+3. A delete or `TRUNCATE` of a table that cannot apply it (`DeclaredTable.can_delete`) is a fault.
+4. An upsert may leave columns unchanged. Their values come from the key's previous row, in the same transaction or in
    the table. If there is none, the upsert is a fault.
 """
 
@@ -21,6 +22,7 @@ import pyarrow as pa
 from evertide.flow.aggregates.groups import group_rows
 from evertide.pipeline.engine import DeclaredTable
 from evertide.rows.columns import Longs, to_array
+from evertide.rows.digest import RowHashes, concatenate_hashes, hash_rows, sum_hashes
 from evertide.rows.python_rows import to_python_rows
 from evertide.sources.contract import DELETE, OP, SAME, TRUNCATE, UPSERT, Fault, Rows
 from evertide.sources.values.fit import extract_key
@@ -29,6 +31,7 @@ _OP_FIELD = pa.field(OP, pa.int8(), nullable=False)
 _SAME_FIELD = pa.field(SAME, pa.string())
 _FAULT = 3
 """An operation like `UPSERT`, `DELETE` and `TRUNCATE`: a row of this key does not fit the table."""
+_NO_DELETES = "a table without a key that is not kept cannot apply deletes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,35 @@ class DeadLetter:
 
 
 @dataclass(frozen=True)
+class HashedBatch:
+    """A batch whose rows are hashed once, for the digest of the input and for the delta of the table."""
+
+    batch: Rows
+
+    @cached_property
+    def _hashes(self) -> tuple[pa.Schema, RowHashes]:
+        """The columns before the last one, and the hashes of the rows with these columns only."""
+        rows = self.batch.rows
+        columns = rows.select(rows.schema.names[:-1])
+        return columns.schema, hash_rows(columns)
+
+    @property
+    def digest(self) -> int:
+        rows = self.batch.rows
+        _, hashes = self._hashes
+        whole = hashes.add_column(rows.schema.names[-1], rows.column(rows.num_columns - 1))
+        return sum_hashes(whole, np.ones(rows.num_rows, np.int64))
+
+    def hash_as(self, schema: pa.Schema) -> RowHashes | None:
+        """The hashes of the rows with the columns of a table; None if the batch has others before its last one.
+
+        Columns of other types are others: they are converted, and equal values of two types may have different hashes.
+        """
+        found, hashes = self._hashes
+        return hashes if (found.names, found.types) == (schema.names, schema.types) else None
+
+
+@dataclass(frozen=True)
 class TableInput:
     table: DeclaredTable
     rows: pa.Table
@@ -50,6 +82,8 @@ class TableInput:
     """By row, the columns that an upsert leaves unchanged (`SAME`)."""
     sources: tuple[str, ...]
     is_truncated: bool = False
+    hashes: RowHashes | None = None
+    """Of the rows, if they are known."""
 
     @cached_property
     def _groups(self) -> tuple[Longs, Longs]:
@@ -63,11 +97,11 @@ class TableInput:
         found[numbers] = np.arange(len(numbers))  # of several assignments to one place, the last wins
         return found
 
-    @property
-    def upserts(self) -> pa.Table:
-        """The rows of keys whose last change is an upsert."""
-        rows = self.rows.take(pa.array(self.last[self.ops[self.last] == UPSERT]))
-        return pa.Table.from_arrays(rows.columns, schema=self.table.schema)
+    def select_upserts(self) -> tuple[pa.Table, RowHashes | None]:
+        """The rows of keys whose last change is an upsert, and their hashes, if they are known."""
+        chosen = self.last[self.ops[self.last] == UPSERT]
+        rows = pa.Table.from_arrays(self.rows.take(pa.array(chosen)).columns, schema=self.table.schema)
+        return rows, None if self.hashes is None else self.hashes.take(chosen)
 
     @cached_property
     def keys_once(self) -> pa.Table:
@@ -85,14 +119,20 @@ class TableInput:
         return [dead_letter for dead_letter in self.dead_letters if dead_letter.row < 0 or dead_letter.row in last]
 
 
-def gather_input(table: DeclaredTable, batches: Sequence[tuple[str, Rows]]) -> TableInput:
+def gather_input(table: DeclaredTable, batches: Sequence[tuple[str, HashedBatch]]) -> TableInput:
     interleaved: list[pa.Table] = []
+    hashes: list[RowHashes | None] = []
     dead_letters: list[DeadLetter] = []
     schema = pa.schema([*(pa.field(field.name, field.type) for field in table.schema), _OP_FIELD, _SAME_FIELD])
-    for source, batch in batches:
+    for source, hashed in batches:
+        batch = hashed.batch
         rows, known = _check_nulls(table, align_columns(batch.rows, schema), batch.faults, source)
+        if not table.can_delete:
+            rows, known = _refuse_deletes(table, rows, known, source)
         keyed = [fault for fault in known if fault.key is not None] if table.key else []
         interleaved.append(_interleave(table, rows, keyed))
+        is_same = interleaved[-1].num_rows == batch.rows.num_rows and not known
+        hashes.append(hashed.hash_as(table.schema) if is_same else None)
         dead_letters += [DeadLetter(source, fault) for fault in known]
     rows = pa.concat_tables(interleaved)
     ops = rows.column(OP).to_numpy().astype(np.int64)
@@ -103,6 +143,7 @@ def gather_input(table: DeclaredTable, batches: Sequence[tuple[str, Rows]]) -> T
         _place_dead_letters(dead_letters, ops) if table.key else tuple(dead_letters),
         _read_marks(rows.column(SAME)),
         tuple(dict.fromkeys(source for source, _ in batches)),
+        hashes=None if None in hashes else concatenate_hashes([one for one in hashes if one is not None]),
     )
     return _cut_at_truncate(table_input)
 
@@ -182,6 +223,16 @@ def _check_nulls(
     return rows.filter(pa.array(~bad)), [replace(fault, after=int(kept[fault.after])) for _, _, fault in found]
 
 
+def _refuse_deletes(
+    table: DeclaredTable, rows: pa.Table, known: Sequence[Fault], source: str
+) -> tuple[pa.Table, list[Fault]]:
+    """Without deletes. None is applied, not even that of a row of the same transaction, which another portion may
+    have."""
+    is_refused = rows.column(OP).to_numpy() != UPSERT
+    found = [_make_fault(table, rows, at, _NO_DELETES, source) for at in np.flatnonzero(is_refused).tolist()]
+    return rows.filter(pa.array(~is_refused)), [*known, *found]
+
+
 def _make_null_fault(table: DeclaredTable, rows: pa.Table, at: int, column: str, source: str) -> Fault:
     return _make_fault(table, rows, at, f"column {column!r} is NULL, and the table allows none", source)
 
@@ -254,7 +305,7 @@ def fill_unchanged(table_input: TableInput, lookup: Callable[[pa.Table], pa.Tabl
                 table_input.sources[0], _make_fault(table_input.table, rows, row, why, table_input.sources[0]), row
             )
         )
-    return replace(table_input, rows=rows, ops=ops, dead_letters=tuple(dead_letters), same={})
+    return replace(table_input, rows=rows, ops=ops, dead_letters=tuple(dead_letters), same={}, hashes=None)
 
 
 class _Values:

@@ -50,6 +50,8 @@ class PhaseTracker:
         self.current = CurrentPhase(Phase.WAIT, time, self._clock())
         self._phases: list[TimedPhase] = []
         self._had_rows = False
+        self._was_slow = False
+        """Whether the last transaction was slow, and the log says so."""
 
     def enter(self, phase: Phase, time: int) -> None:
         now_s, last = self._clock(), self.current
@@ -68,13 +70,17 @@ class PhaseTracker:
     ) -> None:
         event = TransactionEvent(time, how, self._end_phases(time + 1), sources, collections)
         had_rows, self._had_rows = self._had_rows, self._had_rows or any(sources.values())
+        was_slow, self._was_slow = self._was_slow, had_rows and event.took_s > self._slow_s
         if event.took_s > self._slow_s:
             took: dict[str, float] = {}
             for phase in event.phases:
                 took[phase.phase] = took.get(phase.phase, 0.0) + phase.took_s
             durations = ", ".join(f"{phase} {seconds:.1f} s" for phase, seconds in took.items())
             if had_rows:
-                logger.warning("transaction %d took %.1f s, over slow_transaction_s: %s", time, event.took_s, durations)
+                level = logging.INFO if was_slow else logging.WARNING
+                logger.log(
+                    level, "transaction %d took %.1f s, over slow_transaction_s: %s", time, event.took_s, durations
+                )
             else:
                 logger.info("the first transaction, %d, took %.1f s: %s", time, event.took_s, durations)
         self.observer.on_transaction(event)

@@ -21,7 +21,7 @@ import pyarrow as pa
 from evertide.errors import EvertideError, ViewFailed
 from evertide.journal.records import Bound, Content
 from evertide.pipeline.state.members import Members, add_time
-from evertide.pipeline.state.table_deltas import TableDeltas, measure_content
+from evertide.pipeline.state.table_deltas import TableDeltas, Tables, measure_content
 from evertide.rows.changes import DIFF, TIME, check_changes, consolidate_delta
 from evertide.rows.digest import ZERO, add_digests
 from evertide.settings import Settings
@@ -71,6 +71,14 @@ class InputPortions:
     def finish(self) -> None:
         self._finished_batches += len(self._current or ())
         self._current = None
+
+    def reapply(self, tables: Tables) -> None:
+        """Compute the finished portions again, for the state of tables with a key, which is as of the first."""
+        again = InputPortions(self._read, self._settings)
+        while again._finished_batches < self._finished_batches:
+            deltas = tables.compute_deltas(again.read_current(), tables.make_empty)
+            tables.apply(deltas.tables, deltas.errors)
+            again.finish()
 
     def _gather(self) -> list[Batch]:
         if self._batches is None:
@@ -272,15 +280,18 @@ class TransactionOutcome:
 
     def read_table_deltas(self, members: Members) -> dict[str, pa.Table]:
         """The deltas of kept tables, by name, over all portions so far."""
-        found = {}
-        for name in self.tables:
-            shard = members.find_record(name).shard
-            deltas = [_load_part(part, shard, members) for part in self.pending.parts.get(shard, ())]
-            if shard in self.pending.deltas:
-                deltas.append(self.pending.deltas[shard])
-            if deltas:
-                found[name] = consolidate_delta(pa.concat_tables(deltas), name) if len(deltas) > 1 else deltas[0]
-        return found
+        found = {name: self._read_delta(members.find_record(name).shard, members) for name in self.tables}
+        return {name: delta for name, delta in found.items() if delta is not None}
+
+    def reapply(self, tables: Tables, members: Members) -> None:
+        """Apply the deltas of kept tables, and of the dead letters, over all portions so far."""
+        tables.apply(self.read_table_deltas(members), self._read_delta(members.definition.errors, members))
+
+    def _read_delta(self, shard: str, members: Members) -> pa.Table | None:
+        deltas = [_load_part(part, shard, members) for part in self.pending.parts.get(shard, ())]
+        if shard in self.pending.deltas:
+            deltas.append(self.pending.deltas[shard])
+        return consolidate_delta(pa.concat_tables(deltas), shard) if len(deltas) > 1 else next(iter(deltas), None)
 
     def add(self, deltas: Mapping[str, pa.Table], failures: Iterable[ViewFailed]) -> None:
         """Add the deltas of views that joined after the computation; the next `keep` stores them."""

@@ -46,6 +46,7 @@ from evertide.errors import (
     EvertideError,
     OutcomeUnknown,
     StateDiverged,
+    StateInconsistent,
     Unavailable,
     Unexpected,
     ViewFailed,
@@ -66,10 +67,10 @@ from evertide.pipeline.input.bound_rows import collect_xids, read_input
 from evertide.pipeline.names import ERRORS
 from evertide.pipeline.process_context import ProcessContext
 from evertide.pipeline.state.divergence import add_evidence
-from evertide.pipeline.state.hydration import rehydrate_tables
+from evertide.pipeline.state.hydration import Reapply, rehydrate_tables, repair_tables
 from evertide.pipeline.state.machine import Machine
 from evertide.pipeline.state.members import Members
-from evertide.pipeline.state.table_deltas import log_new_dead_letters, measure_content
+from evertide.pipeline.state.table_deltas import TableDeltas, log_new_dead_letters, measure_content
 from evertide.pipeline.transaction.phases import Phase, PhaseTracker
 from evertide.pipeline.transaction.portions import ContentSums, InputPortions, TransactionOutcome
 from evertide.rows.digest import ZERO, add_digests
@@ -240,19 +241,14 @@ class Runner:
         try:
             outcome.keep(self.members)  # of a portion that an earlier call has applied
             while not outcome.is_complete:
-                deltas = self.machine.tables.compute_deltas(
-                    outcome.portions.read_current(), partial(outcome.read_table, members=self.members)
-                )
+                deltas = self._compute_table_deltas(outcome, outcome.portions.reapply)
                 found = self._replay_step(deltas.tables, deltas.errors, count=int(outcome.portions.is_last))
                 views.take({name: measure_content(delta) for name, delta in found.items()})
                 outcome.take(self._select_without_key(deltas.tables), deltas)
                 outcome.keep(self.members)
-        except (Unavailable, OutcomeUnknown):
-            if not is_peers:  # opening starts over
+        except BaseException as error:
+            if not (is_peers and isinstance(error, Unavailable | OutcomeUnknown)):  # opening starts over
                 self.stop_replaying()
-            raise
-        except BaseException:
-            self.stop_replaying()
             raise
         self.stop_replaying()
         return self._replay_result(stretch, views.all, outcome.sources.all, is_peers=is_peers)
@@ -283,12 +279,12 @@ class Runner:
             if not self.machine.is_computable(failure.views):
                 raise failure
             if isinstance(failure, StateDiverged):
-                self._note_lost(failure)
+                self.note_lost(failure)
             elif not self.lost_views.issuperset(failure.views):
                 views = next(views for views in cohorts_before if failure.views[0] in views)
                 self.machine.discard_together(views, failure.why)
                 why = f"the view fails in replay, although the committed transaction contains it: {failure.why}"
-                self._note_lost(StateDiverged(views=views, time=failure.time, why=why))
+                self.note_lost(StateDiverged(views=views, time=failure.time, why=why))
         return {name: delta for name, delta in found.items() if name not in self.lost_views}
 
     def discard_view(self, view: str, error: Diverged) -> None:
@@ -296,9 +292,9 @@ class Runner:
         why = f"view {view!r} has {error.found}, but {error.expected} is recorded"
         lost = self.machine.discard(view, why)
         if lost is not None:
-            self._note_lost(StateDiverged(views=lost.views, time=error.time, why=why))
+            self.note_lost(StateDiverged(views=lost.views, time=error.time, why=why))
 
-    def _note_lost(self, failure: StateDiverged) -> None:
+    def note_lost(self, failure: StateDiverged) -> None:
         self.lost.append(self._add_evidence(failure))
         self._report(self.lost[-1])
 
@@ -366,7 +362,7 @@ class Runner:
             logger.error("%s", self._add_evidence(StateDiverged(views=(), time=error.time, why=why)))
             for view in [view for view in self.view_shards if name in find_tables_under(machine.engine.views, view)]:
                 if (lost := machine.discard(view, why)) is not None:
-                    self._note_lost(StateDiverged(views=lost.views, time=error.time, why=why))
+                    self.note_lost(StateDiverged(views=lost.views, time=error.time, why=why))
         return {shard for shard in differ if shard in names}
 
     def _replay_result(
@@ -404,8 +400,7 @@ class Runner:
 
     def _compute(self, outcome: TransactionOutcome) -> None:
         self.phases.enter(Phase.READ, self.time)
-        batches = outcome.portions.read_current()
-        deltas = self.machine.tables.compute_deltas(batches, partial(outcome.read_table, members=self.members))
+        deltas = self._compute_table_deltas(outcome, partial(outcome.reapply, members=self.members))
         self.phases.enter(Phase.COMPUTE, self.time)
         tables = self.definition.tables
         by_shard = {tables[name].shard: delta for name, delta in deltas.tables.items() if tables[name].shard}
@@ -426,6 +421,15 @@ class Runner:
         )
         for failure in outcome.failures:
             self._report(failure)
+
+    def _compute_table_deltas(self, outcome: TransactionOutcome, reapply: Reapply) -> TableDeltas:
+        batches, content = outcome.portions.read_current(), partial(outcome.read_table, members=self.members)
+        try:
+            return self.machine.tables.compute_deltas(batches, content)
+        except (Damaged, StateInconsistent) as error:
+            if not repair_tables(self.machine, self.members, error, reapply):
+                raise
+            return self.machine.tables.compute_deltas(batches, content)
 
     def _report(self, failure: ViewFailed) -> None:
         logger.error("%s", failure)

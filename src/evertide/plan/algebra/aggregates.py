@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial, reduce
 from typing import Any
 
 from evertide.errors import InvalidInput
@@ -32,6 +33,8 @@ _MOMENTS = frozenset(
         *("CovPopulation", "CovSample", "Corr", "RegrReplacement", "RegrSlope", "RegrIntercept", "RegrR2", "RegrSXY"),
     )
 )
+_RIGHT_FIRST = frozenset(("RegrSlope", "RegrIntercept"))
+"""Functions of two arguments that evaluate the second one first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,8 +356,8 @@ def _make_additive(
 def _make_function(catalyst: Catalyst, expression: Any, inputs: list[Any]) -> tuple[Function, Any, list[Any]]:
     """The function, its final expression and its buffer. Columns that it reads are added to `inputs`."""
     function = expression.aggregateFunction()
-    arguments = [_add_input(catalyst, child, inputs) for child in _list_arguments(function)]
     condition = read_option(expression.filter())
+    arguments = [_add_input(catalyst, each, inputs) for each in _list_arguments(catalyst, function, condition)]
     buffer = read_list(function.aggBufferAttributes())
     found = Function(
         name=get_kind(function),
@@ -366,10 +369,28 @@ def _make_function(catalyst: Catalyst, expression: Any, inputs: list[Any]) -> tu
     return found, function.evaluateExpression(), buffer
 
 
-def _list_arguments(function: Any) -> list[Any]:
-    """The children of a function; of Count only nullable ones, since it ignores the values."""
-    children = read_list(function.children())
-    return [child for child in children if not (get_kind(function) == "Count" and not child.nullable())]
+def _list_arguments(catalyst: Catalyst, function: Any, condition: Any | None) -> list[Any]:
+    """The children of a function; of Count only nullable ones, since it ignores the values.
+
+    As in Spark, an argument is not evaluated for a row that the function ignores: one that does not meet the condition
+    of FILTER, or has a NULL in an argument that is evaluated before. It could fail there.
+    """
+    name = get_kind(function)
+    children = [child for child in read_list(function.children()) if name != "Count" or child.nullable()]
+    is_reversed = name in _RIGHT_FIRST
+    guards, found = [condition] if condition is not None else [], []
+    for child in reversed(children) if is_reversed else children:
+        found.append(_guard(catalyst, guards, child))
+        guards.append(catalyst.expression("IsNotNull", child))
+    return found[::-1] if is_reversed else found
+
+
+def _guard(catalyst: Catalyst, guards: list[Any], value: Any) -> Any:
+    """The value where all guards are true, else NULL. A column or a constant, which cannot fail, stays as it is."""
+    if not guards or get_kind(value) in ("AttributeReference", "Literal"):
+        return value
+    condition = reduce(partial(catalyst.expression, "And"), guards)
+    return catalyst.expression("If", condition, value, catalyst.expression("Literal", None, value.dataType()))
 
 
 def _add_input(catalyst: Catalyst, expression: Any, inputs: list[Any]) -> int:

@@ -9,7 +9,8 @@ equal are bitwise equal, so any choice among them is the same. Aggregates that d
     last(x)                            the greatest, likewise
     max_by(x, y), min_by(x, y)         of equal y, the greatest or least x
     mode(x)                            of the most frequent, the least
-    listagg(x) WITHIN GROUP (...)      of equal rank, the least first
+    listagg(x) WITHIN GROUP (...)      of equal rank, the least first; without an order, sorted
+    percentile_approx(x, p)            of the sorted values, the one at p: exact, whatever the accuracy
 
 Between 0.0 and -0.0 the result is always 0.0. Between texts that are equal under a collation, their bytes decide. An
 aggregate that cannot be replaced is refused.
@@ -90,7 +91,6 @@ def canonicalize_aggregate(catalyst: Catalyst, aggregate: Any, where: str) -> An
     if _is_from_distinct_rewrite(aggregate) and catalyst.is_orderable(function.child().dataType()):
         return _take_extreme(catalyst, "Max", function.child(), read_option(aggregate.filter()))
     if name == "ListAgg":
-        _check_listagg(function, where)
         return _order_listagg(catalyst, aggregate, function)
     if name == "Mode" and catalyst.is_collated(function.child().dataType()):
         what = function.child().dataType().sql()
@@ -115,19 +115,12 @@ def sort_collected(catalyst: Catalyst, aggregate: Any) -> Any:
     return _sort_array(catalyst, aggregate)
 
 
-def _check_listagg(function: Any, where: str) -> None:
-    if not read_list(function.orderExpressions()):
-        why = f"{function.sql()} depends on the order of rows; add WITHIN GROUP (ORDER BY {function.child().sql()})"
-        raise InvalidInput(where=where, why=why)
-
-
 def _order_listagg(catalyst: Catalyst, aggregate: Any, function: Any) -> Any:
     """Order elements of equal rank by their bytes."""
     what = function.child()
-    by = read_list(function.orderExpressions())
-    if len(by) == 1 and by[0].child().semanticEquals(what) and not catalyst.is_collated(what.dataType()):
-        return aggregate
-    total = [*by, catalyst.make_ascending(catalyst.cast(what, "BinaryType"))]
+    by = read_list(function.orderExpressions()) or [catalyst.make_ascending(what)]
+    is_total = len(by) == 1 and by[0].child().semanticEquals(what) and not catalyst.is_collated(what.dataType())
+    total = by if is_total else [*by, catalyst.make_ascending(catalyst.cast(what, "BinaryType"))]
     ordered = function.withOrderingWithinGroup(catalyst.seq(total))
     return catalyst.replace_children(aggregate, [ordered, *read_list(aggregate.children())[1:]])
 
@@ -207,7 +200,40 @@ def _rewrite_mode(catalyst: Catalyst, aggregate: Any, function: Any) -> Any:
     return catalyst.aggregate_expression(mode, read_option(aggregate.filter()))
 
 
+def _rewrite_percentile(catalyst: Catalyst, aggregate: Any, function: Any) -> Any:
+    """The element at rank ceil(p * n) of the sorted values, as Spark's sketch returns it while it holds all values."""
+    value = catalyst.normalize(function.child())
+    collected = catalyst.expression("aggregate.CollectList", value, 0, 0, True)  # noqa: FBT003 - without NULL
+    condition = read_option(aggregate.filter())
+    listed = catalyst.aggregate_expression(collected, condition, is_distinct=aggregate.isDistinct())
+    values = _sort_array(catalyst, listed)
+    count = catalyst.expression("Size", values, False)  # noqa: FBT003 - of no array, NULL
+    given = function.percentageExpression()
+    if given.dataType().json() == '"double"':
+        return _take_at(catalyst, values, count, given.eval(None))
+    found = [_take_at(catalyst, values, count, share) for share in given.eval(None).toDoubleArray()]
+    several = catalyst.expression(
+        "CreateArray", catalyst.seq(catalyst.expression("KnownNotNull", one) for one in found)
+    )
+    is_any = catalyst.expression("GreaterThan", count, catalyst.literal(0))
+    none = catalyst.expression("Literal", None, several.dataType())
+    return catalyst.expression("If", is_any, several, none)
+
+
+def _take_at(catalyst: Catalyst, values: Any, count: Any, share: float) -> Any:
+    """NULL if there are no values."""
+    place = catalyst.literal(0)
+    if share > 0:
+        real = catalyst.cast(count, "DoubleType")
+        context = catalyst.numeric_context
+        product = catalyst.expression("Multiply", catalyst.literal(float(share)), real, context)
+        rank = catalyst.expression("Ceil", product, False)  # noqa: FBT003 - a BIGINT, which cannot overflow
+        place = catalyst.expression("Subtract", rank, catalyst.make_long(1), context)
+    return catalyst.expression("GetArrayItem", values, place, False)  # noqa: FBT003 - NULL outside of the array
+
+
 _REWRITES: dict[str, Callable[[Catalyst, Any, Any], Any]] = {
+    "ApproximatePercentile": _rewrite_percentile,
     "CollectList": _sort_list,
     "CollectSet": _sort_list,
     "First": _rewrite_extreme("Min"),

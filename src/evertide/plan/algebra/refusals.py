@@ -8,6 +8,7 @@ the time of day by a constant.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from evertide.errors import InvalidInput
@@ -38,13 +39,26 @@ _CONSTANT_LEAVES = {"OneRowRelation", "LocalRelation", "Range", "CTERelationRef"
 
 
 def refuse_unmaintainable(query: Query, catalog: SparkCatalog) -> None:
+    identify = catalog.session._jvm.java.lang.System.identityHashCode
+    limits = {identify(limit) for limit in _find_limits_in_exists(query.analyzed)}
     for node in walk_nodes(query.analyzed):
-        if (why := _check_node(node, catalog)) is not None:
+        if identify(node) not in limits and (why := _check_node(node, catalog)) is not None:
             raise InvalidInput(where=query.locate(node), why=why)
         for expression in walk_expressions(node):
             why = _check_expression(expression) or _check_xml(expression, catalog)
             if why is not None:
                 raise InvalidInput(where=query.locate(expression, node), why=why)
+
+
+def _find_limits_in_exists(plan: Any) -> Iterator[Any]:
+    """The constant LIMITs at the end of queries in EXISTS: which rows they select does not matter there."""
+    for node in walk_nodes(plan):
+        for expression in walk_expressions(node):
+            inner = expression.plan() if get_kind(expression) == "Exists" else None
+            while inner is not None and get_kind(inner) in ("Project", "SubqueryAlias"):
+                inner = inner.child()
+            if inner is not None and get_kind(inner) == "GlobalLimit" and inner.limitExpr().foldable():
+                yield inner
 
 
 def _check_node(node: Any, catalog: SparkCatalog) -> str | None:

@@ -316,6 +316,29 @@ class Catalyst:
         """An expression by the name of its class below `catalyst.expressions`."""
         return self.companion(f"{_EXPRESSIONS}.{name}").apply(*arguments)
 
+    @cached_property
+    def numeric_context(self) -> Any:
+        """For sums and arithmetic that cannot overflow."""
+        mode = self.companion(f"{_EXPRESSIONS}.EvalMode").LEGACY()
+        return self.expression("NumericEvalContext", mode, False)  # noqa: FBT003
+
+    def call_static(self, java_class: str, method: str, argument: Any) -> Any:
+        """A call of a static method that takes and returns a number; NULL of NULL."""
+        kinds = {"Long": "LongType", "Int": "IntegerType"}
+        returned = next(kind for name, kind in kinds.items() if method.endswith(f"{name}Bits"))
+        return self.expression(
+            "objects.StaticInvoke",
+            self._jvm.java.lang.Class.forName(java_class),
+            self.companion(f"org.apache.spark.sql.types.{returned}"),
+            method,
+            self.seq([argument]),
+            self.seq([]),
+            True,  # noqa: FBT003 - NULL of NULL
+            argument.nullable(),
+            True,  # noqa: FBT003 - deterministic
+            self.none,
+        )
+
     # Rewriting takes one call to the JVM per step, so it is done only when a view is declared.
 
     def is_expression(self, value: Any) -> bool:

@@ -39,10 +39,12 @@ SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.codegen.cache.maxEntries": "4000",
+    "spark.sql.timeType.enabled": "true",
     "spark.executor.killOnFatalError.depth": "0",
     "spark.scheduler.mode": "FAIR",
 }
-"""For thousands of small jobs: a large cache of generated code, and no UI. A row that needs more memory than there is
+"""For thousands of small jobs: a large cache of generated code, and no UI. Columns of type TIME, which Spark refuses by
+default. A row that needs more memory than there is
 fails its task, and so a view; by default it would end the JVM, again after every restart. Pools share the cores
 (`evertide.plan.catalyst.driver`); by default a job waits for all tasks of earlier jobs."""
 TOP_SETTINGS = {"spark.sql.execution.topKSortFallbackThreshold": "1000000"}

@@ -11,7 +11,8 @@ consolidated.
    (`evertide.plan.fragment.local_runner`).
 4. If a join produces very many rows from few, the run is aborted and repeated as a run over many rows.
 5. Many rows are distributed over the executors, in a session with settings for that. For a map, only the columns that
-   it reads and computes are transferred (`NarrowMap`).
+   it reads and computes are transferred (`NarrowMap`). If the reader only counts and adds up the rows, the executors
+   condense them (`evertide.plan.fragment.condenser`).
 
 Threads: a fragment belongs to one circuit, and one thread runs it at a time. Fragments of other circuits run
 concurrently; they share the `Catalyst` and the plans in the JVM, which are immutable.
@@ -31,6 +32,8 @@ from evertide.plan.algebra.nodes import Attribute, Expand, Filter, Generate, Joi
 from evertide.plan.algebra.plan_columns import make_arrow_schema
 from evertide.plan.catalyst.catalyst import Catalyst
 from evertide.plan.catalyst.walk import get_kind, read_list, walk_own_nodes
+from evertide.plan.fragment.condensed_column import ColumnUse
+from evertide.plan.fragment.condenser import Condenser
 from evertide.plan.fragment.forms import Form, find_outer_joins, rewrite_to_form
 from evertide.plan.fragment.local_runner import LocalRunner, Term
 from evertide.rows.changes import DIFF, DIFF_FIELD
@@ -86,24 +89,31 @@ class Fragment:
         self._signed_struct = self._add_sign(self._tree.jvm, 1).schema()
         self._aborted_rows: int | None = None
         """The number of input rows of the last run over few rows in which a join produced too many."""
+        self._condenser: tuple[Condenser, Callable[[Any], pa.Table]] | None = None
+        """Condenses the rows of a run over many rows, and collects the groups."""
         self.is_row_wise = _is_row_wise(root, list(leaves))
         self.is_rename_only = _is_rename_only(root, list(leaves))
 
     def run(
-        self, terms: Sequence[Term], *, is_counted: bool = False, large: Mapping[Form, Sequence[Term]] | None = None
+        self,
+        terms: Sequence[Term],
+        *,
+        uses: Sequence[ColumnUse] | None = None,
+        large: Mapping[Form, Sequence[Term]] | None = None,
     ) -> pa.Table:
         """Compute the rows of the tree for the leaves of each term, with the term's sign as diff.
 
-        `is_counted`: many rows are equal, so the executors count them, and a diff may be any number.
+        `uses`: what the reader needs of each column, if the executors are to condense many rows to few; then the result
+        has other rows and diffs, with the same counts and sums. It is the same in all runs.
         `large`: other terms with the same sum, by the form of the tree, for the executors.
         """
         many = {Form.WHOLE: terms} if large is None else large
         if self.is_large(terms):
-            return self._run_large(many, is_counted=is_counted)
+            return self._run_large(many, uses=uses)
         found = self._local_runner.run(terms, is_row_wise=self.is_row_wise)
         if found is None:
             self._aborted_rows = _count_rows(terms)
-            return self._run_large(many, is_counted=is_counted)
+            return self._run_large(many, uses=uses)
         typed = [conform_table(rows, self._changes) for rows in found]
         return pa.concat_tables(typed) if typed else self._changes.empty_table()
 
@@ -116,10 +126,9 @@ class Fragment:
         """The types of the outer joins that the optimizer left."""
         return find_outer_joins(self._tree.jvm)
 
-    def _run_large(self, terms: Mapping[Form, Sequence[Term]], *, is_counted: bool) -> pa.Table:
+    def _run_large(self, terms: Mapping[Form, Sequence[Term]], *, uses: Sequence[ColumnUse] | None) -> pa.Table:
         if self._narrow is not None and terms.keys() == {Form.WHOLE}:
             return self._run_narrow(self._narrow, terms[Form.WHOLE])
-        with_diff = self._add_count if is_counted else self._add_sign
         spread: dict[tuple[int, int], Any] = {}
         """By leaf and table: terms share tables, and each table is sent to the executors once."""
         for _, leaves in (term for several in terms.values() for term in several):
@@ -127,13 +136,20 @@ class Fragment:
                 if (at, id(rows)) not in spread:
                     spread[at, id(rows)] = self._spread(at, rows)
         trees = [
-            with_diff(self._bind(self._plan_form(form), [spread[at, id(rows)] for at, rows in enumerate(leaves)]), sign)
+            self._add_sign(
+                self._bind(self._plan_form(form), [spread[at, id(rows)] for at, rows in enumerate(leaves)]), sign
+            )
             for form, several in terms.items()
             for sign, leaves in several
         ]
         if not trees:
             return self._changes.empty_table()
-        found = self._collect_large(self._catalyst.union(trees))
+        plan = self._catalyst.union(trees)
+        rows_read = sum(map(_count_rows, terms.values()))
+        condensed = None if uses is None else self._collect_condensed(plan, uses, rows_read)
+        if condensed is not None:
+            return conform_table(condensed, self._changes)
+        found = self._collect_large(plan)
         return conform_table(found.combine_chunks(), self._changes)  # once here, rather than at each read of a column
 
     def _plan_form(self, form: Form) -> _Tree:
@@ -189,16 +205,14 @@ class Fragment:
     def _add_sign(self, plan: Any, sign: int) -> Any:
         return self._catalyst.project([*read_list(plan.output()), self._signs[sign]], plan)
 
-    def _add_count(self, plan: Any, sign: int) -> Any:
-        """Each distinct row once, with its count times the sign as diff."""
-        count = self._catalyst.alias(self._catalyst.count_rows(), DIFF)
-        columns = read_list(plan.output())
-        counted = self._catalyst.aggregate(columns, [*columns, count], plan)
-        if sign > 0:
-            return counted
-        *columns, count = read_list(counted.output())
-        negated = self._catalyst.expression("UnaryMinus", count, False)  # noqa: FBT003 - cannot overflow
-        return self._catalyst.project([*columns, self._catalyst.alias(negated, DIFF)], counted)
+    def _collect_condensed(self, plan: Any, uses: Sequence[ColumnUse], rows_read: int) -> pa.Table | None:
+        if self._condenser is None:
+            condenser = Condenser(self._catalyst, self.schema, uses)
+            struct = condenser.condense(self._add_sign(self._tree.jvm, 1)).schema()
+            self._condenser = condenser, self._catalyst.make_collector(struct)
+            condenser.judge(self._condenser[1](condenser.sample(plan)), rows_read)
+        condenser, collect = self._condenser
+        return condenser.expand(collect(condenser.condense(plan))) if condenser.is_worthwhile else None
 
     def _bind(self, tree: _Tree, leaves: list[Any]) -> Any:
         if tree.leaf >= 0:

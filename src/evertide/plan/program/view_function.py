@@ -25,7 +25,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from evertide.errors import InvalidInput
-from evertide.plan.script.script_errors import explain_error
+from evertide.plan.query.spark_errors import explain_error
 
 Function = Callable[..., DataFrame]
 

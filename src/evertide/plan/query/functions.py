@@ -111,6 +111,9 @@ variant_explode variant_explode_outer
 ALLOWED_IN_FROM = frozenset(_IN_FROM.split())
 """Functions in FROM: they produce rows from their arguments, or from constants of Spark."""
 
+CONSTRUCTS = frozenset(("all", "distinct", "identifier", "timediff", "timestampadd", "timestampdiff", "try_cast"))
+"""What the parser reads itself, though it looks like a call."""
+
 _CALLS_CODE = "the function calls code by name"
 _NAMES_FILES = "its options or arguments can name files or addresses that the server would read"
 _FETCHES = "its parser reads the DTD that a document names"

@@ -19,6 +19,7 @@ The process that runs the query limits its memory, since the JVM reports only th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -33,12 +34,16 @@ from evertide.plan.catalyst.failure import classify_errors, describe_error, sile
 from evertide.plan.catalyst.parsed import find_inner_plans
 from evertide.plan.catalyst.result_settings import read_result_settings
 from evertide.plan.catalyst.session import TOP_SETTINGS
-from evertide.plan.catalyst.walk import get_kind, read_list, walk_expressions, walk_nodes
+from evertide.plan.catalyst.walk import get_kind, read_list, read_option, walk_expressions, walk_nodes
 from evertide.plan.query.functions import ALLOWED, ALLOWED_IN_FROM, REFUSED
+from evertide.plan.query.spark_errors import explain_error, find_offset, find_relations
 from evertide.rows.conform import conform
+from evertide.source_text import QUERY, locate_in_query
 
 Load = Callable[[SparkSession, Sequence[str]], Mapping[str, DataFrame]]
-"""Loads collections by name; raises an error for unknown names."""
+"""Loads collections by name."""
+ExplainUnknown = Callable[[str], str]
+"""Why no collection has this name; empty if one has."""
 
 _SETTINGS = {"spark.sql.runSQLOnFiles": "false", "spark.sql.variable.substitute": "false", **TOP_SETTINGS}
 _SUBSTITUTED = "${"
@@ -101,12 +106,18 @@ def apply_result_settings(session: SparkSession, results: Mapping[str, str]) -> 
 
 
 def run_query(
-    spark: SparkSession, text: str, load: Load, parameters: Sequence[Any] = (), *, rows_max: int | None = None
+    spark: SparkSession,
+    text: str,
+    load: Load,
+    parameters: Sequence[Any] = (),
+    *,
+    rows_max: int | None = None,
+    explain_unknown: ExplainUnknown = lambda _: "",
 ) -> pa.Table:
     """Run a query; returns at most `rows_max` rows, with the column types of tables."""
     if _SUBSTITUTED in text:  # the parser uses the settings of the active session
         why = f"the text has {_SUBSTITUTED!r}, which Spark would replace by a setting; write concat('$', '{{')"
-        raise InvalidInput(where="query", why=why)
+        raise InvalidInput(where=QUERY, why=why)
     try:
         _check_parameter(list(parameters))
         with silence_traces(), classify_errors(spark.sparkContext):
@@ -115,24 +126,24 @@ def run_query(
                 session, {**read_result_settings(spark), **_SETTINGS}
             )  # a new session has Spark's defaults
             remove_forbidden_functions(session)
-            for name, frame in load(session, list_relations(session, text)).items():
+            names = list_relations(session, text, explain_unknown)
+            for name, frame in load(session, names).items():
                 frame.createOrReplaceTempView(f"`{name}`" if not name.isidentifier() else name)
             found = session.sql(text, args=list(parameters)) if parameters else session.sql(text)
-            _check_analyzed(found)
+            _check_analyzed(found, text)
             return _collect(found if rows_max is None else found.limit(rows_max))
     except PySparkException as error:
-        why = _explain_unresolved(error) or describe_error(error)
-        raise InvalidInput(where="query", why=_DEEP if _TOO_COMPLEX in why else why) from error
+        raise _make_refusal(spark, text, error) from error
     except SparkAway as error:
         if _NO_MEMORY in str(error.__cause__):
-            raise LimitExceeded(where="query", why="Spark ran out of memory") from error
+            raise LimitExceeded(where=QUERY, why="Spark ran out of memory") from error
         if _TOO_DEEP in error.why:
-            raise InvalidInput(where="query", why=_DEEP) from error
+            raise InvalidInput(where=QUERY, why=_DEEP) from error
         if (refusal := _find_condition(spark, error.__cause__)) is not None:
-            raise InvalidInput(where="query", why=refusal) from error
+            raise InvalidInput(where=QUERY, why=refusal) from error
         raise
     except RecursionError as error:
-        raise InvalidInput(where="query", why=_DEEP) from error
+        raise InvalidInput(where=QUERY, why=_DEEP) from error
     except Py4JError as error:  # the JVM is gone
         raise SparkEnded(master=str(spark.sparkContext.master), why=describe_error(error)) from error
 
@@ -143,9 +154,9 @@ def _check_parameter(value: Any) -> None:
         for each in value:
             _check_parameter(each)
     elif isinstance(value, dict):
-        raise InvalidInput(where="query", why="a parameter is an object; Spark accepts no objects as parameters")
+        raise InvalidInput(where=QUERY, why="a parameter is an object; Spark accepts no objects as parameters")
     elif isinstance(value, int) and value not in _INTEGERS:
-        raise InvalidInput(where="query", why=f"the parameter {value} does not fit into a BIGINT; pass it as a text")
+        raise InvalidInput(where=QUERY, why=f"the parameter {value} does not fit into a BIGINT; pass it as a text")
 
 
 def _find_condition(spark: SparkSession, error: BaseException | None) -> str | None:
@@ -165,7 +176,7 @@ def _collect(frame: DataFrame) -> pa.Table:
         declared = to_arrow_schema(frame.schema, timezone="UTC")
     except ValueError as error:  # an array or a map of VOID
         why = f"no table can have the types {frame.schema.simpleString()}; cast the values"
-        raise InvalidInput(where="query", why=why) from error
+        raise InvalidInput(where=QUERY, why=why) from error
     rows = frame.toArrow()
     columns = [conform(column, kind) for column, kind in zip(rows.columns, declared.types, strict=True)]
     return pa.Table.from_arrays(columns, schema=declared)
@@ -189,6 +200,14 @@ def _unquote(name: str) -> str:
     return name.replace("`", "").rpartition(".")[2].lower()
 
 
+def _make_refusal(spark: SparkSession, text: str, error: PySparkException) -> InvalidInput:
+    parser = spark._jsparkSession.sessionState().sqlParser()
+    why = _explain_unresolved(error) or explain_error(error, relations=lambda: find_relations(parser, text))
+    return InvalidInput(
+        where=locate_in_query(text, find_offset(error, text)), why=_DEEP if _TOO_COMPLEX in why else why
+    )
+
+
 def _explain_unresolved(error: PySparkException) -> str | None:
     if error.getCondition() != "UNRESOLVED_ROUTINE":
         return None
@@ -196,59 +215,70 @@ def _explain_unresolved(error: PySparkException) -> str | None:
     return f"{name}() is refused: {REFUSED[name]}" if name in REFUSED else None
 
 
-def _check_analyzed(frame: DataFrame) -> None:
+def _check_analyzed(frame: DataFrame, text: str) -> None:
     for node in walk_nodes(frame._jdf.queryExecution().analyzed()):
         name = get_kind(node)
         if name not in _ANALYZED:
-            raise InvalidInput(where="query", why=f"{name} is not allowed; a query may only read tables and views")
+            raise _refuse(text, node, f"{name} is not allowed; a query may only read tables and views")
         for expression in walk_expressions(node):
             if get_kind(expression) in _CALLS:
                 why = f"{expression.prettyName()}() calls code by name, which is not allowed in a query"
-                raise InvalidInput(where="query", why=why)
+                raise _refuse(text, expression, why)
             if (named := _UNREGISTERED.get(get_kind(expression))) is not None:
-                raise InvalidInput(where="query", why=f"{named} is refused: {REFUSED[named]}")
+                raise _refuse(text, expression, f"{named} is refused: {REFUSED[named]}")
 
 
-def list_relations(session: SparkSession, text: str) -> list[str]:
+def _refuse(text: str, tree: Any, why: str) -> InvalidInput:
+    """An error at an operator or an expression."""
+    return InvalidInput(where=locate_in_query(text, read_option(tree.origin().startIndex())), why=why)
+
+
+def list_relations(session: SparkSession, text: str, explain_unknown: ExplainUnknown = lambda _: "") -> list[str]:
     """The relations that a query reads, without those that it defines (WITH)."""
-    plan = session._jsparkSession.sessionState().sqlParser().parsePlan(text)
-    return list(dict.fromkeys(_find_relations(plan, frozenset())))
+    found = []
+    for name, node in _RelationFinder(text).find(session._jsparkSession.sessionState().sqlParser().parsePlan(text)):
+        if why := explain_unknown(name):
+            raise _refuse(text, node, why)
+        found.append(name)
+    return list(dict.fromkeys(found))
 
 
-def _find_relations(plan: Any, own: frozenset[str]) -> Iterator[str]:
-    """A name of WITH hides a collection in the following queries, and in its own if it is recursive."""
-    name = get_kind(plan)
-    inner = _list_inner(plan, name)
-    match name:
-        case "UnresolvedWith":
-            inner = [plan.child()]  # all others are queries of cteRelations
-            for pair in read_list(plan.cteRelations()):
-                named = frozenset([pair._1().lower()])
-                yield from _find_relations(pair._2(), own | named if plan.allowRecursion() else own)
-                own |= named
-        case "UnresolvedRelation":
-            if not plan.options().isEmpty():  # Spark would ignore them
-                raise InvalidInput(
-                    where="query", why="options of a table are not allowed in a query; remove WITH (...)"
-                )
-            path = read_list(plan.multipartIdentifier())
-            if len(path) > 1 or path[0].lower() not in own:  # a name of WITH has no dot
-                yield ".".join(path)
-        case "UnresolvedTableValuedFunction":
-            function = ".".join(read_list(plan.name()))
-            if function.lower() not in ALLOWED_IN_FROM:
-                why = f"{function}() in FROM is not allowed; a query may only read tables and views"
-                raise InvalidInput(where="query", why=why)
-    for each in inner:
-        yield from _find_relations(each, own)
+@dataclass(frozen=True, slots=True)
+class _RelationFinder:
+    text: str
 
+    def find(self, plan: Any, own: frozenset[str] = frozenset()) -> Iterator[tuple[str, Any]]:
+        """The relations and their nodes. A name of WITH hides a collection in the following queries, and in its own if
+        it is recursive."""
+        name = get_kind(plan)
+        inner = self._list_inner(plan, name)
+        match name:
+            case "UnresolvedWith":
+                inner = [plan.child()]  # all others are queries of cteRelations
+                for pair in read_list(plan.cteRelations()):
+                    named = frozenset([pair._1().lower()])
+                    yield from self.find(pair._2(), own | named if plan.allowRecursion() else own)
+                    own |= named
+            case "UnresolvedRelation":
+                if not plan.options().isEmpty():  # Spark would ignore them
+                    raise _refuse(self.text, plan, "options of a table are not allowed in a query; remove WITH (...)")
+                path = read_list(plan.multipartIdentifier())
+                if len(path) > 1 or path[0].lower() not in own:  # a name of WITH has no dot
+                    yield ".".join(path), plan
+            case "UnresolvedTableValuedFunction":
+                function = ".".join(read_list(plan.name()))
+                if function.lower() not in ALLOWED_IN_FROM:
+                    why = f"{function}() in FROM is not allowed; a query may only read tables and views"
+                    raise _refuse(self.text, plan, why)
+        for each in inner:
+            yield from self.find(each, own)
 
-def _list_inner(plan: Any, name: str) -> list[Any]:
-    """The operators directly inside of an allowed operator of a parsed plan."""
-    if name not in _PARSED:
-        raise InvalidInput(where="query", why=f"{name} is not allowed; a query is a SELECT over tables and views")
-    inner, unknown = find_inner_plans(plan)
-    if unknown:
-        why = f"{name} contains {unknown[0]}, which is not allowed; a query is a SELECT over tables and views"
-        raise InvalidInput(where="query", why=why)
-    return inner
+    def _list_inner(self, plan: Any, name: str) -> list[Any]:
+        """The operators directly inside of an allowed operator of a parsed plan."""
+        if name not in _PARSED:
+            raise _refuse(self.text, plan, f"{name} is not allowed; a query is a SELECT over tables and views")
+        inner, unknown = find_inner_plans(plan)
+        if unknown:
+            why = f"{name} contains {unknown[0]}, which is not allowed; a query is a SELECT over tables and views"
+            raise _refuse(self.text, plan, why)
+        return inner

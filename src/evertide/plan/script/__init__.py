@@ -3,6 +3,6 @@
 statement_splitter  splits a script into statements
 statements          statements as values, without STREAM in their queries
 error_list          collects the errors of a script
-script_errors       errors of Spark as errors of a script, with their position and a remedy
+script_errors       errors of Spark's parser as errors of a script
 catalog             tables and views for Spark's analyzer
 """

@@ -25,7 +25,8 @@ from evertide.plan.catalyst.failure import classify_error, describe_error
 from evertide.plan.catalyst.parsed import walk_parsed
 from evertide.plan.catalyst.session import TOP_SETTINGS
 from evertide.plan.catalyst.walk import get_kind, read_list, read_option, walk_nodes
-from evertide.plan.script.script_errors import QueryText, explain_error, find_offset
+from evertide.plan.query.spark_errors import explain_error, find_offset, find_relations
+from evertide.plan.script.script_errors import QueryText
 from evertide.plan.script.statements import TableStatement, ViewStatement
 
 SETTINGS = {
@@ -89,6 +90,13 @@ class Query:
             raise InvalidInput(where=f"{self.where}, view {self.name!r}", why=why) from error
 
 
+def _rename_columns(frame: DataFrame, view: ViewStatement) -> DataFrame:
+    if len(frame.columns) != len(view.columns):
+        why = f"the view names {len(view.columns)} columns, but its query has {len(frame.columns)}"
+        raise InvalidInput(where=f"{view.where}, view {view.name!r}", why=why)
+    return frame.toDF(*view.columns)
+
+
 class FrameView(Protocol):
     """A view whose query is a DataFrame instead of a text."""
 
@@ -128,6 +136,8 @@ class SparkCatalog:
     def add_view(self, view: ViewStatement | FrameView) -> Query:
         """Analyze a view's query, and add the view for later queries."""
         frame = self._analyze(view) if isinstance(view, ViewStatement) else view.build_frame(self.session)
+        if isinstance(view, ViewStatement) and view.columns:
+            frame = _rename_columns(frame, view)
         query = Query(view.name, frame, self._find_reads(frame), view.where)
         if isinstance(view, ViewStatement):
             query = replace(query, text=view.query, source=view.source)
@@ -179,21 +189,8 @@ class SparkCatalog:
 
     def explain(self, error: PySparkException, query: str = "") -> str:
         """What is wrong with a query, with the names that its author may have meant."""
-        return explain_error(error, self._names, lambda: self._find_relations(query) if query else {})
-
-    def _find_relations(self, query: str) -> dict[str, str]:
-        """The tables and views that a query reads, by alias and by name in lower case."""
-        found: dict[str, str] = {}
-        selects = 0
-        for node in walk_nodes(self.session._jsparkSession.sessionState().sqlParser().parsePlan(query)):
-            kind = get_kind(node)
-            selects += kind in ("Project", "Aggregate")
-            if kind == "UnresolvedRelation":
-                name = ".".join(read_list(node.multipartIdentifier()))
-                found.setdefault(name.lower(), name)
-            elif kind == "SubqueryAlias" and get_kind(node.child()) == "UnresolvedRelation":
-                found[node.alias().lower()] = ".".join(read_list(node.child().multipartIdentifier()))
-        return found if selects <= 1 else {**found, "": ""}  # a column may be one of a nested query
+        parser = self.session._jsparkSession.sessionState().sqlParser()
+        return explain_error(error, self._names, lambda: find_relations(parser, query) if query else {})
 
     def _find_reads(self, frame: DataFrame) -> tuple[str, ...]:
         """In order of first appearance, subqueries included."""

@@ -2,8 +2,6 @@
 
 Spark's parser reads one statement at a time. A statement ends at a semicolon outside of strings, quoted names and
 comments. Each statement has the position at which it starts, for error messages.
-
-A position is `file:line:column`, from 1, wherever a message means a place in a script.
 """
 
 from __future__ import annotations
@@ -13,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from evertide.errors import InvalidInput
+from evertide.source_text import find_position
 
 _TOKEN = re.compile(
     r"""
@@ -46,12 +45,6 @@ class StatementText:
         """The position of a character of the text."""
         line, column = find_position(self.text, offset)
         return f"{self.path}:{self.line + line - 1}:{column + self.column - 1 if line == 1 else column}"
-
-
-def find_position(text: str, offset: int) -> tuple[int, int]:
-    """The line and the column of a character, from 1."""
-    before = text[:offset]
-    return before.count("\n") + 1, len(before) - (before.rfind("\n") + 1) + 1
 
 
 def split_script(script: str, path: str) -> list[StatementText]:

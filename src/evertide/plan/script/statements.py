@@ -69,6 +69,8 @@ class ViewStatement:
     properties: dict[str, str]
     comment: str
     where: str
+    columns: tuple[str, ...] = ()
+    """New names of the columns; empty if the query names them."""
     source: QueryText | None = field(default=None, compare=False)
     """The query in the script; None if Evertide wrote the query."""
 
@@ -284,7 +286,6 @@ def _read_materialized_view(plan: Any, where: str) -> ViewStatement:
 
 def _read_view(plan: Any, where: str) -> ViewStatement:
     """Read CREATE VIEW, whose name is unresolved, or CREATE TEMPORARY VIEW, whose name is resolved."""
-    _refuse(where, {"a list of columns": plan.userSpecifiedColumns().size() > 0})
     is_temporary = get_kind(plan) == "CreateViewCommand"
     return ViewStatement(
         name=plan.name().table() if is_temporary else _read_name(plan.child(), where),
@@ -293,6 +294,7 @@ def _read_view(plan: Any, where: str) -> ViewStatement:
         properties=read_map(plan.properties()),
         comment=read_option(plan.comment()) or "",
         where=where,
+        columns=tuple(pair._1() for pair in read_list(plan.userSpecifiedColumns())),
     )
 
 

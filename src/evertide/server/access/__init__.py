@@ -7,6 +7,7 @@ tokens_file     tokens from a file and from the environment
 roles           the role that each address needs
 gate            admits or refuses each request
 hosts           refuses requests that a page of another site causes in a browser
+origins         lets pages of listed origins use the API
 tls             certificate and key of the server
 connections     limits of connections and timeouts of clients
 body_memory     the memory that the bodies of all requests may take

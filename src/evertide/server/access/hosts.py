@@ -3,8 +3,8 @@
 1. A server that listens on loopback accepts only `Host` headers that name this machine or a configured host. Another
    name is DNS rebinding, the name of a page made to resolve to this machine: 403.
 2. Without tokens, a request with `Origin` is served if the page comes from the host of the request, from this machine,
-   or from a configured host; otherwise 403. With tokens, the token decides: a page of another origin has none, because
-   the server uses no cookies.
+   from a configured host, or from a configured origin; otherwise 403. With tokens, the token decides: a page of another
+   origin has none, because the server uses no cookies.
 3. A browser sends some requests without `Origin` (images, scripts, links, some forms), and names their cause in
    `Sec-Fetch-Site`. Without tokens, such a request of another site is refused too, except a link to the console.
    Another port of the same host (`same-site`) may read, but not change anything.
@@ -22,15 +22,18 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from evertide.errors import Forbidden
 from evertide.server.http.answers import answer_error
 
-_OTHER_PAGE = "a page of another host sent the request, and the server has no tokens; allow it with --allow-host NAME"
+_OTHER_PAGE = "a page of another host sent the request, and the server has no tokens; allow it with --allow-origin URL"
 _SAFE = ("GET", "HEAD", "OPTIONS")
 
 
 class HostCheck:
-    def __init__(self, app: ASGIApp, names: Iterable[str], *, is_loopback: bool, is_open: bool) -> None:
-        """`names` are allowed in addition to the names of this machine."""
+    def __init__(
+        self, app: ASGIApp, names: Iterable[str], origins: Iterable[str] = (), *, is_loopback: bool, is_open: bool
+    ) -> None:
+        """`names` are allowed in addition to the names of this machine, and pages of `origins`."""
         self._app = app
         self._names = frozenset(name.lower().rstrip(".") for name in names)
+        self._origins = frozenset(origins)
         self._is_loopback = is_loopback
         self._is_open = is_open
 
@@ -55,7 +58,7 @@ class HostCheck:
         if origin is None:
             return _OTHER_PAGE if _is_cross_site(request) else ""
         page = _read_host(origin)
-        if page and (page == host or self._is_allowed(page)):
+        if origin in self._origins or (page and (page == host or self._is_allowed(page))):
             return ""
         return _OTHER_PAGE
 

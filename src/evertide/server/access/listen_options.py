@@ -15,6 +15,7 @@ from evertide.server.access.access import Access
 from evertide.server.access.body_memory import BodyMemory
 from evertide.server.access.connections import ClientTimeouts
 from evertide.server.access.hosts import HostCheck, is_loopback
+from evertide.server.access.origins import CrossOrigin, parse_origin
 from evertide.server.access.tls import Tls
 from evertide.settings import Settings
 
@@ -27,10 +28,15 @@ class ListenOptions:
     tls: Tls | None = None
     hosts: tuple[str, ...] = ()
     """Names that requests may use in addition to those of this machine."""
+    origins: tuple[str, ...] = ()
+    """Pages of these origins may use the API from a browser, as in `https://app.example`."""
     is_insecure: bool = False
     """Whether other machines may reach the server without tokens."""
     settings: Settings = field(default_factory=Settings)
     """Limits of connections, clients and bodies."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "origins", tuple(map(parse_origin, self.origins)))
 
     def check(self, listen: str, host: str) -> None:
         """`host` is the address that was bound."""
@@ -48,8 +54,9 @@ class ListenOptions:
             logger.warning("clients send tokens to %s unencrypted: set --tls-cert, or use a proxy with TLS", listen)
 
     def wrap(self, app: ASGIApp, host: str) -> ClientTimeouts:
-        """The app, behind the checks of hosts, bodies and timeouts."""
-        hosts = HostCheck(app, self.hosts, is_loopback=is_loopback(host), is_open=self.access.is_open)
+        """The app, behind the checks of hosts, origins, bodies and timeouts."""
+        is_open = self.access.is_open
+        hosts = HostCheck(app, self.hosts, self.origins, is_loopback=is_loopback(host), is_open=is_open)
         memory = BodyMemory(hosts, self.settings.bodies_bytes_max, self.settings.bodies_wait_s)
         # Outermost, so that waiting for memory does not count as a pause of the client.
-        return ClientTimeouts(memory, self.settings.request_pause_s)
+        return ClientTimeouts(CrossOrigin(memory, self.origins), self.settings.request_pause_s)

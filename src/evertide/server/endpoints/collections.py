@@ -30,6 +30,7 @@ from evertide.server.endpoints.formats import Column, list_columns
 from evertide.server.endpoints.history import History
 from evertide.server.http.answers import answer_json, answer_struct, choose_media, make_not_found
 from evertide.server.http.endpoint import BYTES, Endpoint, Handler, NoQuery
+from evertide.suggestions import list_names
 
 
 class SourceSummary(msgspec.Struct, frozen=True):
@@ -160,7 +161,9 @@ def find_declared_name(pipeline: Pipeline, name: str, kind: str) -> str:
     known = tables if kind == "table" else [*definition.views]
     declared = next((one for one in known if one.lower() == name.lower()), None)
     if declared is None:
-        raise make_not_found(f"{kind} {name!r}", f"the pipeline has no such {kind}; it has {', '.join(sorted(known))}")
+        why = pipeline.collections.members().explain_plain(name)
+        why = why or f"the pipeline has no such {kind}{list_names(name, sorted(known), 'it has')}"
+        raise make_not_found(f"{kind} {name!r}", why)
     return declared
 
 

@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 
 from evertide.errors import InvalidInput
 from evertide.pgexpr.clause import Where, conjoin_both, parse_where
-from evertide.pipeline.reading.collections import View
 from evertide.pipeline.reading.content import CollectionContent
 from evertide.shard.shard import Shard
 
 
 def select_content(
-    view: View,
+    name: str,
     shard: Shard,
+    time: int,
     *,
     columns: Sequence[str] = (),
     where: str = "",
@@ -22,12 +22,12 @@ def select_content(
 ) -> CollectionContent:
     """`allowed` has the rows that the token may see."""
     declared = {name.lower(): name for name in shard.schema.names}
-    missing = [name for name in columns if name.lower() not in declared]
+    missing = [column for column in columns if column.lower() not in declared]
     if missing:
-        why = f"collection {view.name!r} has no column {missing[0]!r}; it has {', '.join(shard.schema.names)}"
+        why = f"collection {name!r} has no column {missing[0]!r}; it has {', '.join(shard.schema.names)}"
         raise InvalidInput(where="parameter 'columns'", why=why)
-    names = tuple(dict.fromkeys(declared[name.lower()] for name in columns)) or tuple(shard.schema.names)
+    names = tuple(dict.fromkeys(declared[column.lower()] for column in columns)) or tuple(shard.schema.names)
     if params and not where.strip():
         raise InvalidInput(where="parameter 'params'", why="params need the parameter 'where'")
     clause = parse_where(where, params or {}, shard.schema) if where.strip() else None
-    return CollectionContent(shard, view.name, view.time, names, conjoin_both(allowed, clause))
+    return CollectionContent(shard, name, time, names, conjoin_both(allowed, clause))

@@ -96,8 +96,8 @@ class JournalEndpoints:
         return await run_in_threadpool(self._read_errors, query.limit)
 
     def _read_errors(self, limit: int) -> Response:
-        view, shard = self._pipeline.view(ERRORS), self._pipeline.collections.members().open_collection(ERRORS)
-        content = select_content(view, shard)
+        shard, time = self._pipeline.view(ERRORS).locate()
+        content = select_content(ERRORS, shard, time)
         rows = [row for table in content.tables(limit) for row in to_json_rows(table)]
         count = sum(part.count for part in shard.log.read().state.parts)
         status = self._pipeline.status()

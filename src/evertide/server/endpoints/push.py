@@ -25,7 +25,7 @@ from starlette.responses import Response
 
 from evertide.errors import EvertideError, InvalidInput
 from evertide.json_values import error_to_json
-from evertide.media import JSON
+from evertide.media import JSON, TXID_HEADER
 from evertide.pipeline.input.pushes import PushTransaction
 from evertide.pipeline.pipeline import Pipeline
 from evertide.server.bodies.bodies import (
@@ -50,8 +50,6 @@ HEADERS = {
     "Evertide-Sequence": "The number of the request; a producer increases it with each request.",
 }
 
-TXID_HEADER = "Evertide-Txid"
-"""The number under which shapes list the transaction in `txids`."""
 _THREADS = 64
 _PRODUCER_MAX = 200
 _SEQUENCE_MAX = 2**63 - 1
@@ -66,6 +64,8 @@ class PushResult(msgspec.Struct, frozen=True, omit_defaults=True):
 
     time: int
     rows: int
+    txid: int | None
+    """The number that shapes list in `txids` with the changes of these rows; null if nothing changed."""
     is_repeated: bool = False
     """Whether an earlier request with the same number took effect instead."""
     problem: dict[str, Any] | None = None
@@ -141,25 +141,25 @@ class PushEndpoints:
             for table, rows in decode_tables(content).items():
                 check_rows(rows, self._pipeline.engine.tables, table, most)
                 pushed.push(table, rows.rows, deletes=rows.deletes)
-        return answer_push(self._pipeline, commit_push(self._pipeline, pushed))
+        return answer_push(commit_push(self._pipeline, pushed))
 
 
-def answer_push(pipeline: Pipeline, result: PushResult) -> Response:
-    headers = {TXID_HEADER: str(pipeline.txid_of(result.time))}
+def answer_push(result: PushResult) -> Response:
+    headers = {} if result.txid is None else {TXID_HEADER: str(result.txid)}
     return answer_struct(result, 202 if result.problem else 200, headers)
 
 
 def commit_push(pipeline: Pipeline, pushed: PushTransaction) -> PushResult:
     """Commit the rows that were offered. An error means that nothing was written, or that the outcome is unknown."""
     if not pushed.rows:
-        return PushResult(pipeline.time, 0)
+        return PushResult(pipeline.time, 0, None)
     try:
         time = pipeline.take(pushed)
     except EvertideError as error:
         if pushed.time is None:
             raise
-        return PushResult(pushed.time, pushed.rows, problem=error_to_json(error))
-    return PushResult(time, pushed.rows, is_repeated=pushed.is_repeated)
+        return PushResult(pushed.time, pushed.rows, pipeline.txid_of(pushed), problem=error_to_json(error))
+    return PushResult(time, pushed.rows, pipeline.txid_of(pushed), is_repeated=pushed.is_repeated)
 
 
 def parse_producer(headers: Mapping[str, str]) -> tuple[str, int]:

@@ -3,14 +3,17 @@
 1. The `Evertide-Time` header has the time of the rows, or the last time of the changes.
 2. A client follows a collection by repeated requests for the changes since its last time; with `wait_s`, a request
    waits for the next transaction.
-3. A restricted token sees only the rows that its restriction allows, in the content and in the changes.
-4. HEAD returns only headers: it reads nothing and does not wait.
+3. The `Evertide-Content` header has an id that changes when a view is computed again. Changes since a time are refused
+   if the client names another id: they would not fit to the rows that it has.
+4. A restricted token sees only the rows that its restriction allows, in the content and in the changes.
+5. HEAD returns only headers: it reads nothing and does not wait.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any
 
@@ -23,7 +26,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from evertide.errors import EvertideError, Forbidden, InvalidInput
+from evertide.errors import EvertideError, Forbidden, InvalidInput, ShardEnded
 from evertide.media import ARROW, JSON, LINES
 from evertide.pgexpr.restriction import Restriction, read_restriction
 from evertide.pipeline.pipeline import Pipeline
@@ -71,6 +74,9 @@ class ChangesQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     wait_s: Annotated[
         float, msgspec.Meta(ge=0, le=60, description="How long to wait for a transaction after `since`.")
     ] = 0.0
+    content: Annotated[
+        str, msgspec.Meta(description="The Evertide-Content header of the rows; other content is refused with 409.")
+    ] = ""
     format: (
         Annotated[str, msgspec.Meta(description="ndjson or arrow; takes precedence over the Accept header.")] | None
     ) = None
@@ -90,7 +96,7 @@ class RowEndpoints:
 
     def endpoints(self) -> Iterator[Endpoint]:
         rows = {media: RowsAnswer if media == JSON else BYTES for media in ROW_FORMATS}
-        refusals = (400, 404, 406, 410)
+        refusals = (400, 404, 406, 409, 410)
         for kind in ("table", "view"):
             path, handler = f"/v1/{kind}s/{{name}}/rows", self._make_rows_handler(kind)
             summary = f"The content of a {kind} at one time."
@@ -113,7 +119,7 @@ class RowEndpoints:
             )
             content = await run_in_threadpool(read)
             stale = self._find_stale(content.name) if query.as_of is None else []
-            headers = make_content_headers(content.time, stale)
+            headers = make_content_headers(content.time, stale, content.shard.name)
             if request.method == "HEAD":
                 return answer_head(media, headers)
             tables, facts = content.tables(query.limit), {"time": content.time}
@@ -123,14 +129,11 @@ class RowEndpoints:
 
     def _select_content(self, name: str, kind: str, query: RowsQuery, restriction: Restriction) -> CollectionContent:
         declared = self._find_declared_name(name, kind, restriction)
-        view = self._pipeline.view(declared)
-        if query.as_of is not None:
-            view = view.as_of(query.as_of)
-        shard = self._pipeline.collections.members().open_collection(declared)
+        shard, time = self._pipeline.collections.locate(declared, query.as_of)
         columns = [each.strip() for each in query.columns.split(",") if each.strip()]
         allowed = restriction.clause(declared, shard.schema)
         where, params = query.where, query.params
-        return select_content(view, shard, columns=columns, where=where, params=params, allowed=allowed)
+        return select_content(declared, shard, time, columns=columns, where=where, params=params, allowed=allowed)
 
     def _find_stale(self, name: str) -> list[str]:
         collections = self._pipeline.collections
@@ -155,31 +158,30 @@ class RowEndpoints:
                 self._select_changes, request.path_params["name"], kind, query, read_restriction(request.scope)
             )
             limiter = self._waiting if query.wait_s else None
-            last, schema, tables = await anyio.to_thread.run_sync(read, limiter=limiter)
-            headers = make_content_headers(last, self._find_stale(request.path_params["name"]))
+            found = await anyio.to_thread.run_sync(read, limiter=limiter)
+            headers = make_content_headers(found.last, self._find_stale(request.path_params["name"]), found.shard.name)
             if request.method == "HEAD":
                 return answer_head(media, headers)
-            blocks = encode_rows(ARROW, schema, tables) if media == ARROW else _encode_lines(tables, last)
+            tables = found.tables
+            blocks = encode_rows(ARROW, found.schema, tables) if media == ARROW else _encode_lines(tables, found.last)
             return await answer_stream(blocks, media, headers)
 
         return changes_of
 
-    def _select_changes(
-        self, name: str, kind: str, query: ChangesQuery, restriction: Restriction
-    ) -> tuple[int, pa.Schema, Iterator[pa.Table]]:
-        """The last time of the changes, their columns, and the changes."""
+    def _select_changes(self, name: str, kind: str, query: ChangesQuery, restriction: Restriction) -> _FoundChanges:
         declared = self._find_declared_name(name, kind, restriction)
         view = self._pipeline.view(declared)
-        shard = self._pipeline.collections.members().open_collection(declared)
-        clause = restriction.clause(declared, shard.schema)
-        last = view.time
+        shard, last = view.locate()
+        _check_content(declared, shard, query.content, query.since)
         if query.since > last:
             why = f"time {query.since} is in the future; the last time is {last}"
             raise InvalidInput(where="parameter 'since'", why=why)
         if query.since == last and query.wait_s:
-            last = self._wait(view, shard, last, query.wait_s)
+            known = shard.name
+            shard, last = self._wait(view, shard, last, query.wait_s)
+            _check_content(declared, shard, known, query.since)
             if last == query.since:
-                return last, make_changes_schema(shard.schema), iter(())
+                return _FoundChanges(shard, last, iter(()))
         if query.until is not None:
             last = view.as_of(query.until).time if query.until > last else query.until
         lower, upper = query.since + 1, last + 1
@@ -187,18 +189,39 @@ class RowEndpoints:
             why = f"time {query.until} is before the parameter 'since', which is {query.since}"
             raise InvalidInput(where="parameter 'until'", why=why)
         tables = read_changes(shard, lower, upper) if lower < upper else iter(())
-        return last, make_changes_schema(shard.schema), tables if clause is None else map(clause.filter_rows, tables)
+        clause = restriction.clause(declared, shard.schema)
+        return _FoundChanges(shard, last, tables if clause is None else map(clause.filter_rows, tables))
 
-    def _wait(self, view: View, shard: Shard, last: int, limit_s: float) -> int:
-        """The time of the view, as soon as it is above `last`, or after `limit_s`, or when the server stops.
+    def _wait(self, view: View, shard: Shard, last: int, limit_s: float) -> tuple[Shard, int]:
+        """The shard and time of the view, as soon as one differs, or after `limit_s`, or when the server stops.
 
-        Raise an error if storage is away.
+        A view that is computed again has another shard. Raise an error if storage is away.
         """
         left_s = limit_s
-        while left_s > 0 and not self._is_stopping.is_set() and view.time == last:
+        found, time = shard, last
+        while left_s > 0 and not self._is_stopping.is_set() and (found.name, time) == (shard.name, last):
             shard.wait_for_upper(last + 1, min(left_s, _WAIT_S))
             left_s -= _WAIT_S
-        return view.time
+            found, time = view.locate()
+        return found, time
+
+
+@dataclass(frozen=True)
+class _FoundChanges:
+    shard: Shard
+    last: int
+    """The last time of the changes."""
+    tables: Iterator[pa.Table]
+
+    @property
+    def schema(self) -> pa.Schema:
+        return make_changes_schema(self.shard.schema)
+
+
+def _check_content(name: str, shard: Shard, known: str, since: int) -> None:
+    if known and known != shard.name:
+        why = f"it was computed again, and its changes do not continue those that were read up to time {since}"
+        raise ShardEnded(where=f"view {name!r}", why=why)
 
 
 def _encode_lines(tables: Iterable[pa.Table], last: int) -> Iterator[bytes]:

@@ -211,7 +211,7 @@ class OpenTransactions:
     def _commit_transaction(self, entry: _OpenTransaction) -> Response:
         with entry.turn:
             if entry.result is not None:
-                return answer_struct(msgspec.structs.replace(entry.result, is_repeated=True))
+                return answer_push(msgspec.structs.replace(entry.result, is_repeated=True))
             self._check_open(entry)
             try:
                 with entry.pushed:  # offers the rows; they are dropped if that fails
@@ -224,7 +224,7 @@ class OpenTransactions:
                 self._end(entry, TransactionState.ABORTED)
                 raise
             self._end(entry, TransactionState.COMMITTED)
-            return answer_push(self._pipeline, entry.result)
+            return answer_push(entry.result)
 
     def _abort_transaction(self, entry: _OpenTransaction) -> Response:
         with entry.turn:

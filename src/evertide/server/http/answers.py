@@ -4,7 +4,8 @@
    The HTTP status follows from the kind of the error (`STATUS`).
 2. Errors of HTTP itself (unknown address, wrong method, body too large) have the same form.
 3. An unexpected exception is a bug: 500 without a traceback, with an `id` under which the log has the traceback.
-4. The log has responses of 500 and more as errors, other refusals as information.
+4. The log has responses of 500 and more as errors, other refusals as information; so it has the same error of the same
+   address, which clients repeat, until the address answers without one.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from evertide import errors
 from evertide.errors import EvertideError
 from evertide.json_values import to_json_value
-from evertide.media import FORMATS, JSON, STALE_HEADER, TIME_HEADER
+from evertide.media import CONTENT_HEADER, FORMATS, JSON, STALE_HEADER, TIME_HEADER
 from evertide.pgexpr.restriction import read_restriction
+from evertide.pipeline.reading.stale import make_stale_header
 from evertide.runtime import Runtime
 from evertide.shapes.http.answers import take_first_blocks
 
@@ -73,6 +75,8 @@ STATUS: Mapping[type[EvertideError], int] = {
 """By kind. A class that is not listed has the status of its base class."""
 
 _RETRY_AFTER_S = "1"
+_FAILING = "evertide.failing"
+_FAILING_MAX = 1000
 _REFUSALS = {
     404: (
         "not_found",
@@ -109,11 +113,13 @@ def make_not_found(what: str, why: str) -> HTTPException:
     return HTTPException(404, f"{what}: {why}")
 
 
-def make_content_headers(time: int, stale: Sequence[str]) -> dict[str, str]:
-    """The headers of rows: their time, and which views stand at an earlier transaction."""
+def make_content_headers(time: int, stale: Sequence[str], content: str = "") -> dict[str, str]:
+    """The headers of rows: their time, their content's id, and which views stand at an earlier transaction."""
     headers = {TIME_HEADER: str(time)}
+    if content:
+        headers[CONTENT_HEADER] = content
     if stale:
-        headers[STALE_HEADER] = "; ".join(stale).encode("ascii", "backslashreplace").decode()
+        headers[STALE_HEADER] = make_stale_header(stale)
     return headers
 
 
@@ -153,10 +159,23 @@ class _ClosingStream(StreamingResponse):
 def answer_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, EvertideError)  # noqa: S101 - starlette calls this for the registered class only
     status = choose_status(error)
-    level = logging.ERROR if status >= 500 else logging.INFO
+    is_news = status >= 500 and _note_failure(request.scope, error.error_code)
+    level = logging.ERROR if is_news else logging.INFO
     logger.log(level, "%s %s: %d %s: %s", request.method, request.url.path, status, error.error_code, error)
     headers = {"Retry-After": _RETRY_AFTER_S} if isinstance(error, errors.Unavailable) else None
     return answer_json(read_restriction(request.scope).error_json(error), status, headers)
+
+
+def _note_failure(scope: Scope, error_code: str) -> bool:
+    """Whether the last answer of the address was not this error. Only `ErrorGuard` knows when the error is over."""
+    failing: dict[str, str] | None = scope.get(_FAILING)
+    if failing is None:
+        return True
+    address = f"{scope['method']} {scope['path']}"
+    if len(failing) > _FAILING_MAX:
+        failing.clear()
+    before, failing[address] = failing.get(address), error_code
+    return before != error_code
 
 
 def answer_http_error(request: Request, error: Exception) -> Response:
@@ -177,6 +196,8 @@ class ErrorGuard:
     def __init__(self, app: ASGIApp, runtime: Runtime) -> None:
         self._app = app
         self._runtime = runtime
+        self._failing: dict[str, str] = {}
+        """The error codes of addresses whose last answer was an error."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         has_started = False
@@ -184,9 +205,12 @@ class ErrorGuard:
         async def record_start(message: Message) -> None:
             nonlocal has_started
             has_started = True
+            if message.get("status", 500) < 500:
+                self._failing.pop(f"{scope.get('method')} {scope['path']}", None)
             await send(message)
 
         try:
+            scope[_FAILING] = self._failing  # the scope itself: the observer of requests reads what the endpoint adds
             await self._app(scope, receive, record_start)
         except ClientDisconnect:
             logger.info("%s %s: the client disconnected", scope.get("method"), scope["path"])

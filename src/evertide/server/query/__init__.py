@@ -8,7 +8,8 @@ answering       the loop of a worker process
 wire            frames between server and worker
 isolation       what a worker process may reach
 bounds          memory limits of queries and of Spark
-duck_query      a query by DuckDB, without misspelled columns
+duck_query      a query by DuckDB
+name_check      refuses misspelled functions and columns before Spark starts
 duck            the DuckDB connection and its limits
 duck_functions  the functions of DuckDB that a query may call
 spark_query     a query by Spark

@@ -16,10 +16,12 @@ Rows have types that a table can have: integers are BIGINT if they fit.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from operator import itemgetter
 from typing import Any
 
 import duckdb
@@ -33,6 +35,7 @@ from evertide.rows.utf8 import is_valid_utf8
 from evertide.server.query.bounds import make_memory_error
 from evertide.server.query.duck_functions import ALLOWED, ALLOWED_IN_FROM, REFUSED
 from evertide.settings import Settings
+from evertide.source_text import locate_in_query
 
 _CONFIG = {
     "allow_community_extensions": "false",
@@ -52,6 +55,8 @@ _UNSUPPORTED = {"UHUGEINT", "BIGNUM", "VARINT", "BIT"}
 """Types that no table can have, and that no type of a table can represent."""
 _NO_MEMORY = "Out of Memory Error"
 _BATCH = 8192
+_CALL_MAX = 200
+"""Bytes of a function's name, of space, and of a parenthesis."""
 _SIGNED_TYPES = {pa.uint8(): pa.int16(), pa.uint16(): pa.int32(), pa.uint32(): pa.int64()}
 _LONGS = (-(1 << 63), (1 << 63) - 1)
 
@@ -62,10 +67,31 @@ class DuckDeclined(InvalidInput):
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """The names that a query reads, except those of its own WITH clauses; and DuckDB's tree of the statement."""
+    """A query as DuckDB parses it."""
 
-    names: tuple[str, ...]
+    sql: str
+    names: Mapping[str, int]
+    """The names that the query reads, except those of its own WITH clauses, and where each stands, in bytes."""
     tree: Mapping[str, Any]
+    """DuckDB's tree of the statement."""
+
+    @classmethod
+    def read(cls, sql: str, tree: Mapping[str, Any]) -> Parsed:
+        names: dict[str, int] = {}
+        for name, offset in sorted(_list_relations(tree), key=itemgetter(1)):
+            names.setdefault(name, offset)
+        return cls(sql, names, tree)
+
+    def locate(self, offset: int) -> str:
+        """The position of a byte of the query; an offset beyond the text is DuckDB's word for an unknown one."""
+        text = self.sql.encode()
+        found = None if offset >= len(text) else len(text[:offset].decode(errors="ignore"))
+        return locate_in_query(self.sql, found)
+
+    def is_call(self, offset: int, name: str) -> bool:
+        """Whether a call of the function stands at a byte of the query."""
+        text = self.sql.encode()[offset : offset + _CALL_MAX].decode(errors="ignore")
+        return re.match(rf"{re.escape(name)}\s*\(", text, re.IGNORECASE) is not None
 
 
 class Duck:
@@ -108,7 +134,7 @@ class Duck:
                 found = json.loads(text)
                 if found.get("error_type") == _NO_SELECT:
                     _check_kind(map(_find_kind, connection.extract_statements(sql)))
-                return _read_tree(found, check)
+                return _read_tree(sql, found, check)
             except duckdb.Error as error:
                 raise _decline(error) from error
             except RecursionError as error:
@@ -159,28 +185,28 @@ def _check_kind(kinds: Iterable[str]) -> None:
         raise InvalidInput(where="query", why=why)
 
 
-def _read_tree(found: Mapping[str, Any], check: Callable[[Parsed], None]) -> Parsed:
+def _read_tree(sql: str, found: Mapping[str, Any], check: Callable[[Parsed], None]) -> Parsed:
     if found["error"]:
         raise DuckDeclined(where="query", why=str(found["error_message"]))
     if len(found["statements"]) != 1:
         raise InvalidInput(where="query", why=f"expected one SELECT, not {len(found['statements'])} statements")
     declined = ""
-    in_from = _find_calls_in_from(found["statements"][0])
-    for node in walk_tree(found["statements"][0]):
+    parsed = Parsed.read(sql, found["statements"][0])
+    in_from = _find_calls_in_from(parsed.tree)
+    for node in walk_tree(parsed.tree):
         if (refused := _find_refusal(node)) is not None:
-            raise InvalidInput(where="query", why=refused)
+            raise InvalidInput(where=parsed.locate(node.get("query_location", len(sql.encode()))), why=refused)
         if id(node) not in in_from and (called := _find_function(node)) and called not in _KNOWN:
             declined = called
-    parsed = Parsed(tuple(dict.fromkeys(_list_relations(found["statements"][0]))), found["statements"][0])
     check(parsed)
     if declined:
         raise DuckDeclined(where="query", why=f"queries may not call DuckDB's function {declined}()")
     return parsed
 
 
-def _list_relations(tree: Mapping[str, Any]) -> Iterator[str]:
-    """The relations that no enclosing WITH defines: outside of its WITH, a name could refer to DuckDB's catalog or to a
-    file. A qualified name never refers to a WITH."""
+def _list_relations(tree: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
+    """The relations that no enclosing WITH defines, and where they stand. Outside of its WITH, a name could refer to
+    DuckDB's catalog or to a file. A qualified name never refers to a WITH."""
     waiting: list[tuple[Any, frozenset[str]]] = [(tree, frozenset())]
     while waiting:
         node, own = waiting.pop()
@@ -190,7 +216,7 @@ def _list_relations(tree: Mapping[str, Any]) -> Iterator[str]:
             if node.get("type") == "BASE_TABLE":
                 path = node["qualified_name"]["path"]
                 if len(path) > 1 or path[0].lower() not in own:
-                    yield ".".join(path)
+                    yield ".".join(path), node["query_location"]
             if node.get("type") == "RECURSIVE_CTE_NODE":
                 own |= {node["cte_name"].lower()}
             for one in _ctes(node):  # a CTE sees those before it

@@ -9,15 +9,14 @@
 4. If DuckDB declines a query, by these rules or because it fails, `DuckDeclined` lets `Workers` try Spark.
 5. Each engine refuses everything but reading with its own parser (`evertide.server.query.duck`,
    `evertide.plan.query.query`).
-6. A misspelled column is refused before an engine starts (`check_columns`).
+6. A misspelled name or keyword is refused before Spark starts (`evertide.server.query.name_check`,
+   `evertide.plan.syntax.check`).
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import pyarrow as pa
 
@@ -25,21 +24,11 @@ from evertide.errors import InvalidInput, LimitExceeded
 from evertide.pipeline.reading.collections import Collections
 from evertide.pipeline.reading.query import EngineChoice, Question
 from evertide.pipeline.reading.reader import StorageReader
-from evertide.server.query.duck import Duck, DuckDeclined, Parsed, can_hold, walk_tree
+from evertide.plan.syntax.check import check_syntax
+from evertide.server.query.duck import Duck, DuckDeclined, Parsed, can_hold
+from evertide.server.query.name_check import check_columns, check_functions
 from evertide.server.query.translation import translate_query
 from evertide.settings import Settings
-from evertide.suggestions import list_names, suggest
-
-_CHECKED = re.compile(r"[A-Za-z_]\w*")
-_RELATIONS = frozenset(("BASE_TABLE", "SUBQUERY", "JOIN", "EMPTY"))
-_WORDS = frozenset(
-    (
-        *("col", "key", "value", "pos", "user", "session_user", "localtimestamp", "localtime", "nan", "infinity"),
-        *("microsecond", "millisecond", "second", "minute", "hour", "day", "dayofyear", "week", "month", "quarter"),
-        *("year", "decade", "century", "millennium", "epoch", "dow", "doy", "isodow", "isoyear"),
-    )
-)
-"""Names that Spark knows without a table: of generated columns, of functions without parentheses, of units of time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +46,15 @@ def pin_collections(reader: StorageReader) -> Collections:
 
 
 def answer_with_duckdb(collections: Collections, question: Question, duck: Duck) -> EngineAnswer:
+    try:
+        return _answer(collections, question, duck)
+    except DuckDeclined:
+        if question.engine is EngineChoice.auto:  # Spark is next
+            check_syntax(question.sql)
+        raise
+
+
+def _answer(collections: Collections, question: Question, duck: Duck) -> EngineAnswer:
     check = _CollectionCheck(collections, duck.settings)
     parsed = duck.parse(question.sql, lambda parsed: check.check_names(question, parsed))
     names, translated = check.list_declared_names(parsed.names), question
@@ -93,13 +91,12 @@ class _CollectionCheck:
 
     def check_names(self, question: Question, parsed: Parsed) -> None:
         """Refuse a misspelled name at once, before the query goes to another engine."""
-        known = self._collections.names()
-        declared = {name.lower() for name in (*known, *self._collections.definition.tables)}
-        for name in parsed.names:
-            if name.lower() not in declared and (hint := suggest(name, known)):
-                raise InvalidInput(where="query", why=f"no table or view {name!r}{hint}")
+        for name, offset in parsed.names.items():
+            if why := self._collections.explain_unknown(name):
+                raise InvalidInput(where=parsed.locate(offset), why=why)
         if question.engine is EngineChoice.auto:
-            check_columns(question.sql, parsed.tree, self.list_schemas(self.list_declared_names(parsed.names)))
+            check_functions(parsed)
+            check_columns(parsed, self.list_schemas(self.list_declared_names(parsed.names)))
 
     def list_declared_names(self, names: Iterable[str]) -> list[str]:
         """The names as they were declared."""
@@ -127,47 +124,3 @@ class _CollectionCheck:
     def _count_rows(self, name: str) -> int:
         shard = self._collections.members().open_collection(name)
         return sum(part.count for part in shard.log.read().state.parts)
-
-
-def check_columns(sql: str, tree: Mapping[str, Any], schemas: Mapping[str, pa.Schema]) -> None:
-    """Refuse a misspelled column; `tree` is DuckDB's tree of the query, `schemas` has the collections that it reads.
-
-    A name is refused only if nothing in the query can have it: no column or field of its tables, no alias anywhere, and
-    no word of the language. Queries whose tables make up names (functions in FROM, VALUES, PIVOT, lambdas) are not
-    checked.
-    """
-    nodes = list(walk_tree(tree))
-    if any(map(_makes_names, nodes)) or '"' in sql:  # Spark reads "..." as a text
-        return
-    columns = {name for schema in schemas.values() for name in schema.names}
-    known = {name.lower() for name in (*schemas, *_list_fields(schemas), *_list_aliases(nodes))}
-    for node in nodes:
-        if node.get("class") == "COLUMN_REF":
-            name = str(node["column_names"][0])
-            word = name.lower()
-            if _CHECKED.fullmatch(name) and word not in known | _WORDS and not word.startswith("current_"):
-                place = f" in {next(iter(schemas))!r}" if len(schemas) == 1 else ""
-                why = f"no column {name!r}{place}{list_names(name, sorted(columns), 'the columns are')}"
-                raise InvalidInput(where="query", why=why)
-
-
-def _makes_names(node: Mapping[str, Any]) -> bool:
-    is_relation = "sample" in node and "alias" in node
-    return node.get("class") == "LAMBDA" or (is_relation and node.get("type") not in _RELATIONS)
-
-
-def _list_fields(schemas: Mapping[str, pa.Schema]) -> Iterator[str]:
-    waiting: list[pa.Field] = [field for schema in schemas.values() for field in schema]
-    while waiting:
-        field = waiting.pop()
-        yield field.name
-        waiting += [field.type.field(at) for at in range(field.type.num_fields)]
-
-
-def _list_aliases(nodes: list[dict[str, Any]]) -> Iterator[str]:
-    for node in nodes:
-        for value in (node.get("alias"), node.get("key"), node.get("cte_name"), node.get("table_name")):
-            if isinstance(value, str):
-                yield value
-        for values in (node.get("column_name_alias"), node.get("aliases")):
-            yield from (value for value in values or () if isinstance(value, str))

@@ -12,7 +12,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from evertide.media import JSON
+from evertide.media import FACTS_HEADER, JSON
 from evertide.pipeline.pipeline import Pipeline
 from evertide.pipeline.reading.query import EngineChoice, Question
 from evertide.pipeline.spark_engine import SparkEngine
@@ -23,9 +23,6 @@ from evertide.server.endpoints.rows import Format
 from evertide.server.http.answers import answer_stream, choose_media, make_content_headers
 from evertide.server.http.endpoint import BYTES, Endpoint, parse_body
 from evertide.server.query.workers import EncodedAnswer, Workers
-
-FACTS_HEADER = "Evertide-Query"
-"""Carries the fields of a JSON answer beside its rows, for other formats: `engine=duckdb, is_truncated=false, ...`."""
 
 _SQL_MAX = 256 * 1024
 _BLOCK_BYTES = 256 * 1024

@@ -75,7 +75,14 @@ class SparkQueryEngine:
             return {name: read_stored(session, {**self.options, "as_of": str(time)}, name) for name in views}
 
         try:
-            rows = run_query(self.session.spark, question.sql, load, question.parameters, rows_max=most + 1)
+            rows = run_query(
+                self.session.spark,
+                question.sql,
+                load,
+                question.parameters,
+                rows_max=most + 1,
+                explain_unknown=collections.explain_unknown,
+            )
         except SparkEnded as error:
             self.is_over = True
             if self.session.wait_for_jvm_exit() not in _OUT_OF_MEMORY:

@@ -2,9 +2,11 @@
 
 1. Every answer names the server and lets pages of other origins read it and its headers. It depends on the request's
    origin, and tells caches so (`Vary`).
-2. Cacheability depends on the request, never on the content: a snapshot is cacheable for days, a log for a minute, a
-   live answer for seconds, a refusal not at all.
-3. An answer without new data has a unique ETag, so that it can never stand for data that arrived later.
+2. Cacheability depends on the request, never on the content: by default, a snapshot is cacheable for days, a log for a
+   minute, a live answer for seconds (`ShapeOptions`), a refusal not at all.
+3. An up-to-date answer says if its view stands at an earlier transaction, because it failed. A chunk of a snapshot does
+   not: caches may keep it for longer than that state.
+4. An answer without new data has a unique ETag, so that it can never stand for data that arrived later.
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from evertide import __version__
+from evertide.media import STALE_HEADER
+from evertide.pipeline.reading.stale import make_stale_header
 from evertide.runtime import Runtime
 from evertide.shapes.log.live_shape import LiveShape
 from evertide.shapes.options import ShapeOptions
@@ -27,9 +31,9 @@ _BLOCK_BYTES = 256 * 1024
 _SMALL_BYTES = 384 * 1024
 """Holds a chunk of `ShapeOptions.chunk_bytes` and its last message, unless that is very large."""
 _BLOCKS_MAX = 8
-_EXPOSED_HEADERS = (
+EXPOSED_HEADERS = (
     "electric-cursor,electric-handle,electric-has-data,electric-offset,electric-schema,electric-up-to-date,"
-    "electric-internal-known-error,retry-after"
+    "electric-internal-known-error,evertide-stale,retry-after"
 )
 _METHODS = "GET, POST, HEAD, DELETE, OPTIONS"
 _ALLOWED_HEADERS = ("authorization", "if-none-match", "traceparent")
@@ -56,7 +60,7 @@ def make_cors_headers(origin: str | None) -> dict[str, str]:
         "electric-server": _SERVER,
         "access-control-allow-origin": origin or "*",
         "access-control-allow-methods": _METHODS,
-        "access-control-expose-headers": _EXPOSED_HEADERS,
+        "access-control-expose-headers": EXPOSED_HEADERS,
         "vary": "Origin",
     }
 
@@ -84,6 +88,7 @@ class AnswerBuilder:
         *,
         is_up_to_date: bool,
         has_data: bool,
+        stale: str,
     ) -> dict[str, str]:
         """The headers of an answer that ends at offset `end`."""
         is_first = not shape_request.is_now and shape_request.offset == BEFORE_ALL
@@ -93,18 +98,20 @@ class AnswerBuilder:
             "electric-offset": str(end),
             "electric-has-data": "true" if has_data else "false",
             "etag": f'"{shape.handle}:{"now" if shape_request.is_now else shape_request.offset}:{end}{unique}"',
-            "cache-control": _cache_control(request.method, is_first=is_first, is_live=shape_request.is_live),
+            "cache-control": self._cache_control(request.method, is_first=is_first, is_live=shape_request.is_live),
         }
         if is_up_to_date:
             headers["electric-up-to-date"] = ""
+        if stale:
+            headers[STALE_HEADER] = make_stale_header([stale])
         if shape_request.is_live:
             headers["electric-cursor"] = self._cursor(shape_request.cursor)
         else:
             headers["electric-schema"] = shape.definition.schema_header
         return headers
 
-    def stream_headers(self, shape_request: ShapeRequest, handle: str) -> dict[str, str]:
-        return {
+    def stream_headers(self, shape_request: ShapeRequest, handle: str, stale: str) -> dict[str, str]:
+        headers = {
             "content-type": "text/event-stream",
             "electric-handle": handle,
             "electric-offset": str(shape_request.offset),
@@ -112,6 +119,7 @@ class AnswerBuilder:
             "electric-has-data": "true",
             "cache-control": f"public, max-age={max(0, int(self._options.sse_s) - 1)}",
         }
+        return {**headers, STALE_HEADER: make_stale_header([stale])} if stale else headers
 
     def answer_not_modified(self, request: Request, headers: Mapping[str, str]) -> Response | None:
         """A 304 response if the client already has this answer."""
@@ -131,15 +139,21 @@ class AnswerBuilder:
             return str(int(before) + 1 + int(self._runtime.random() * _CURSOR_SPREAD_S))
         return str(cursor)
 
+    def _cache_control(self, method: str, *, is_first: bool, is_live: bool) -> str:
+        options = self._options
+        if method not in ("GET", "HEAD"):
+            return "no-cache"
+        if is_first:
+            shared_age = f", s-maxage={options.snapshot_shared_cache_s}"
+            return f"public, max-age={options.snapshot_cache_s}{shared_age}{_make_stale(options.snapshot_stale_s)}"
+        if is_live:
+            return f"public, max-age={options.live_cache_s}{_make_stale(options.live_stale_s)}"
+        return f"public, max-age={options.log_cache_s}{_make_stale(options.log_stale_s)}"
 
-def _cache_control(method: str, *, is_first: bool, is_live: bool) -> str:
-    if method not in ("GET", "HEAD"):
-        return "no-cache"
-    if is_first:
-        return "public, max-age=604800, s-maxage=3600, stale-while-revalidate=2629746"
-    if is_live:
-        return "public, max-age=5, stale-while-revalidate=5"
-    return "public, max-age=60, stale-while-revalidate=300"
+
+def _make_stale(age_s: int) -> str:
+    """Without an age, a cache must ask again: some caches give old answers by themselves."""
+    return f", stale-while-revalidate={age_s}" if age_s else ", must-revalidate"
 
 
 def answer_stream(blocks: Iterator[bytes], headers: Mapping[str, str], size: int | None = None) -> Response:

@@ -72,8 +72,9 @@ class ShapeEndpoint:
             logger.info("%s %s: %s", request.method, request.url.path, error)
             answer = answer_refusal(refuse_error(error, 403, read_restriction(scope)), origin, request.method)
         except EvertideError as error:
-            logger.warning("%s %s: %s", request.method, request.url.path, error)
             status = 503 if isinstance(error, _TRANSIENT) else 500
+            level = logging.INFO if status == 503 else logging.WARNING  # the feed logs the outage, once
+            logger.log(level, "%s %s: %s", request.method, request.url.path, error)
             answer = answer_refusal(refuse_error(error, status, read_restriction(scope)), origin, request.method)
         if "authorization" in request.headers:
             _make_private(answer)

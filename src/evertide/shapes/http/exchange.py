@@ -104,7 +104,9 @@ class Exchange:
         if shape_request.is_sse:
             self._shapes.check_followed(shape)
             events = self._admission.count_stream(self._stream_events(shape, after))
-            return StreamingResponse(events, 200, self._answers.stream_headers(shape_request, shape.handle))
+            return StreamingResponse(
+                events, 200, self._answers.stream_headers(shape_request, shape.handle, self._shapes.find_stale(shape))
+            )
         return await self._answer_log(request, shape_request, shape, after)
 
     def _next_chunk(self, offset: Offset, shape: LiveShape) -> SnapshotChunk | None:
@@ -159,7 +161,15 @@ class Exchange:
         await self._catch_up(shape)
         upper = self._shapes.upper_known(shape)  # read before the last entry: later changes are sent later
         last = await self._read(shape, lambda: self._shapes.find_last_offset(shape))
-        headers = self._answers.headers(request, shape_request, shape, last, is_up_to_date=True, has_data=False)
+        headers = self._answers.headers(
+            request,
+            shape_request,
+            shape,
+            last,
+            is_up_to_date=True,
+            has_data=False,
+            stale=self._shapes.find_stale(shape),
+        )
         return self._answers.messages([], write_up_to_date(max(upper, last.transaction)), headers)
 
     def _answer_chunk(
@@ -178,7 +188,7 @@ class Exchange:
                 why = error
                 continue
             headers = self._answers.headers(
-                request, shape_request, shape, chunk.offset, is_up_to_date=False, has_data=size > 0
+                request, shape_request, shape, chunk.offset, is_up_to_date=False, has_data=size > 0, stale=""
             )
             return self._answers.answer_not_modified(request, headers) or answer_stream(
                 blocks, headers, size + _BRACKETS
@@ -196,8 +206,9 @@ class Exchange:
         if shape_request.is_live and not span.entries and span.is_all:
             span = await self._wait_for_changes(shape, span, self._options.long_poll_s)
         has_data = bool(span.entries)
+        stale = self._shapes.find_stale(shape) if span.is_all else ""
         headers = self._answers.headers(
-            request, shape_request, shape, span.end, is_up_to_date=span.is_all, has_data=has_data
+            request, shape_request, shape, span.end, is_up_to_date=span.is_all, has_data=has_data, stale=stale
         )
         transaction = max(span.end.transaction, 0 if shape_request.is_live and has_data else span.upper)
         last = write_up_to_date(transaction) if span.is_all else None

@@ -17,7 +17,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from starlette.responses import Response, StreamingResponse
 
+from evertide.media import STALE_HEADER
 from evertide.pgexpr.tokens import shorten
+from evertide.pipeline.reading.stale import make_stale_header
 from evertide.rows.changes import DIFF
 from evertide.shapes.http.answers import take_first_blocks, write_array
 from evertide.shapes.log.live_shape import LiveShape
@@ -42,6 +44,8 @@ def answer_subset(shapes: Shapes, shape: LiveShape, shape_request: ShapeRequest,
     mark = int(shapes.runtime.random() * _MARKS)
     messages = write_snapshot(shape.writer, content, has_key=bool(definition.subject.key), mark=mark)
     metadata = {**shapes.numbers.find_visible(time).json_fields, "snapshot_mark": mark, "database_lsn": str(time + 1)}
+    if pushed := shapes.numbers.list_push_numbers(time):
+        metadata["txids"] = pushed  # clients copy the metadata to the headers of a `snapshot-end` of their own
     head = b'{"metadata":' + msgspec.json.encode(metadata) + b',"data":'
     headers = {
         "electric-handle": shape.handle,
@@ -51,6 +55,8 @@ def answer_subset(shapes: Shapes, shape: LiveShape, shape_request: ShapeRequest,
         "electric-has-data": "true" if content.num_rows else "false",
         "cache-control": "no-cache",
     }
+    if stale := shapes.find_stale(shape):
+        headers[STALE_HEADER] = make_stale_header([stale])
     # Rendered lazily, in a thread: the copies of a row may need more memory than there is.
     blocks = chain([head], write_array(messages), [b"}"])
     first, is_all = take_first_blocks(blocks)

@@ -22,12 +22,14 @@ from evertide.problem import Problem
 from evertide.shapes.log.record import HOLD, ShapeRecord, estimate_log_rows
 from evertide.shapes.log.registry import Shapes
 from evertide.store.paths import COMMITTED
+from evertide.threads.failures import Failures
 from evertide.threads.outage_log import OutageLog
 from evertide.threads.ticker import Ticker
 from evertide.threads.watched import WatchedThread
 
 logger = logging.getLogger(__name__)
 
+_LIMITS = "enforcing the limits of shapes"
 _WAIT_S = 0.5
 """The longest wait for a commit, before the thread checks whether it was stopped."""
 
@@ -77,20 +79,30 @@ def _end_surplus(shapes: Shapes, records: list[ShapeRecord]) -> list[ShapeRecord
     return left
 
 
+def _try_enforce(shapes: Shapes, failures: Failures, *, is_serving: bool) -> None:
+    """Enforce the limits; note a failure, because the storage then keeps more and more history for shapes."""
+    if failures.is_waiting(_LIMITS):
+        return
+    try:
+        enforce_limits(shapes, is_serving=is_serving)
+        failures.remove(_LIMITS)
+    except EvertideError as error:
+        failures.add(_LIMITS, error)
+
+
 class LimitEnforcer(Ticker):
     """Enforces limits in a process that serves no shapes: shapes of other processes hold history in the storage."""
 
     def __init__(self, shapes: Shapes) -> None:
         super().__init__("evertide-shape-limits", shapes.settings.heartbeat_interval_s)
         self._shapes = shapes
-        self._failure = OutageLog(logger, "could not enforce the limits of shapes, will retry", shapes.runtime)
+        self._failures = Failures(shapes.runtime, self._interval_s)
+
+    def list_failures(self) -> list[Problem]:
+        return self._failures.problems()
 
     def tick(self) -> bool:
-        try:
-            enforce_limits(self._shapes, is_serving=False)
-            self._failure.end()
-        except EvertideError as error:
-            self._failure.note(error)
+        _try_enforce(self._shapes, self._failures, is_serving=False)
         return True
 
 
@@ -101,6 +113,7 @@ class FeedFollower:
         self._thread = WatchedThread("evertide-shapes", self._run)
         self._enforced_s = shapes.runtime.monotonic_s()
         self._failure = OutageLog(logger, "could not follow collections for shapes, will retry", shapes.runtime)
+        self._failures = Failures(shapes.runtime, shapes.settings.heartbeat_interval_s)
 
     def start(self) -> Self:
         self._shapes.begin_following()
@@ -109,6 +122,9 @@ class FeedFollower:
 
     def list_thread_problems(self) -> list[Problem]:
         return self._thread.list_thread_problems()
+
+    def list_failures(self) -> list[Problem]:
+        return self._failures.problems()
 
     def stop(self) -> None:
         self._stopping.set()
@@ -125,7 +141,7 @@ class FeedFollower:
         if now_s - self._enforced_s >= shapes.settings.heartbeat_interval_s:
             self._enforced_s = now_s
             shapes.release_idle()
-            enforce_limits(shapes)
+            _try_enforce(shapes, self._failures, is_serving=True)
 
     def _run(self) -> None:
         shapes, wait_s = self._shapes, self._shapes.settings.retry_wait_s

@@ -22,6 +22,7 @@ from evertide.errors import Unexpected
 from evertide.pgexpr.clause import Where
 from evertide.pgexpr.types.columns import to_values
 from evertide.pgexpr.types.sqltypes import type_of
+from evertide.rows.columns import sort_distinct
 
 Rows = npt.NDArray[np.int64]
 
@@ -137,7 +138,7 @@ def _find_places(column: Any, wanted: dict[Any, Any]) -> dict[Any, list[int]]:
 
 def _match_rows(where: Where, rows: pa.Table, chosen: Sequence[Rows]) -> Rows:
     """The chosen rows that match; evaluates only these rows and the needed columns."""
-    places = chosen[0] if len(chosen) == 1 else np.unique(np.concatenate(chosen))
+    places = chosen[0] if len(chosen) == 1 else sort_distinct(np.concatenate(chosen))
     needed = rows.select(sorted(where.columns)) if where.columns else rows
     return places[_evaluate(where, needed.take(pa.array(places)))]
 

@@ -21,13 +21,11 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from evertide.journal.xids import Xids, make_own_number
+from evertide.journal.xids import LISTED_PUSHES_MAX, Xids, make_own_number
 
 _WINDOW = 64
 _PUSH_NUMBERS_APART = (1 << 52) + (1 << 31)
 """Numbers must fit the 53 bits that JSON clients have for integers."""
-_PUSHES_MAX = 100
-"""How many pushes a snapshot lists: a client that waits for one has just pushed it."""
 _XIDS_MAX = 1_000
 _XIDS = 1 << 32
 _FIRST_XID = 3
@@ -61,7 +59,7 @@ class TransactionNumbers:
 
     def list_push_numbers(self, time: int) -> tuple[int, ...]:
         """The numbers of the last pushes in a snapshot at a time, which `visible` cannot express."""
-        return tuple(make_own_number(at, has_upstream=True) for at in self._xids.list_pushed(time, _PUSHES_MAX))
+        return tuple(make_own_number(at, has_upstream=True) for at in self._xids.list_pushed(time, LISTED_PUSHES_MAX))
 
     def find_visible(self, time: int) -> VisibleNumbers:
         xids = self._xids.list_latest(time, _XIDS_MAX)

@@ -26,7 +26,9 @@ import msgspec
 
 from evertide.errors import Conflict, Damaged, EvertideError, InvalidInput, Unavailable
 from evertide.journal.xids import Xids
+from evertide.pipeline.definition import is_redefined_view
 from evertide.pipeline.reading.collections import Collections
+from evertide.pipeline.reading.stale import describe_stale
 from evertide.problem import ComponentState, Problem
 from evertide.shapes.log.contents import Contents
 from evertide.shapes.log.feed import Feed, FeedFailure
@@ -34,7 +36,7 @@ from evertide.shapes.log.live_shape import LaterSnapshot, LiveShape, LogSpan, cu
 from evertide.shapes.log.numbers import TransactionNumbers
 from evertide.shapes.log.record import ShapeRecord, ShapeRecords, estimate_log_rows
 from evertide.shapes.log.row_messages import write_snapshot_end
-from evertide.shapes.log.shape_definition import ShapeDefinition, Subject, define_shape, resolve_subject
+from evertide.shapes.log.shape_definition import ShapeDefinition, Subject, check_defined, define_shape, resolve_subject
 from evertide.shapes.log.snapshot import Chunks, Snapshots, write_snapshot
 from evertide.shapes.options import ShapeOptions
 from evertide.shapes.protocol.offsets import Offset, SnapshotChunk
@@ -119,8 +121,15 @@ class Shapes:
         feed = self._feeds.get(shape.record.shard)
         return feed.upper if feed is not None else 0
 
+    def find_stale(self, shape: LiveShape) -> str:
+        """A sentence if the shape's view stands at an earlier transaction than the other collections."""
+        name = shape.record.collection
+        view = self.members.definition.views.get(name)
+        return "" if view is None else describe_stale(name, view, self.upper_known(shape) - 1)
+
     def check_followed(self, shape: LiveShape) -> None:
-        """Raises the reason if it is unknown whether the shape has changed."""
+        """Raises the reason if it is unknown whether the shape has changed, or its rows are those of another query."""
+        check_defined(self.members.definition, shape.record.collection)
         feed = self._feeds.get(shape.record.shard)
         if feed is not None and feed.failure is not None:
             raise copy.copy(feed.failure.error)
@@ -139,6 +148,7 @@ class Shapes:
             self.members = members
             self._definitions, self._definitions_chars = {}, 0
             self._end_replaced()
+            self.wake(shape for shape in self.live() if is_redefined_view(members.definition, shape.record.collection))
 
     def find_definition(self, shape_request: ShapeRequest) -> ShapeDefinition:
         definition = self.definition_known(shape_request)

@@ -22,7 +22,7 @@ from evertide.errors import InvalidInput
 from evertide.pgexpr.clause import Where, conjoin_both, parse_where
 from evertide.pgexpr.restriction import UNRESTRICTED, Restriction
 from evertide.pgexpr.types.texts import describe_column
-from evertide.pipeline.definition import is_redefined
+from evertide.pipeline.definition import Definition, is_redefined_view
 from evertide.pipeline.names import ERRORS
 from evertide.pipeline.state.members import Members
 from evertide.shapes.protocol.requests import Identifier, ShapeRequest, refuse_invalid, refuse_not_ready
@@ -119,8 +119,7 @@ def resolve_subject(
         if view.away is not None and restriction.is_unrestricted:  # the reason may have values of other collections
             why = view.away.why
         raise refuse_not_ready(f"The view {collection!r} has no content yet: {why}")
-    if view is not None and is_redefined(view):
-        raise refuse_not_ready(f"The query of the view {collection!r} changed, and the view is not computed yet")
+    check_defined(definition, collection)
     try:
         shard = members.open_collection(collection)
     except InvalidInput as error:
@@ -128,6 +127,12 @@ def resolve_subject(
     record = definition.tables.get(collection) or view
     key = () if record is None or record.key is msgspec.UNSET else tuple(record.key)
     return Subject(collection, shard.name, shard.schema, key)
+
+
+def check_defined(definition: Definition, collection: str) -> None:
+    """Refuse a view whose stored rows are those of another query than the declared one."""
+    if is_redefined_view(definition, collection):
+        raise refuse_not_ready(f"The query of the view {collection!r} changed, and the view is not computed yet")
 
 
 def define_shape(subject: Subject, shape_request: ShapeRequest) -> ShapeDefinition:

@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from evertide.rows.changes import DIFF, TIME
-from evertide.rows.columns import Longs, Words
+from evertide.rows.columns import Longs, Words, sort_distinct
 from evertide.rows.digest import hash_rows
 from evertide.shapes.log.copies import count_copies_before
 from evertide.shapes.log.row_messages import MessageWriter, RowTexts, Value
@@ -144,7 +144,7 @@ class Stretch:
 
     def render(self, selected: Iterable[Longs]) -> RenderedChanges:
         every = [*selected]
-        rows = every[0] if len(every) == 1 else np.unique(np.concatenate(every)) if every else np.empty(0, np.int64)
+        rows = every[0] if len(every) == 1 else sort_distinct(np.concatenate(every)) if every else np.empty(0, np.int64)
         return RenderedChanges(self, rows)
 
     def entries(

@@ -38,7 +38,7 @@ from evertide.errors import BlobDamaged, UnsupportedFormat
 from evertide.rows.changes import DIFF, TIME, make_changes_schema
 from evertide.rows.columns import Longs, to_array
 from evertide.rows.conform import find_stored_type, reinterpret
-from evertide.rows.digest import compute_digest, to_hex
+from evertide.rows.digest import RowHashes, find_hashes, hash_rows, sum_hashes, to_hex
 from evertide.settings import Settings
 from evertide.shard.parts.statistics import Predicate, Range, compute_range, range_may_match
 
@@ -93,13 +93,15 @@ class Part(msgspec.Struct, frozen=True, omit_defaults=True):
 def encode_parts(table: pa.Table, *, settings: Settings) -> list[tuple[Part, bytes]]:
     """Encode checked changes as parts. The bytes are to be stored as a blob, unless `Part.inline` has them."""
     encoded = []
+    hashes = find_hashes(table) or hash_rows(table.drop_columns([TIME, DIFF]))
     for start in range(0, table.num_rows, settings.part_rows_max):
         rows = table.slice(start, settings.part_rows_max)
         stored = _to_stored(rows)
         data = _encode_inline(stored, settings.inline_bytes_max) if table.num_rows == rows.num_rows else None
         is_inline = data is not None
         data = data if data is not None else _encode_parquet(stored, settings.row_group_rows)
-        encoded.append((_describe(rows, data, inline=data if is_inline else b""), data))
+        own = RowHashes(*(lane[start : start + rows.num_rows] for lane in hashes))
+        encoded.append((_describe(rows, own, data, inline=data if is_inline else b""), data))
     return encoded
 
 
@@ -135,7 +137,7 @@ def decode_part(
 
 def verify_rows(part: Part, table: pa.Table, path: str) -> None:
     """Check that a decoded part (all columns) has the recorded counts, times and digest."""
-    found = _describe(table, b"", inline=b"")
+    found = _describe(table, hash_rows(table.drop_columns([TIME, DIFF])), b"", inline=b"")
     for name in ("rows", "count", "retractions", "time_min", "time_max", "digest"):
         expected_value, found_value = getattr(part, name), getattr(found, name)
         if expected_value != found_value:
@@ -154,14 +156,14 @@ def may_match(part: Part, schema: pa.Schema, predicates: Sequence[Predicate]) ->
     return True
 
 
-def _describe(table: pa.Table, data: bytes, *, inline: bytes) -> Part:
+def _describe(table: pa.Table, hashes: RowHashes, data: bytes, *, inline: bytes) -> Part:
     columns = table.drop_columns([TIME, DIFF])
     times, diffs = (np.asarray(to_array(table.column(name))) for name in (TIME, DIFF))
     return Part(
         rows=table.num_rows,
         bytes=len(data),
         checksum=xxhash.xxh3_128_hexdigest(data),
-        digest=to_hex(compute_digest(columns, diffs)),
+        digest=to_hex(sum_hashes(hashes, diffs)),
         count=_exact_sum(diffs),
         retractions=int((diffs < 0).sum()),
         time_min=int(times.min()) if len(times) else 0,

@@ -22,6 +22,7 @@ from evertide.sources.contract import DELETE, UPSERT, Limit, Rows, TableDeclarat
 from evertide.sources.values.columns import ConvertedColumn
 from evertide.sources.values.fit import Ops, Reason, make_upserts
 from evertide.sources.values.values import show_value
+from evertide.suggestions import list_names
 
 _READ_BYTES = 1024 * 1024
 _OPS = {
@@ -70,6 +71,8 @@ class FileTable:
     source: str
     op_column: str = ""
     ignore_extra: bool = False
+    has_options: bool = True
+    """False for a file that is pushed: its reader has no options that could be set."""
 
     def match_columns(self, names: Sequence[str], path: Path) -> dict[str, int]:
         """The index in the file of each column of the table; the operation column has the name ''."""
@@ -81,10 +84,10 @@ class FileTable:
         known = {field.name.lower(): field.name for field in self.declaration.schema}
         extra = [name for name in names if name.lower() not in known and name.lower() != self.op_column.lower()]
         if extra and not self.ignore_extra:
-            why = (
-                f"the table has no column {show_value(extra[0])}; declare it, or set the option ignore_extra to 'true'"
-            )
-            raise self.failure(path, why)
+            remedy = "; declare it, or set the option ignore_extra to 'true'"
+            if not self.has_options:
+                remedy = list_names(extra[0], self.declaration.schema.names, "it has")
+            raise self.failure(path, f"the table has no column {show_value(extra[0])}{remedy}")
         if self.op_column and self.op_column.lower() not in places:
             raise self.failure(path, f"the file has no column {self.op_column!r}, which the option op_column names")
         found = {own: places[name] for name, own in known.items() if name in places}

@@ -28,6 +28,7 @@ from evertide.sources.postgres.session import ReceiverOptions, Replication, Repl
 from evertide.sources.postgres.slot_monitor import SlotMonitor
 from evertide.sources.postgres.snapshot import create_slot, ensure_publication, read_chunks
 from evertide.sources.postgres.transactions import Columns, CompleteTransactions, TransactionAssembler
+from evertide.threads.outage_log import OutageLog
 from evertide.threads.watched import WatchedThread
 
 logger = logging.getLogger(__name__)
@@ -85,6 +86,7 @@ class Receiver:
         self._runtime = runtime
         self._epoch = 0
         self._failures = 0
+        self._outage = OutageLog(logger, f"source {server.address.source!r} cannot be read, will retry", runtime)
         self._unreadable_lsn = 0
         """The commit position of a transaction that cannot be read. The problem lasts until the stream is beyond it."""
         self._thread: WatchedThread | None = None
@@ -174,19 +176,18 @@ class Receiver:
                 self._report_and_wait(self._server.address.failure(f"the server, or a proxy before it, sent {error}"))
             except EvertideError as error:
                 self._report_and_wait(error)
-            except Exception as error:  # the thread must not die silently: that would be a silent stall (I13)
-                logger.exception("internal error in source %r", self._server.address.source)
-                self._report_and_wait(
-                    self._server.address.failure(f"internal error: {type(error).__name__}; report it, with the log")
-                )
+            except Exception as error:  # noqa: BLE001 - if the thread died, that would be a silent stall (I13)
+                why = f"internal error: {type(error).__name__}; report it, with the log"
+                self._report_and_wait(self._server.address.failure(why), bug=error)
 
-    def _report_and_wait(self, error: EvertideError) -> None:
-        """Report an error and wait, longer after each failure."""
+    def _report_and_wait(self, error: EvertideError, *, bug: Exception | None = None) -> None:
+        """Report an error and wait, longer after each failure. The traceback of a bug is logged once."""
         address = self._server.address
         first, most = _BACKOFF_S
         wait_s = min(most, first * 2**self._failures) * (0.5 + self._runtime.random() / 2)
         problem = error if isinstance(error, SourceFailed) else address.failure(str(error))
-        logger.warning("source %r: %s", address.source, problem.why)
+        if self._outage.note(problem) and bug is not None:
+            logger.error("internal error in source %r", address.source, exc_info=bug)
         self.set_problem(problem, wait_s)
         self._failures = min(self._failures + 1, 20)
         deadline_s = self._runtime.monotonic_s() + wait_s
@@ -207,6 +208,7 @@ class Receiver:
         """Clear the problem: the source is connected, or has received everything up to `beyond`."""
         if not self._unreadable_lsn or beyond > self._unreadable_lsn:
             self._problem, self._failures, self._unreadable_lsn = None, 0, 0
+            self._outage.end()
 
     def _check_epoch(self) -> None:
         if self._queue.is_closed or self._queue.epoch != self._epoch:

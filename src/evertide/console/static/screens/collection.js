@@ -1,20 +1,27 @@
-// One table or view: its facts, and its rows, live.
+// One table or view: its facts; in tabs its rows and its changes, live, its SQL, its plan and its cost.
 
 import { sparkline } from "../charts.js"
 import { h } from "../dom.js"
 import { bytes, count, isNumberType, lastTime, plural } from "../format.js"
-import { badge, button, card, empty, errorBox, link, loadingOrError, pathOf, table, tile, value } from "../parts.js"
+import { badge, button, card, empty, errorBox, link, loadingOrError, pathOf, table, tabs, text, tile, value } from "../parts.js"
 import { LiveRows } from "../shape.js"
 import { highlightSql } from "../sql.js"
+import { drawCost, drawPlan, openPlan } from "./plan.js"
 
 const LIMIT = 100
+const TABS = { rows: "Rows", changes: "Changes", sql: "SQL", plan: "Plan", cost: "Cost" }
+const OPERATIONS = { insert: "added", update: "changed", delete: "removed" }
 
 export default {
   title: "Collection",
   needs: ["collections"],
-  open: ([name], redraw) => {
-    const screen = { name, where: "", draft: "", order: null, live: null }
-    return { view: (model) => view(model, screen, redraw), close: () => screen.live?.close() }
+  open: ([name, tab], redraw) => {
+    const screen = { name, tab: Object.hasOwn(TABS, tab ?? "") ? tab : "rows", where: "", draft: "", order: null, live: null, plan: null }
+    const close = () => {
+      screen.live?.close()
+      screen.plan?.close()
+    }
+    return { view: (model) => view(model, screen, redraw), close }
   },
 }
 
@@ -33,9 +40,27 @@ function view(model, screen, redraw) {
       tile("Complete up to transaction", lastTime(found.upper)),
       tile("Stored", bytes(found.bytes), plural(found.parts, "part")),
     ),
-    rows(found, screen, redraw),
-    h("div", { class: "columns" }, columns(found), definition(found)),
+    tabs(`About ${found.name}`, entries(found), screen.tab, (tab) => {
+      screen.tab = tab
+      history.replaceState(null, "", `#${pathOf("collection", found.name, tab)}`) // the screen stays open
+      redraw()
+    }),
+    h("div", { id: "tab-panel", class: "stack", role: "tabpanel", "aria-label": TABS[screen.tab], "data-panel": screen.tab, key: screen.tab }, panel(found, screen, redraw)),
   ]
+}
+
+function entries(found) {
+  return Object.entries(TABS).filter(([tab]) => found.kind === "view" || (tab !== "plan" && tab !== "cost"))
+}
+
+function panel(found, screen, redraw) {
+  if (screen.tab === "changes") return changes(found, screen)
+  if (screen.tab === "sql") return h("div", { class: "columns" }, definition(found), columns(found))
+  if (found.kind === "view" && (screen.tab === "plan" || screen.tab === "cost")) {
+    screen.plan ??= openPlan(found.name, redraw)
+    return screen.plan.view(screen.tab === "plan" ? drawPlan : drawCost)
+  }
+  return rows(found, screen, redraw)
 }
 
 function follow(screen, found, redraw) {
@@ -57,7 +82,7 @@ function rows(found, screen, redraw) {
     h("button", { type: "submit" }, "Filter"),
     screen.where && button("All rows", () => { screen.where = screen.draft = ""; follow(screen, found, redraw); redraw() }),
   )
-  return card("Rows", { class: "flush", actions: live && h("span", { class: `connection ${live.state === "live" ? "live" : live.state}`, "data-rows": live.state }, h("span", { class: "dot-mark", "aria-hidden": "true" }), describe(live)) },
+  return card("Rows", { class: "flush", actions: liveMark(live) },
     filter,
     live?.error && h("div", { class: "inset" }, errorBox(live.error, "the rows")),
     live && table({
@@ -74,6 +99,33 @@ function rows(found, screen, redraw) {
       })),
     }),
     live?.isMore && h("p", { class: "quiet inset" }, `The first ${LIMIT} rows by ${screen.order.column}. Sort by another column, or filter, to see others.`))
+}
+
+function liveMark(live) {
+  return live && h("span", { class: `connection ${live.state === "live" ? "live" : live.state}`, "data-rows": live.state }, h("span", { class: "dot-mark", "aria-hidden": "true" }), describe(live))
+}
+
+function changes(found, { live, where }) {
+  return card("Changes", { class: "flush", actions: liveMark(live) },
+    live?.error && h("div", { class: "inset" }, errorBox(live.error, "the changes")),
+    table({
+      label: `Changes of ${found.name}`,
+      rows: live?.log ?? [],
+      keyOf: (row) => String(row.number),
+      none: "No change since this page was opened.",
+      columns: [
+        { name: "time", title: "transaction", isNumber: true, show: (row) => count(row.time) },
+        { name: "operation", title: "row", show: (row) => h("span", { class: row.operation === "delete" ? "quiet" : null, "data-operation": row.operation }, OPERATIONS[row.operation] ?? row.operation) },
+        ...found.columns.map(({ name, type }) => ({ name, isNumber: isNumberType(type), show: (row) => changed(row, name) })),
+      ],
+    }),
+    h("p", { class: "quiet inset" }, `${where ? `Of rows where ${where}. ` : ""}Changes since this page was opened, the last 200. Earlier ones: `, h("code", null, `GET /v1/${found.kind}s/${encodeURIComponent(found.name)}/changes`)))
+}
+
+// The value, and before it the one that it replaced.
+function changed({ value: row, before }, name) {
+  if (!before || !(name in before) || before[name] === row[name]) return name in row ? value(row[name]) : text(null)
+  return [h("del", null, value(before[name])), " ", value(row[name])]
 }
 
 function describe(live) {
@@ -108,5 +160,5 @@ function definition(found) {
     found.sinks?.length > 0 && h("p", null, `Written to ${found.sinks.map((one) => one.name).join(", ")}`),
   ]
   if (!found.sql) return card("Where rows come from", null, neighbours.some(Boolean) ? neighbours : h("p", null, "Clients push the rows, from Python or over HTTP."))
-  return card("Query", { actions: link(pathOf("flow", found.name), "how it is maintained") }, highlightSql(found.sql), neighbours)
+  return card("Query", { actions: link(pathOf("flow", found.name), "in the flow") }, highlightSql(found.sql), neighbours)
 }

@@ -5,8 +5,8 @@ import { brief, bytes, lastTime, seconds } from "../format.js"
 import { graph } from "../graph.js"
 import { icon } from "../icons.js"
 import { measureWidth } from "../measure.js"
-import { card, empty, errorBox, loadingOrError, pathOf, tone } from "../parts.js"
-import { openPlan } from "./plan.js"
+import { card, empty, errorBox, link, loadingOrError, pathOf, tone } from "../parts.js"
+import { drawCost, drawPlan, openPlan } from "./plan.js"
 
 const SIZE = { width: 208, height: 74 }
 const NARROW = 600
@@ -27,8 +27,12 @@ function view(model, chosen, plan) {
   return [
     errorBox(errors.graph, "the flow"),
     card("", { class: "graph-card", label: "Data flow" }, legend(), drawFlow(found, chosen)),
-    plan ? plan.view() : h("p", { class: "quiet hint" }, "Choose a view to see how it is maintained: its operators, their cost, and their state."),
+    plan ? [h("p", { class: "crumbs", once: bringIntoView }, h("strong", null, chosen), " · ", link(pathOf("collection", chosen), "its SQL, rows and changes")), plan.view(drawPlan, drawCost)] : h("p", { class: "quiet hint" }, "Choose a view to see how it is maintained: its operators, their cost, and their state."),
   ]
+}
+
+function bringIntoView(node) {
+  requestAnimationFrame(() => node.scrollIntoView({ block: "start" }))
 }
 
 function legend() {
@@ -37,18 +41,38 @@ function legend() {
 
 function drawFlow(found, chosen) {
   const { props, width } = measureWidth("flow", 900)
-  const isNarrow = width < NARROW
-  const size = { ...SIZE, width: isNarrow ? 156 : SIZE.width }
+  if (width < NARROW) return h("div", props, listFlow(found, chosen))
   const last = found.nodes.length
   const layers = { source: 0, table: 1, view: 2, sink: last }
   const busy = new Map(found.nodes.map((one) => [one.id, (one.rows_per_s ?? 0) > 0]))
   return h("div", props, graph({
     label: "Data flow from sources to sinks",
     fit: width,
-    gap: isNarrow ? 26 : 70,
-    scaleMin: isNarrow ? 0.58 : 0.7,
-    nodes: found.nodes.map((one) => ({ id: one.id, ...size, layer: layers[one.kind] ?? 1, view: () => node(one, chosen) })),
+    gap: 70,
+    scaleMin: 0.7,
+    nodes: found.nodes.map((one) => ({ id: one.id, ...SIZE, layer: layers[one.kind] ?? 1, view: () => node(one, chosen) })),
     edges: found.edges.map(({ from, to }) => ({ from, to, isBusy: busy.get(from) })),
+  }))
+}
+
+// On a phone: the same nodes below each other, each below all that it reads.
+function listFlow(found, chosen) {
+  const byId = new Map(found.nodes.map((one) => [one.id, one]))
+  const inputs = new Map(found.nodes.map((one) => [one.id, []]))
+  for (const { from, to } of found.edges) inputs.get(to)?.push(from)
+  const depths = new Map()
+  const depth = (id) => {
+    if (!depths.has(id)) {
+      depths.set(id, 0) // ends a cycle
+      depths.set(id, Math.max(0, ...(inputs.get(id) ?? []).map((from) => depth(from) + 1)))
+    }
+    return depths.get(id)
+  }
+  const rank = { source: 0, table: 1, view: 2, sink: 3 }
+  const ordered = found.nodes.toSorted((a, b) => rank[a.kind] - rank[b.kind] || depth(a.id) - depth(b.id) || a.name.localeCompare(b.name))
+  return h("ul", { class: "flow-list", "aria-label": "Data flow from sources to sinks" }, ordered.map((one) => {
+    const read = inputs.get(one.id).map((id) => byId.get(id)?.name).filter(Boolean)
+    return h("li", { key: one.id }, node(one, chosen), read.length > 0 && h("p", { class: "quiet" }, `${one.kind === "sink" ? "receives" : "reads"} ${read.join(", ")}`))
   }))
 }
 

@@ -5,7 +5,7 @@ import { h } from "../dom.js"
 import { bytes, count, plural } from "../format.js"
 import { graph } from "../graph.js"
 import { measureWidth } from "../measure.js"
-import { card, errorBox, link, loadingOrError, pathOf, table } from "../parts.js"
+import { card, errorBox, loadingOrError, table } from "../parts.js"
 import { Poll } from "../poll.js"
 
 const REPEAT_S = 5
@@ -17,43 +17,78 @@ const COSTS = { none: "none", delta: "the changed rows", "touched groups": "the 
 export function openPlan(name, redraw) {
   const poll = new Poll(() => get(`/v1/views/${encodeURIComponent(name)}/explain`, { format: "json" }), redraw, REPEAT_S)
   return {
-    view: () => (poll.value ? [errorBox(poll.error, "the plan"), drawPlan(name, poll.value)] : loadingOrError(poll.error, "the plan")),
+    // `parts` are functions that draw a view's explanation: `drawPlan` and `drawCost`.
+    view: (...parts) => (poll.value ? [errorBox(poll.error, "the plan"), drawParts(name, poll.value, parts)] : loadingOrError(poll.error, "the plan")),
     close: () => poll.close(),
   }
 }
 
-function drawPlan(name, explanation) {
+function drawParts(name, explanation, parts) {
   const found = explanation.views?.find((one) => one.name === name) ?? explanation.views?.[0]
   if (!found) return h("p", { class: "quiet" }, "The server does not know the operators of this view.")
   const states = new Map((explanation.arrangements ?? []).map((one) => [one.name, one]))
-  const used = [...new Set(found.operators.flatMap((one) => one.state))].map((each) => states.get(each)).filter(Boolean)
+  return parts.map((draw) => draw(name, found, states))
+}
+
+// The operators as a graph; as a list where there is no room for one.
+export function drawPlan(name, found, states) {
   const { props, width } = measureWidth("plan", 900)
-  const size = width < NARROW ? 250 : WIDTH
+  return card(`How ${name} is maintained`, { class: "graph-card", "data-plan": name, key: name },
+    h("div", props, width < NARROW ? listOperators(found, states) : drawOperators(name, found, states, width)),
+    h("p", { class: "quiet ways" }, describeRuns(found.ways)))
+}
+
+function listOperators(found, states) {
+  return h("ol", { class: "flow-list", "aria-label": `Operators of ${found.name}, from its rows to its tables` }, found.operators.map((one) =>
+    h("li", { key: String(one.number) }, operator(one, states),
+      h("p", { class: "quiet" }, `step ${one.number}${one.inputs.length ? `, reads ${one.inputs.length === 1 ? "step" : "steps"} ${one.inputs.join(" and ")}` : ""}`))))
+}
+
+function drawOperators(name, found, states, fit) {
+  return graph({
+    label: `Operators of ${name}, from its tables to its rows`,
+    fit,
+    isDown: true,
+    scaleMin: 0.62,
+    gap: 30,
+    nodes: found.operators.map((one) => ({ id: String(one.number), width: WIDTH, height: heightOf(one, states, WIDTH), view: () => operator(one, states) })),
+    edges: found.operators.flatMap((one) => one.inputs.map((from) => ({ from: String(from), to: String(one.number), isBusy: false }))),
+  })
+}
+
+// What a change costs, operator by operator, and the state that is kept for it.
+export function drawCost(name, found, states) {
+  const used = [...new Set(found.operators.flatMap((one) => one.state))].map((each) => states.get(each)).filter(Boolean)
+  const sum = (field) => used.reduce((total, one) => total + (one[field] ?? 0), 0)
   return [
-    card(`How ${name} is maintained`, { class: "graph-card", "data-plan": name, once: (node) => requestAnimationFrame(() => node.scrollIntoView({ block: "start" })), key: name, actions: link(pathOf("collection", name), "its rows") },
-      h("div", props, graph({
-        label: `Operators of ${name}, from its tables to its rows`,
-        fit: width,
-        isDown: true,
-        scaleMin: 0.62,
-        gap: 30,
-        nodes: found.operators.map((one) => ({ id: String(one.number), width: size, height: heightOf(one, states, size), view: () => operator(one, states) })),
-        edges: found.operators.flatMap((one) => one.inputs.map((from) => ({ from: String(from), to: String(one.number), isBusy: false }))),
-      })),
-      h("p", { class: "quiet ways" }, describeRuns(found.ways))),
-    card("State", { actions: h("span", { class: "quiet" }, "arrangements: collections by a key, so that a change finds the rows with the same key") }, table({
-      label: "State",
-      rows: used,
-      keyOf: (row) => row.name,
-      none: "No state: the operators need only the change itself.",
+    card("Work for each change", { actions: h("span", { class: "quiet" }, `state: ${count(sum("rows"))} rows, ${bytes(sum("bytes"))}`) }, table({
+      label: "Work for each change",
+      rows: found.operators,
+      keyOf: (row) => String(row.number),
       columns: [
-        { name: "of", title: "what" },
-        { name: "key", title: "by", show: (row) => (row.key.length ? row.key.join(", ") : "no key: one group of all rows") },
-        { name: "rows", isNumber: true, show: (row) => count(row.rows) },
-        { name: "bytes", title: "size", isNumber: true, show: (row) => bytes(row.bytes) },
+        { name: "number", title: "step", isNumber: true },
+        { name: "kind", title: "operator", show: (row) => [h("b", null, row.kind), " ", h("span", { class: "quiet" }, words(row))], kind: "wrapped" },
+        { name: "cost", title: "reads", show: (row) => h("span", { class: `cost cost-${row.cost.replace(" ", "-")}` }, COSTS[row.cost] ?? row.cost) },
+        { name: "state", title: "keeps", isNumber: true, show: (row) => kept(row, states).map((one) => `${count(one.rows)} rows`).join(", ") || "nothing" },
       ],
-    })),
+    }), h("p", { class: "quiet inset" }, describeRuns(found.ways))),
+    drawState(used),
   ]
+}
+
+function drawState(used) {
+  return card("State", { actions: h("span", { class: "quiet" }, "arrangements: collections by a key, so that a change finds the rows with the same key") }, table({
+    label: "State",
+    rows: used,
+    keyOf: (row) => row.name,
+    none: "No state: the operators need only the change itself.",
+    columns: [
+      { name: "of", title: "what" },
+      { name: "key", title: "by", show: (row) => (row.key.length ? row.key.join(", ") : "no key: one group of all rows") },
+      { name: "rows", isNumber: true, show: (row) => count(row.rows) },
+      { name: "bytes", title: "size", isNumber: true, show: (row) => bytes(row.bytes) },
+    ],
+  }))
 }
 
 function describeRuns(runs) {

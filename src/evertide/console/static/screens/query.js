@@ -42,7 +42,7 @@ function view({ collections }, screen) {
           h("span", { class: "quiet" }, "Read only. All collections are read as of one transaction."),
         )),
       collections && h("div", { class: "chips", "aria-label": "Collections" }, collections.map((one) => button(one.name, () => { screen.sql = `SELECT * FROM ${quoteName(one.name)} LIMIT 100`; run(screen) }, { key: one.name, class: "chip", title: `Show rows of ${one.name}` })))),
-    screen.error && errorBox(screen.error, "the answer"),
+    screen.error && errorBox(screen.error, "the answer", markLine(screen.error.body?.where, screen.error.sql)),
     screen.answer && [chart(screen), result(screen)],
     !screen.answer && !screen.error && empty("No query yet.", "Choose a collection above, or write a SELECT."),
     showHistory(screen),
@@ -69,10 +69,17 @@ async function run(screen) {
     screen.chart = chooseChart(screen.answer)
     remember(screen, sql)
   } catch (error) {
-    screen.error = screen.stop.signal.aborted ? Object.assign(new Error("The query was stopped."), { remedy: "" }) : error
+    screen.error = screen.stop.signal.aborted ? Object.assign(new Error("The query was stopped."), { remedy: "" }) : Object.assign(error, { sql })
   }
   screen.stop = null
   screen.redraw()
+}
+
+// The line of a query that an error is about, and below it a caret; `where` is query:line:column, from 1.
+function markLine(where, sql) {
+  const [, line, column] = /^query:(\d+):(\d+)/.exec(where ?? "") ?? []
+  const text = line && sql.split("\n")[line - 1]
+  return text == null ? null : h("pre", { class: "sql", tabindex: 0 }, `${text.replaceAll("\t", " ")}\n${" ".repeat(column - 1)}^`)
 }
 
 function remember(screen, sql) {

@@ -1,0 +1,2 @@
+CREATE TABLE todos (id STRING NOT NULL, title STRING, done BOOLEAN, PRIMARY KEY (id));
+CREATE MATERIALIZED VIEW progress AS SELECT done, count(*) AS n FROM todos GROUP BY done;

@@ -83,6 +83,7 @@ FOREIGN_OBJECTS = {
     "evertide/cli/output/logs.py": "the root logger",
     "evertide/cli/output/output.py": "sys.stdout",
     "evertide/metrics/http.py": "samples of the Prometheus client",
+    "evertide/plan/catalyst/jobs.py": "the serializer of an RDD",
     "evertide/plan/catalyst/network.py": "os.environ",
     "evertide/plan/program/project_files.py": "Spark's module of pipelines",
     "evertide/plan/program/view_function.py": "Spark's active session",

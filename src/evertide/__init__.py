@@ -35,7 +35,7 @@ __all__ = [
     "temporary_view",
 ]
 
-__version__ = "0.1.0.dev0"
+from evertide.version import __version__
 
 _WHERE = {
     "EvertideError": "evertide.errors",

@@ -87,6 +87,10 @@ class Settings:
 
     portion_bytes_max: int = 256 * 1024 * 1024
 
+    wide_rows_min: int = 1_000_000
+    """Views whose tables store at least this number of rows are computed from scratch by executors, which read and
+    write the rows themselves."""
+
     store_ahead_rows: int = 50_000
     """A table's delta of at least this number of rows is stored while the views are computed."""
 

@@ -94,7 +94,7 @@ def make_script(queries: dict[str, str]) -> str:
 def condensed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Every run is large, and condensed if it can be. Returns the numbers of rows that the executors condensed to."""
     monkeypatch.setattr(fragment, "ROWS_SMALL_MAX", 0)
-    monkeypatch.setattr(pairs, "_FACTOR", 0)
+    monkeypatch.setattr(pairs, "FACTOR", 0)
     sizes: list[int] = []
     expand = Condenser.expand
 

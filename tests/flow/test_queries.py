@@ -54,7 +54,7 @@ def accepts(reference: Reference, query: str) -> bool:
 def force_linear_rule(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
     """With few rows the rule would hardly ever be used, nor would rows be condensed."""
     monkeypatch.setattr(stage, "ROWS_SURPLUS_MAX", 0)
-    monkeypatch.setattr(pairs, "_FACTOR", 0)
+    monkeypatch.setattr(pairs, "FACTOR", 0)
     monkeypatch.setattr(fragment, "ROWS_SMALL_MAX", 0 if way == "large" else ROWS_SMALL_MAX)
 
 

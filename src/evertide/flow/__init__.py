@@ -11,6 +11,7 @@ leaf_rows       rows of a leaf before and after a transaction
 blame           finds the rows that make a step fail
 aggregates      additive aggregates, min and max, top-k
 state           arrangements
+wide            views computed from scratch by executors
 explanation     how each operator is maintained
 """
 

@@ -42,6 +42,7 @@ from evertide.flow.stage import Stage, find_lookups
 from evertide.flow.state.arrangement import Arrangement, ArrangementManifest
 from evertide.flow.state.row_groups import RowGroupCache
 from evertide.flow.trace import cut_plan, find_shared
+from evertide.flow.wide.step import WideInput, WideResult, WideStep, adopt_runs
 from evertide.plan.algebra.nodes import Aggregate, Attribute, PlanNode, Scan, TopK
 from evertide.plan.algebra.plan_columns import make_arrow_schema
 from evertide.plan.catalyst.failure import check_spark, classify_error, describe_error, silence_traces
@@ -144,6 +145,18 @@ class Circuit:
         self._failed_steps.forget(self.views, deltas)
         self._apply(prepared)
         return prepared.found
+
+    def describe_table(self, name: str) -> tuple[pa.Schema, pa.Schema]:
+        """The columns of a table, and the same named by position."""
+        return self.tables[name], self._collections[name].schema
+
+    def compute_wide(self, given: WideInput) -> WideResult:
+        """Compute the views from the content of their tables on executors, instead of the first step."""
+        with silence_traces():
+            found = WideStep(self._collections, self.parts, self.views, given).run()
+        adopt_runs(found, self.arrangements)
+        self._is_first = False
+        return found
 
     def drop(self, views: Iterable[str]) -> None:
         """Stop maintaining these views; no remaining view may read them."""

@@ -15,15 +15,15 @@ from evertide.rows.columns import Longs
 from evertide.rows.conform import conform_table
 
 _ROWS_SAMPLED = 8_192
-_FACTOR = 4
+FACTOR = 4
 """Rows that a join makes, per row that it reads, above which it multiplies rows."""
-_MULTIPLYING = (JoinType.INNER, JoinType.LEFT_OUTER, JoinType.RIGHT_OUTER, JoinType.FULL_OUTER)
+MULTIPLYING = (JoinType.INNER, JoinType.LEFT_OUTER, JoinType.RIGHT_OUTER, JoinType.FULL_OUTER)
 
 
 def multiplies_rows(cut: StageCut, cone: Cone, rows: Sequence[pa.Table]) -> bool:
     """Whether a join of a stage makes many more rows than it reads, with these rows of the leaves."""
     joins = (node for node in list_own_nodes(cut, cut.root) if isinstance(node, Join))
-    return any(_multiplies(cut, cone, node, rows) for node in joins if node.join in _MULTIPLYING)
+    return any(_multiplies(cut, cone, node, rows) for node in joins if node.join in MULTIPLYING)
 
 
 def _multiplies(cut: StageCut, cone: Cone, join: Join, rows: Sequence[pa.Table]) -> bool:
@@ -38,7 +38,15 @@ def _multiplies(cut: StageCut, cone: Cone, join: Join, rows: Sequence[pa.Table])
     if left is None or right is None:
         return True  # without keys, each pair of rows is tried
     few, many = (left, right) if left.num_rows < right.num_rows else (right, left)
-    return bool(few.num_rows) and _estimate_pairs(few, many) > _FACTOR * (few.num_rows + many.num_rows)
+    return bool(few.num_rows) and _estimate_pairs(few, many) > FACTOR * (few.num_rows + many.num_rows)
+
+
+def estimate_pairs(left: Longs, right: Longs, step: int) -> int:
+    """The number of pairs with equal words, from samples that have each `step`-th word of the sorted words."""
+    words, counts = np.unique(left, return_counts=True)
+    others, other_counts = np.unique(right, return_counts=True)
+    _, at, other_at = np.intersect1d(words, others, assume_unique=True, return_indices=True)
+    return int((counts[at] * other_counts[other_at]).sum()) * step * step
 
 
 def _estimate_pairs(few: pa.Table, many: pa.Table) -> int:

@@ -6,8 +6,9 @@ It runs by the difference rule. A large run of a stage of joins whose cone has u
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from enum import StrEnum
+from typing import TypeAlias
 
 import pyarrow as pa
 
@@ -34,6 +35,8 @@ from evertide.plan.fragment.forms import Form
 from evertide.plan.fragment.fragment import Fragment, Term
 from evertide.rows.changes import DIFF
 
+Lookup: TypeAlias = "tuple[int, tuple[int, ...]]"
+"""A leaf, and the attributes by which its rows are looked up; none for a scan."""
 ROWS_SURPLUS_MAX = 4_096
 """With more unchanged rows in the cone of the changed leaves, a small run of inner joins uses the linear rule as well.
 That rule has up to two terms per leaf; the difference rule has two in total."""
@@ -48,6 +51,8 @@ class RunKind(StrEnum):
     """In the driver."""
     LARGE = "large"
     """On the executors."""
+    WIDE = "wide"
+    """On the executors, which also read and write the rows (`evertide.flow.wide`)."""
     RECOMPUTE = "recompute"
     """On the executors, from all rows of a leaf."""
 
@@ -62,9 +67,12 @@ class Stage:
         self.output = output
         self.run_counts: Counter[RunKind] = Counter()
         self._linear = LinearRule(cut, fragment.find_outer_joins)
-        self._has_expansion = any(isinstance(node, Expand | Generate) for node in list_own_nodes(cut, cut.root))
+        self.has_expansion = any(isinstance(node, Expand | Generate) for node in list_own_nodes(cut, cut.root))
         for at, attributes in sorted(find_lookups(cut)):
             self.leaves[at].need(attributes)
+
+    def count_run(self, kind: RunKind) -> None:
+        self.run_counts[kind] += 1
 
     def run(self, *, is_first: bool) -> None:
         """Set the delta of the output. The first time, rows that exist without input are new."""
@@ -75,8 +83,8 @@ class Stage:
     def _compute_delta(self, *, is_first: bool) -> pa.Table:
         if not is_first and not any(leaf.delta.num_rows for leaf in self.leaves):
             return self.output.empty
-        if self.fragment.is_rename_only and len(self.leaves) == 1:
-            return self._select_columns()
+        if (columns := self.list_selected_columns()) is not None:
+            return self._select_columns(columns)
         cone = Cone(self.cut, self.leaves)
         cone.collect()
         split = [
@@ -106,7 +114,7 @@ class Stage:
 
     def _is_multiplying(self, cone: Cone, terms: Sequence[Term]) -> bool:
         """Whether the stage makes many more rows than it reads."""
-        return self._has_expansion or any(multiplies_rows(self.cut, cone, rows) for _, rows in terms)
+        return self.has_expansion or any(multiplies_rows(self.cut, cone, rows) for _, rows in terms)
 
     def _make_large_terms(self, split: Sequence[SplitRows], terms: list[Term]) -> dict[Form, list[Term]] | None:
         """The terms of the linear rule, or None if the difference rule, with `terms`, is better: each term is a plan,
@@ -114,7 +122,7 @@ class Stage:
         linear = [
             (sign, rows)
             for sign, rows in self._linear.make_terms(split)
-            if not self._is_empty(self.cut.root, rows, is_inner=True)
+            if not self._is_empty(self.cut.root, [each.num_rows for each in rows], is_inner=True)
         ]
         changed = [each for each in split if each.changed_rows]
         if len(linear) > TERMS_FEW and sum(each.unchanged.num_rows - each.changed_rows for each in changed) <= 0:
@@ -122,29 +130,52 @@ class Stage:
         return {self._linear.form: linear, **dict.fromkeys(self._linear.forms_unmatched, terms)}
 
     def _drop_empty(self, terms: list[Term]) -> list[Term]:
-        return [(sign, rows) for sign, rows in terms if not self._is_empty(self.cut.root, rows)]
+        return [(sign, rows) for sign, rows in terms if not self.is_empty([each.num_rows for each in rows])]
 
-    def _select_columns(self) -> pa.Table:
-        """Select and reorder the columns of the delta without Spark."""
+    def is_empty(self, counts: Sequence[int]) -> bool:
+        """Whether the stage certainly outputs no rows, given the number of rows of each leaf."""
+        return self._is_empty(self.cut.root, counts)
+
+    def list_selected_columns(self) -> list[str] | None:
+        """The columns of the only leaf that are the stage's output; None if the stage computes anything."""
+        if not self.fragment.is_rename_only or len(self.leaves) != 1:
+            return None
         [leaf] = self.leaves
         root = self.cut.root
-        columns = [leaf.get_column(trace(self.cut, root, attribute.id)) for attribute in root.output]
+        return [leaf.get_column(trace(self.cut, root, attribute.id)) for attribute in root.output]
+
+    def _select_columns(self, columns: Sequence[str]) -> pa.Table:
+        """Select and reorder the columns of the delta without Spark."""
+        [leaf] = self.leaves
         self.run_counts[RunKind.SMALL] += 1
         selected = [leaf.delta.column(column) for column in (*columns, DIFF)]
         return pa.Table.from_arrays(selected, schema=self.output.empty.schema)
 
-    def _is_empty(self, node: PlanNode, rows: Sequence[pa.Table], *, is_inner: bool = False) -> bool:
-        """Whether the node certainly has no rows, given those of the leaves. `is_inner` treats all joins as inner."""
+    def _is_empty(self, node: PlanNode, counts: Sequence[int], *, is_inner: bool = False) -> bool:
+        """Whether the node certainly has no rows. `is_inner` treats all joins as inner."""
         if self.cut.is_leaf(node):
-            return bool(rows[self.cut.find_leaf(node)].num_rows == 0)
+            return counts[self.cut.find_leaf(node)] == 0
         if isinstance(node, ConstantRows) or (isinstance(node, Aggregate) and not node.keys):
             return False
-        found = [self._is_empty(child, rows, is_inner=is_inner) for child in node.children]
+        found = [self._is_empty(child, counts, is_inner=is_inner) for child in node.children]
         if isinstance(node, Join):
             either = is_inner or node.join in (JoinType.INNER, JoinType.LEFT_SEMI)
             side = {JoinType.RIGHT_OUTER: found[1], JoinType.FULL_OUTER: all(found)}.get(node.join, found[0])
             return any(found) if either else side
         return all(found)
+
+
+def list_joined(cut: StageCut, joins: Collection[JoinType]) -> Iterator[tuple[Lookup, Lookup]]:
+    """Of each join of these types, the look-ups of its left and its right side, in the first leaf of each."""
+    for node in list_own_nodes(cut, cut.root):
+        if isinstance(node, Join) and node.join in joins:
+            by = cut.joins[id(node)]
+            left, right = (
+                next(_find_matched(cut, side, keys), None)
+                for side, keys in zip(node.children, (by.left, by.right), strict=True)
+            )
+            if left is not None and right is not None:
+                yield left, right
 
 
 def find_lookups(cut: StageCut) -> set[tuple[int, tuple[int, ...]]]:

@@ -10,13 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import pyarrow as pa
 
 from evertide.flow.state.arrangement import Arrangement
 from evertide.flow.state.row_groups import RowGroupCache
 from evertide.flow.state.state_part import PartEntry
+from evertide.flow.wide.step import WideInput, WideResult
+from evertide.plan.catalyst.jobs import Jobs
 from evertide.plan.program.properties import SinkProperties
 from evertide.store.blob import Blob
 from evertide.store.paths import Name
@@ -69,6 +71,29 @@ class DeclaredView:
     """
 
 
+@dataclass(slots=True)
+class WideSteps:
+    """The wide steps of this process (`evertide.flow.wide`), and why it cannot make any."""
+
+    problem: str | None = None
+    """Why executors cannot be used; empty if they can, None if that is unknown."""
+    used: dict[int, frozenset[str]] = field(default_factory=dict)
+    """By number, the keys of the blobs that the result of an ended step has. Others with its number are garbage."""
+
+    def end(self, number: int, used: frozenset[str] = frozenset()) -> None:
+        """Record that a step has ended, with the blobs that its result has."""
+        self.used[number] = used
+
+    def set_problem(self, why: str) -> None:
+        self.problem = why
+
+    def is_garbage(self, key: str) -> bool:
+        """Whether an ended step wrote the blob, and its result does not have it."""
+        name = Name.parse(key)
+        used = self.used.get(name.seq) if name is not None and name.attempt else None
+        return used is not None and key not in used
+
+
 @dataclass(frozen=True, slots=True)
 class StateStore:
     """The storage of state, shared by all cohorts and tables of a process."""
@@ -78,6 +103,7 @@ class StateStore:
     new_name: Callable[[], Name]
     abandoned: list[str] = field(default_factory=list)
     """Keys of parts of discarded state, until `drain` returns them."""
+    wide_steps: WideSteps = field(default_factory=WideSteps)
 
     def abandon(self, cohort: Cohort) -> tuple[str, ...]:
         """Let garbage collection delete the state of a discarded cohort; return the keys of its parts."""
@@ -125,6 +151,23 @@ class Cohort(Protocol):
     def maintain(self, is_stopping: IsStopping = never_stopping) -> bool:
         """Merge state by one step. False if there is nothing to merge, or the caller stops."""
         ...
+
+
+@runtime_checkable
+class WideCohort(Protocol):
+    """A cohort that executors can compute from the content of its tables, before its first step."""
+
+    @property
+    def jobs(self) -> Jobs: ...
+
+    @property
+    def views(self) -> Mapping[str, pa.Schema]: ...
+
+    def describe_table(self, name: str) -> tuple[pa.Schema, pa.Schema]:
+        """The columns of a table, and the same named by position."""
+        ...
+
+    def compute_wide(self, given: WideInput) -> WideResult: ...
 
 
 class Engine(Protocol):

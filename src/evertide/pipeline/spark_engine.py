@@ -15,10 +15,12 @@ from evertide.flow.explanation.explain import explain
 from evertide.flow.explanation.explanation import Explanations
 from evertide.flow.state.arrangement import Arrangement
 from evertide.flow.state.state_part import PartEntry
+from evertide.flow.wide.step import WideInput, WideResult
 from evertide.pipeline.engine import Cohort, DeclaredTable, DeclaredView, StateStore, drain
 from evertide.plan.algebra.nodes import Attribute
 from evertide.plan.algebra.plan_columns import make_arrow_schema
 from evertide.plan.catalyst.driver import BACKFILL_POOL, read_activity, use_pool
+from evertide.plan.catalyst.jobs import Jobs
 from evertide.plan.catalyst.result_settings import read_result_settings
 from evertide.plan.catalyst.session import Session
 from evertide.plan.program.fingerprint import Fingerprints
@@ -32,6 +34,16 @@ from evertide.threads.stopping import IsStopping, never_stopping
 class SparkCohort:
     def __init__(self, circuit: Circuit) -> None:
         self.circuit = circuit
+
+    @property
+    def jobs(self) -> Jobs:
+        return Jobs(self.circuit.program.catalyst)
+
+    def describe_table(self, name: str) -> tuple[pa.Schema, pa.Schema]:
+        return self.circuit.describe_table(name)
+
+    def compute_wide(self, given: WideInput) -> WideResult:
+        return self.circuit.compute_wide(given)
 
     @property
     def views(self) -> Mapping[str, pa.Schema]:

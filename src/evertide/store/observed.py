@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from evertide.errors import EvertideError, OutcomeUnknown, Unavailable
 from evertide.observer import NO_OBSERVER, Observer
@@ -107,6 +107,10 @@ class ObservedBlob:
         self._inner = inner
         self.calls = _Calls(observer, runtime)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Other processes use the blob without the observer."""
+        return _unpickle, (self._inner,)
+
     def get(self, key: str) -> bytes:
         return self.calls.report("blob.get", lambda: self._inner.get(key), len, _READS_S)
 
@@ -129,6 +133,10 @@ class ObservedBlob:
 
     def path(self, key: str) -> str:
         return self._inner.path(key)
+
+
+def _unpickle(inner: Blob) -> Blob:
+    return inner
 
 
 class ObservedMeta:

@@ -25,7 +25,7 @@ from evertide.rows.changes import DIFF, DIFF_FIELD, consolidate_delta
 from evertide.rows.columns import FIXED, FLOATS, Bools, Longs, read_bits, to_array
 
 VALUE = "value"
-_GROUP = "group"
+GROUP = "group"
 _WORST = np.iinfo(np.int64).min
 _INTEGERS = frozenset(FIXED) - frozenset(FLOATS) - {pa.lib.Type_UINT64, pa.lib.Type_INTERVAL_DAY_TIME}
 
@@ -46,7 +46,7 @@ class Extremes:
 
         `previous` has the extremes of each group before, NULL if there was none.
         """
-        numbers: Longs = changed.column(_GROUP).to_numpy()
+        numbers: Longs = changed.column(GROUP).to_numpy()
         columns = [changed.column(name) for name in (*self.values.schema.names, DIFF)]
         delta = pa.Table.from_arrays(columns, schema=self._schema)
         self._change = delta
@@ -91,6 +91,15 @@ class Extremes:
         at = np.arange(len(best))
         at[wanted] = len(best) + np.arange(len(wanted))
         return pa.concat_arrays([best, found]).take(pa.array(at))
+
+
+def find_extremes(are_max: Sequence[bool], values: pa.Table, count: int) -> list[Any]:
+    """The extremes of `count` groups over all their values (`make_values_delta`), each with a positive diff."""
+    value, numbers = to_array(values.column(VALUE)), values.column(GROUP).to_numpy()
+    nothing = pa.nulls(count, value.type)
+    previous, codes = _encode_order([nothing, value])
+    choosers = [_ExtremeChooser(nothing, previous, value, codes, is_max=is_max) for is_max in are_max]
+    return [each.choose(numbers) for each in choosers]
 
 
 class _ExtremeChooser:
@@ -138,7 +147,7 @@ def _encode_order(arrays: Sequence[Any]) -> list[Longs]:
 def make_values_delta(keys: pa.Table, value: Any, diffs: Longs, mask: Bools | None, numbers: Longs) -> pa.Table:
     """The rows that count, as a delta of keys, `VALUE` and the number of the group."""
     value = to_array(value)
-    names = [*keys.column_names, VALUE, _GROUP]
+    names = [*keys.column_names, VALUE, GROUP]
     if mask is None and not value.null_count:
         table = pa.Table.from_arrays([*keys.columns, value, pa.array(numbers)], names=names)
         return cancel_out(add_diffs(table, diffs), "values")

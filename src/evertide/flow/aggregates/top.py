@@ -34,7 +34,7 @@ class Top(CircuitCollection):
             raise ValueError("the TopK has no LIMIT")
         self.node = node
         self._shown = slice(node.offset, node.offset + node.limit)
-        self._fragment = fragment
+        self.fragment = fragment
         self.inputs = inputs
         self._columns = tuple(self.schema.names)
         inputs.need((), self._columns)
@@ -58,6 +58,10 @@ class Top(CircuitCollection):
         self._after = after
         shown = [add_sign(rows[self._shown], sign) for rows, sign in ((before, -1), (after, 1))]
         self.delta = consolidate_delta(pa.concat_tables(shown), self.name)
+
+    def start(self, first: pa.Table) -> tuple[pa.Table, pa.Table]:
+        """The state and the rows of the collection, as deltas, if these are the first rows of all input, in order."""
+        return _add_places(first, 1), consolidate_delta(add_sign(first[self._shown], 1), self.name)
 
     def list_arrangements(self) -> Iterator[Arrangement]:
         yield from super().list_arrangements()
@@ -116,7 +120,7 @@ class Top(CircuitCollection):
     def _take_first(self, rows: pa.Table) -> pa.Table:
         if not rows.num_rows:
             return rows
-        return self._fragment.run([(1, [rows])]).drop_columns([DIFF])
+        return self.fragment.run([(1, [rows])]).drop_columns([DIFF])
 
 
 def _add_places(kept: pa.Table, sign: int) -> pa.Table:

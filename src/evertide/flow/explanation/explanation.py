@@ -70,6 +70,8 @@ class RunCounts:
 
     small: int = 0
     large: int = 0
+    wide: int = 0
+    """By executors that also read and wrote the rows (`evertide.flow.wide`)."""
     recompute: int = 0
 
 

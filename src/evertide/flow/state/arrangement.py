@@ -171,6 +171,10 @@ class Arrangement:
         spine.bound_memory()
         return partial(spine.push, block)
 
+    def adopt(self, runs: Sequence[PartRun]) -> None:
+        """Add runs whose parts executors have stored."""
+        self._spine.adopt(runs)
+
     def _make_block(self, delta: pa.Table) -> RowBlock:
         return make_block(delta, self.schema, self.key, self._where)
 

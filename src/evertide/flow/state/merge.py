@@ -6,14 +6,21 @@ A merge has in memory a few row groups of each run and all rows of the current w
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
 
 from evertide.flow.state.block import RowBlock, concatenate_blocks, merge_blocks
 from evertide.flow.state.part_reader import CachedParts
-from evertide.flow.state.runs import PartRun, Run
+from evertide.flow.state.runs import PartRun
 from evertide.flow.state.state_part import PartEntry, PartWriter
+
+
+class ReadableRun(Protocol):
+    def read(self, cached_parts: CachedParts, /) -> Iterator[RowBlock]:
+        """Consolidated blocks whose words ascend."""
+        ...
 
 
 class _Cursor:
@@ -45,7 +52,7 @@ class _Cursor:
         return pending.slice(0, end)
 
 
-def merge(runs: Iterable[Run], cached_parts: CachedParts, where: str) -> Iterator[RowBlock]:
+def merge(runs: Iterable[ReadableRun], cached_parts: CachedParts, where: str) -> Iterator[RowBlock]:
     """The sum of the runs as blocks whose words ascend, also across blocks.
 
     1. A run that is not over may have more rows of the last word that was read. So only words below the least of these

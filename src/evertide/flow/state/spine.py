@@ -120,6 +120,11 @@ class Spine:
         with self._lock:
             self._swap((), memory=(*self.runs.memory, run))
 
+    def adopt(self, runs: Sequence[PartRun]) -> None:
+        """Add runs of parts that are stored already."""
+        with self._lock:
+            self._swap((), parts=(*self.runs.parts, *runs))
+
     def is_large(self, rows: int) -> bool:
         """Whether a delta with this number of rows is never joined with other runs in memory."""
         return rows > self._settings.inline_rows_max

@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -29,12 +30,14 @@ from evertide.errors import (
     ViewFailed,
 )
 from evertide.errors.running_errors import name_views
+from evertide.flow.wide.outlets import StoredContent
 from evertide.observer import FailureEvent
 from evertide.pipeline.definition import AwayReason, find_tables_under, make_shard_name, mark_redefined
 from evertide.pipeline.engine import Cohort
 from evertide.pipeline.sinks.sink_record import find_shards_of_sinks
 from evertide.pipeline.state.hydration import hydrate_cohort, make_view_record
 from evertide.pipeline.state.members import Members, add_time
+from evertide.pipeline.state.wide_hydration import WideTarget
 from evertide.pipeline.transaction.portions import PendingChanges
 from evertide.pipeline.transaction.runner import Runner
 from evertide.problem import ComponentState
@@ -55,19 +58,36 @@ _JOIN_TRANSACTIONS_MAX = 2
 class _NewShards:
     """Receives the content of the views, and writes it to new shards."""
 
-    def __init__(self, runner: Runner, members: Members, time: int, is_stopping: IsStopping) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        members: Members,
+        time: int,
+        is_stopping: IsStopping,
+        progress: Callable[[str, int, int], None],
+    ) -> None:
         self.shards: dict[str, Shard] = {}
         """By view; created on first use."""
         self._runner = runner
         self._members = members
         self._time = time
         self._is_stopping = is_stopping
+        self._progress = progress
         self._pending = PendingChanges(time - 1, runner.writer)
 
     def take(self, deltas: Mapping[str, pa.Table]) -> None:
         check_not_stopping(self._is_stopping)
         self._pending.store(self._members)  # the result of the previous portion
         self._pending.put({self._create_shard(name).name: delta for name, delta in deltas.items()})
+
+    def prepare_wide(self, views: Collection[str]) -> WideTarget:
+        shards = {name: self._create_shard(name) for name in views}
+        progress = partial(self._progress, "wide step")
+        return WideTarget(shards, self._pending.open_claim(), self._is_stopping, progress)
+
+    def take_wide(self, found: Mapping[str, StoredContent]) -> None:
+        check_not_stopping(self._is_stopping)
+        self._pending.take_parts({self._create_shard(name).name: content.parts for name, content in found.items()})
 
     def drop(self) -> None:
         self._pending.drop(self._members)
@@ -202,7 +222,7 @@ class Backfill:
         return bool(joined) and all(joined)
 
     def _compute(self, members: Members, is_stopping: IsStopping) -> None:
-        new_shards = _NewShards(self._runner, members, self._time, is_stopping)
+        new_shards = _NewShards(self._runner, members, self._time, is_stopping, self._progress)
         self._shards = new_shards.shards
         while self._left and self._cohort is None:
             try:

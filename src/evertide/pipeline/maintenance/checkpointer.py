@@ -27,6 +27,7 @@ from evertide.checkpoint.records import CatalogEntry, StateFile
 from evertide.errors import Conflict, Damaged, EvertideError, GenerationMoved, OutcomeUnknown, Unavailable
 from evertide.observer import CheckpointEvent, FailureEvent
 from evertide.pipeline.definition import Definition
+from evertide.pipeline.engine import WideSteps
 from evertide.pipeline.input.pushes import PUSH, complete_position
 from evertide.pipeline.input.source_positions import read_positions
 from evertide.pipeline.transaction.runner import Runner
@@ -186,7 +187,7 @@ class Checkpointer:
     def _live(self) -> _LiveParts:
         runner = self._runner
         used = {part.key for part in runner.machine.parts()}
-        return _LiveParts(runner.writer.id, used, frozenset(self._released))
+        return _LiveParts(runner.writer.id, used, frozenset(self._released), runner.machine.store.wide_steps)
 
     def _draft(self, definition: Definition) -> Draft:
         runner = self._runner
@@ -228,13 +229,14 @@ def _cut_state(shard: Shard, upper: int) -> ShardState:
 class _LiveParts:
     """The parts in use: those that this process wrote and has not released, and others that it uses."""
 
-    def __init__(self, writer: str, used: Set[str], released: Set[str]) -> None:
+    def __init__(self, writer: str, used: Set[str], released: Set[str], wide_steps: WideSteps) -> None:
         self._writer = writer
         self._used = used
         self._released = released
+        self._wide_steps = wide_steps
 
     def __contains__(self, key: object) -> bool:
         name = Name.parse(str(key))
         if name is not None and name.writer == self._writer:
-            return key not in self._released
+            return key not in self._released and not self._wide_steps.is_garbage(str(key))
         return key in self._used

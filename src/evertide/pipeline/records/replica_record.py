@@ -36,14 +36,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-_HYDRATING = ("rebuild", "backfill", "catch up")
+_HYDRATING = ("rebuild", "backfill", "wide step", "catch up")
 """Work that hydrates views; all other long work is part of a restart."""
 
 
 @dataclass(frozen=True, slots=True)
 class LongWork:
     what: str
-    """`restore` (bytes), `replay`, `complete`, `catch up` (transactions), `rebuild` or `backfill` (views)."""
+    """`restore` (bytes), `replay`, `complete`, `catch up` (transactions), `rebuild` or `backfill` (views),
+    `wide step` (operators)."""
     done: int
     of: int
 

@@ -11,7 +11,7 @@ Used for new and changed views, for the retry of failed views, and for views who
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Generator, Iterable, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import closing
 from functools import reduce
 from itertools import islice
@@ -22,11 +22,13 @@ import pyarrow as pa
 
 from evertide.errors import Damaged, Diverged, InvalidInput, StateInconsistent, ViewFailed
 from evertide.errors.running_errors import name_views
+from evertide.flow.wide.outlets import StoredContent
 from evertide.pipeline.definition import AwayReason, ViewRecord, find_tables_under, to_stored_key
-from evertide.pipeline.engine import Cohort, DeclaredTable, Engine, StateStore
+from evertide.pipeline.engine import Cohort, DeclaredTable, Engine, StateStore, WideCohort
 from evertide.pipeline.state.machine import Machine
 from evertide.pipeline.state.members import Members, open_snapshot
 from evertide.pipeline.state.table_deltas import Tables, measure_content
+from evertide.pipeline.state.wide_hydration import WideTarget, compute_wide
 from evertide.rows.changes import TIME
 from evertide.rows.digest import ZERO, add_digests
 
@@ -39,9 +41,15 @@ Reapply: TypeAlias = Callable[[Tables], None]
 
 
 class ContentReceiver(Protocol):
-    """Receives the content of views: deltas, portion by portion, that add up to it."""
+    """Receives the content of views: deltas, portion by portion, that add up to it; or all of it, as parts."""
 
     def take(self, found: Mapping[str, pa.Table]) -> None: ...
+
+    def prepare_wide(self, views: Collection[str]) -> WideTarget:
+        """Where executors store the content."""
+        ...
+
+    def take_wide(self, found: Mapping[str, StoredContent]) -> None: ...
 
     def drop(self) -> None:
         """Discard all content received so far; the hydration may start over."""
@@ -56,6 +64,12 @@ class ContentDigests:
         for name, delta in found.items():
             self.all[name] = add_digests(self.all.get(name, ZERO), measure_content(delta).digest)
 
+    def prepare_wide(self, views: Collection[str]) -> WideTarget:  # noqa: ARG002 - only digests are needed
+        return WideTarget({}, 0)
+
+    def take_wide(self, found: Mapping[str, StoredContent]) -> None:
+        self.all.update({name: content.digest for name, content in found.items()})
+
     def drop(self) -> None:
         self.all.clear()
 
@@ -69,6 +83,9 @@ def hydrate_cohort(
         return engine.cohort(views, store, None)
     tables = sorted({table for view in views for table in find_tables_under(engine.views, view)})
     check_computable(engine, views)
+    wide = _compute_wide(engine.cohort(views, store, None), machine, members, tables, time, receiver)
+    if wide is not None:
+        return wide
     portions = _ContentPortions(members, tables, time)
     try:
         with closing(iter(portions)) as read:
@@ -84,6 +101,27 @@ def hydrate_cohort(
             raise ViewFailed(views=error.views, time=error.time, why=why) from error
     whole = {name: members.read_table(name, time) for name in tables}
     return _compute_cohort(engine.cohort(views, store, None), store, [(whole, True)], receiver)
+
+
+def _compute_wide(  # noqa: PLR0917
+    cohort: Cohort, machine: Machine, members: Members, tables: Sequence[str], time: int, receiver: ContentReceiver
+) -> Cohort | None:
+    """The cohort, computed by executors; None if that is not possible, or not worthwhile."""
+    if not isinstance(cohort, WideCohort):
+        return None
+    rows = sum(members.count_table_rows(name) for name in tables)
+    if rows < members.shards.settings.wide_rows_min:
+        return None
+    try:
+        found = compute_wide(cohort, machine.store, members, tables, time, receiver.prepare_wide([*cohort.views]))
+    except BaseException:
+        receiver.drop()
+        raise
+    if found is None:
+        receiver.drop()
+        return None
+    receiver.take_wide(found)
+    return cohort
 
 
 def _compute_cohort(

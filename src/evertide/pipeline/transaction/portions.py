@@ -130,7 +130,7 @@ class PendingChanges:
         least = members.shards.settings.store_ahead_rows
         large = {name: delta for name, delta in deltas.items() if delta.num_rows >= least}
         if large:
-            seq = self._open_claim()
+            seq = self.open_claim()
             pool = ThreadPoolExecutor(1, "evertide-store")
             self._ahead = {
                 name: pool.submit(self._store_parts, name, delta, seq, members) for name, delta in large.items()
@@ -141,11 +141,17 @@ class PendingChanges:
         """Store the changes in memory as parts. Can be repeated after a failure."""
         if not self.deltas:
             return
-        seq = self._open_claim()
+        seq = self.open_claim()
         for name, delta in list(self.deltas.items()):
             if not self._take_ahead(name) and delta.num_rows:
                 self.parts.setdefault(name, []).extend(self._store_parts(name, delta, seq, members))
             self.deltas.pop(name, None)
+
+    def take_parts(self, parts: Mapping[str, Sequence[Part]]) -> None:
+        """Add parts that executors have stored under a claim of these changes."""
+        for name, found in parts.items():
+            if found:
+                self.parts.setdefault(name, []).extend(found)
 
     def forget(self, shard: str, members: Members) -> None:
         self._take_ahead(shard)
@@ -179,7 +185,8 @@ class PendingChanges:
             with suppress(EvertideError):
                 withdraw(members.shards.blob, future.result())
 
-    def _open_claim(self) -> int:
+    def open_claim(self) -> int:
+        """The number for names of parts; it is settled with these changes."""
         self._claims.append(self._writer.open_claim())
         return self._claims[-1]
 

@@ -3,6 +3,7 @@
 session          the Spark session of a pipeline
 network          network settings of a new session, and a check of a given one
 catalyst         builds and runs Catalyst's operators and expressions
+jobs             jobs whose tasks run Python functions, alone or around Catalyst's operators
 walk             walks Catalyst's trees, converts Scala's collections
 parsed           finds all operators of a parsed plan
 canonical        expressions as plain values, for fingerprints

@@ -54,7 +54,7 @@ class Catalyst:
 
     def __init__(self, session: SparkSession) -> None:
         self.session = session._jsparkSession
-        self._context = session.sparkContext
+        self.context = session.sparkContext
         self._gateway = session._sc._gateway
         self._jvm = session._jvm
         self._objects: dict[str, Any] = {}
@@ -179,8 +179,7 @@ class Catalyst:
 
         Rows go through a file, since py4j transfers bytes slowly.
         """
-        partitions = self._large.sparkContext().defaultParallelism()
-        self._large.conf().set("spark.sql.shuffle.partitions", str(partitions))  # the number of executors changes
+        partitions = self._set_partitions()
         with scratch_file() as path:
             with (
                 using_scratch(),
@@ -193,20 +192,42 @@ class Catalyst:
         rdd, statistics = frame.queryExecution().logical().rdd(), self.make_some(self._make_statistics(rows.nbytes))
         return self._make_rdd_relation(attributes, rdd, self._large, statistics)
 
+    def make_arrow_relation(self, batches: Any, attributes: Any, struct: Any, size: int) -> Any:
+        """A partitioned relation of the rows in a Java RDD of Arrow batches, with its size for the planner."""
+        frame = self.companion("org.apache.spark.sql.api.r.SQLUtils").toDataFrame(batches, struct, self._large)
+        rdd, statistics = frame.queryExecution().logical().rdd(), self.make_some(self._make_statistics(size))
+        return self._make_rdd_relation(attributes, rdd, self._large, statistics)
+
+    def make_batch_maker(self, struct: Any) -> tuple[Any, pa.Schema]:
+        """For `compute_batches` of plans with these columns; and the schema of the batches."""
+        frame = self._collecting.createDataFrame(self._array_list(), struct)
+        empty = self.companion(f"{_ARROW}.ArrowConverters").createEmptyArrowBatch(struct, _TIME_ZONE, *_NO)
+        return frame, pa.ipc.open_stream(empty).schema
+
+    def compute_batches(self, plan: Any, frame: Any, partitions: int = 0) -> Any:
+        """A Java RDD of Arrow batches with the rows of an optimized plan, in at least this number of partitions after
+        an exchange. Some stages of the plan may run at once."""
+        with self._activate(self._large):
+            self._set_partitions(partitions)
+            ready = self.companion(f"{_EXECUTION}.QueryExecution").prepareExecutedPlan(self._large, plan)
+            return frame.toArrowBatchRdd(ready).toJavaRDD()
+
+    def _set_partitions(self, least: int = 0) -> int:
+        """Set the number of partitions of exchanges, since the number of executors changes."""
+        partitions = max(least, int(self._large.sparkContext().defaultParallelism()))
+        self._large.conf().set("spark.sql.shuffle.partitions", str(partitions))
+        return partitions
+
     def _make_statistics(self, size: int) -> Any:
         """Statistics with this size: those of a Range, since py4j cannot create a `BigInt`."""
         return self.companion(f"{_LOGICAL}.Range").apply(0, size // 8 + 1, 1, 1).stats()
 
     def make_collector(self, struct: Any) -> Callable[[Any], pa.Table]:
         """A function that runs optimized plans with these columns on the executors and collects Arrow rows."""
-        frame = self._collecting.createDataFrame(self._array_list(), struct)
-        empty = self.companion(f"{_ARROW}.ArrowConverters").createEmptyArrowBatch(struct, _TIME_ZONE, *_NO)
-        schema = pa.ipc.open_stream(empty).schema
+        frame, schema = self.make_batch_maker(struct)
 
         def collect(plan: Any) -> pa.Table:
-            with self._activate(self._large):
-                ready = self.companion(f"{_EXECUTION}.QueryExecution").prepareExecutedPlan(self._large, plan)
-                batches = frame.toArrowBatchRdd(ready).toJavaRDD().collect()
+            batches = self.compute_batches(plan, frame).collect()
             found = self._read_arrays(self._converters.asScala(batches.iterator()))
             return pa.Table.from_batches([pa.ipc.read_record_batch(batch, schema) for batch in found], schema)
 
@@ -220,7 +241,7 @@ class Catalyst:
                 clone = self.session.cloneSession()
                 for name, value in _LARGE.items():
                     clone.conf().set(name, value)
-                self._large_session = SparkSession(self._context, jsparkSession=clone)
+                self._large_session = SparkSession(self.context, jsparkSession=clone)
             return self._large_session._jsparkSession
 
     @cached_property

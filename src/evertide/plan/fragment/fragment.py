@@ -20,7 +20,7 @@ concurrently; they share the `Catalyst` and the plans in the JVM, which are immu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -31,6 +31,7 @@ import pyarrow as pa
 from evertide.plan.algebra.nodes import Attribute, Expand, Filter, Generate, JoinType, Map, PlanNode, Union
 from evertide.plan.algebra.plan_columns import make_arrow_schema
 from evertide.plan.catalyst.catalyst import Catalyst
+from evertide.plan.catalyst.jobs import Jobs
 from evertide.plan.catalyst.walk import get_kind, read_list, walk_own_nodes
 from evertide.plan.fragment.condensed_column import ColumnUse
 from evertide.plan.fragment.condenser import Condenser
@@ -39,7 +40,7 @@ from evertide.plan.fragment.local_runner import LocalRunner, Term
 from evertide.rows.changes import DIFF, DIFF_FIELD
 from evertide.rows.conform import conform_table
 
-__all__ = ["ROWS_JOINED_MAX", "ROWS_SMALL_MAX", "Fragment", "Term"]
+__all__ = ["ROWS_JOINED_MAX", "ROWS_SMALL_MAX", "Fragment", "StoredLeaf", "Term"]
 
 _ROW_WISE = (Map, Filter, Expand, Generate)
 ROWS_SMALL_MAX = 16_384
@@ -55,6 +56,16 @@ class _Tree:
     jvm: Any
     below: tuple[_Tree, ...] = ()
     leaf: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class StoredLeaf:
+    """The rows of a leaf, which tasks on the executors read; none if there are no tasks."""
+
+    read: Callable[[Any], Iterable[bytes]]
+    """Returns the rows for a task, as messages of Arrow IPC without the schema."""
+    tasks: Sequence[Any]
+    bytes: int
 
 
 class Fragment:
@@ -121,6 +132,44 @@ class Fragment:
         """Whether the executors run it: there are many rows, or at least as many as in a run that was aborted."""
         rows = _count_rows(terms)
         return rows > ROWS_SMALL_MAX or (self._aborted_rows is not None and rows >= self._aborted_rows)
+
+    def run_stored(
+        self, jobs: Jobs, leaves: Sequence[StoredLeaf], tail: Callable[[Iterator[bytes], str], Any], partitions: int
+    ) -> list[Any]:
+        """Compute the rows of the tree for leaves that the executors read, and call `tail` with those of each
+        partition, as messages of Arrow IPC with the schema `stored_schema`."""
+        relations = self._make_relations(jobs, leaves)
+        return jobs.run(self._bind(self._tree, relations), self._batch_maker[0], tail, partitions)
+
+    def collect_stored(self, jobs: Jobs, leaves: Sequence[StoredLeaf]) -> pa.Table:
+        """Like `run_stored`, but return the rows, in order, with the diff 1."""
+        relations = self._make_relations(jobs, leaves)
+        found = self._collect_large(self._add_sign(self._bind(self._tree, relations), 1))
+        return conform_table(found.combine_chunks(), self._changes)
+
+    def condense_stored(
+        self, jobs: Jobs, leaves: Sequence[StoredLeaf], uses: Sequence[ColumnUse], rows_read: int
+    ) -> pa.Table | None:
+        """The rows that executors condensed (`run`); None if they cannot be condensed to much fewer."""
+        plan = self._add_sign(self._bind(self._tree, self._make_relations(jobs, leaves)), 1)
+        found = self._collect_condensed(plan, uses, rows_read)
+        return None if found is None else conform_table(found, self._changes)
+
+    @property
+    def stored_schema(self) -> pa.Schema:
+        return self._batch_maker[1]
+
+    @cached_property
+    def _batch_maker(self) -> tuple[Any, pa.Schema]:
+        return self._catalyst.make_batch_maker(self._tree.jvm.schema())
+
+    def _make_relations(self, jobs: Jobs, leaves: Sequence[StoredLeaf]) -> list[Any]:
+        return [
+            jobs.spread(leaf.read, leaf.tasks, self._outputs[at], self._structs[at], leaf.bytes)
+            if leaf.tasks
+            else self._empty[at]
+            for at, leaf in enumerate(leaves)
+        ]
 
     def find_outer_joins(self) -> list[JoinType]:
         """The types of the outer joins that the optimizer left."""

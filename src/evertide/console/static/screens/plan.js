@@ -93,8 +93,8 @@ function drawState(used) {
 
 function describeRuns(runs) {
   if (!runs) return ""
-  const { small, large, recompute } = runs
-  return `Since the process started: ${plural(small, "small run")} in this process, ${count(large)} distributed over executors, ${count(recompute)} recomputed in full.`
+  const { small, large, wide, recompute } = runs
+  return `Since the process started: ${plural(small, "small run")} in this process, ${count(large)} distributed over executors, ${count(wide)} in wide steps, ${count(recompute)} recomputed in full.`
 }
 
 // Matches the style: the text wraps, and all other lines are cut off at the end of the box.

@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.progress import Progress, TaskID
 from rich.table import Table
 
-from bench import bounds, connectors, pipelines, replicas, shape_index, shapes, shards, sizing, views
+from bench import bounds, connectors, pipelines, replicas, shape_index, shapes, shards, sizing, views, wide
 from bench.measure import Figure
 from bench.peers.contest import ENGINES, MEASURES, Contest, ContestSize
 from bench.peers.publication import publish
@@ -35,6 +35,7 @@ OTHERS: dict[str, tuple[Any, Callable[..., list[Figure]]]] = {
     "replicas": (replicas.ReplicaSize, replicas.replicas),
     "sizing": (sizing.SizingSize, sizing.sizing),
     "bounds": (bounds.BoundSize, bounds.bounds),
+    "wide": (wide.WideSize, wide.wide),
 }
 """Each benchmark with its sizes."""
 BENCHMARKS = (*shards.BENCHMARKS, "refresh", *OTHERS, *connectors.BENCHMARKS, "peers")
@@ -90,6 +91,8 @@ def _run(name: str, chosen: argparse.Namespace, moved: shards.Progress) -> list[
         chosen_size = sizes.short() if chosen.short else sizes()
         if name == "bounds" and chosen.views:
             chosen_size = replace(chosen_size, cases=tuple(chosen.views.split(",")))
+        if name == "wide" and chosen.views:
+            chosen_size = replace(chosen_size, views=tuple(chosen.views.split(",")))
         return measure(chosen_size, moved)
     size = views.ViewSize.short() if chosen.short else views.ViewSize()
     if chosen.full:

@@ -74,7 +74,7 @@ class Tables:
         self._time += 1
 
     def pieces(self, circuit: Circuit) -> dict[str, Sequence[ShardPiece]]:
-        window = TimeWindow(0, self._time, self._time - 1)
+        window = TimeWindow(0, self._time)
         return {
             name: [
                 ShardPiece(part, self.schemas[name], *circuit.describe_table(name), window, part.key) for part in parts

@@ -99,7 +99,7 @@ def _list_pieces(name: str, members: Members, time: int, leases: ExitStack, coho
     shard = members.open_collection(name)
     snapshot = leases.enter_context(open_snapshot(shard, time - 1))
     blob, declared, schema = shard.log.blob, *cohort.describe_table(name)
-    window = TimeWindow(0, time, time - 1)
+    window = TimeWindow(0, time)
     return [
         ShardPiece(part, shard.schema, declared, schema, window, blob.path(part.key) if part.key else shard.log.path)
         for part in snapshot.parts

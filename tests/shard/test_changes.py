@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,10 +22,12 @@ from evertide.rows.changes import (
     check_changes,
     compute_content,
     consolidate,
+    consolidate_delta,
     expand,
     find_negative_sums,
     make_changes_schema,
     make_empty_changes,
+    match_removed,
 )
 from evertide.rows.digest import RowHashes, hash_rows
 from tests.kit.arrow import canonical_rows, reencoded, tables
@@ -200,6 +203,29 @@ def test_lowest_is_the_lowest_running_sum(table: Any) -> None:
     assert (
         dict(zip(canonical_rows(found.drop_columns([DIFF])), found.column(DIFF).to_pylist(), strict=True)) == expected
     )
+
+
+@EXAMPLES
+@given(timed())
+def test_removed_rows_match_the_first_equal_rows(table: Any) -> None:
+    plain = table.drop_columns([TIME])
+    rows = plain.drop_columns([DIFF])
+    removed = consolidate_delta(plain.filter(pc.less(plain[DIFF], 0)))
+    left = Counter(
+        {
+            key: -diff
+            for key, diff in zip(canonical_rows(removed.drop_columns([DIFF])), removed[DIFF].to_pylist(), strict=True)
+        }
+    )
+    expected = []
+    for at, key in enumerate(canonical_rows(rows)):
+        if left[key] > 0:
+            left[key] -= 1
+            expected.append(at)
+    found, rest = match_removed(removed, rows)
+    assert found.tolist() == expected
+    keys = canonical_rows(rest.drop_columns([DIFF]))
+    assert dict(zip(keys, (-each for each in rest[DIFF].to_pylist()), strict=True)) == dict(+left)
 
 
 def test_empty() -> None:

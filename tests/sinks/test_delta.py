@@ -190,10 +190,6 @@ def test_v7_keys_that_could_become_equal_are_refused(tmp_path: Path) -> None:
     sink = prepare(declare(tmp_path, "delta", schema=TEXTS, key=("s",))).open("token")
     with pytest.raises(SinkFailed, match="key column 's' has a text that is not valid UTF-8"):
         sink.write(0, text_changes((1, b"\xff", 1)))
-    sink = prepare(declare(tmp_path, "delta", schema=TEXTS, options={"path": "other"})).open("token")
-    sink.write(0, split_into_pieces(text_changes((1, b"\xff", 1), (2, b"a", 1)), 2))
-    with pytest.raises(SinkFailed, match="a large transaction has a text that is not valid UTF-8"):
-        sink.write(1, split_into_pieces(text_changes((1, b"\xff", -1), (2, b"a", -1)), 2))
 
 
 def test_x12_a_large_transaction_waits_for_room_in_the_temporary_directory(

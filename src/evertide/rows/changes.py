@@ -130,14 +130,39 @@ def find_negative_sums(table: pa.Table) -> pa.Table:
     columns, diffs = table.drop_columns([DIFF]), _to_longs(table.column(DIFF))
     if len(diffs) == 0:
         return table
-    order, again = _verify_groups(columns, *_group_rows(hash_rows(columns).high, None))
-    is_first = np.concatenate(([True], ~again))
-    starts = np.flatnonzero(is_first)
-    order = order[np.lexsort((order, np.cumsum(is_first)))]  # equal rows stay neighbours, now in input order
+    order, starts = _order_groups(columns)
     sums = np.cumsum(diffs[order])
     before = np.repeat((sums - diffs[order])[starts], np.diff(np.append(starts, len(order))))
     found = np.minimum.reduceat(sums - before, starts)
     return columns.take(pa.array(order[starts][found < 0])).append_column(DIFF_FIELD, pa.array(found[found < 0]))
+
+
+def match_removed(removed: pa.Table, rows: pa.Table) -> tuple[Longs, pa.Table]:
+    """Find rows to remove: the positions of `rows` that equal one of `removed`, and what remains of `removed`.
+
+    `removed` is consolidated, and its diffs are negative: a row with -n matches up to n of `rows`, the first ones.
+    """
+    count = removed.num_rows
+    columns = pa.concat_tables([removed.drop_columns([DIFF]), rows])
+    if columns.num_rows == 0:
+        return np.empty(0, np.int64), removed
+    wanted = np.zeros(columns.num_rows, np.int64)
+    wanted[:count] = -_to_longs(removed.column(DIFF))
+    order, starts = _order_groups(columns)
+    sizes = np.diff(np.append(starts, len(order)))
+    rank = np.arange(len(order)) - np.repeat(starts, sizes)  # a removed row is the first of its group
+    found = (rank > 0) & (rank <= np.repeat(wanted[order[starts]], sizes))
+    wanted[order[starts]] -= np.add.reduceat(found, starts, dtype=np.int64)
+    rest = np.flatnonzero(wanted[:count])
+    remaining = removed.drop_columns([DIFF]).take(pa.array(rest)).append_column(DIFF_FIELD, pa.array(-wanted[rest]))
+    return np.sort(order[found]) - count, remaining
+
+
+def _order_groups(columns: pa.Table) -> tuple[Longs, Longs]:
+    """An order in which equal rows are neighbours, in input order, and where each group starts."""
+    order, again = _verify_groups(columns, *_group_rows(hash_rows(columns).high, None))
+    is_first = np.concatenate(([True], ~again))
+    return order[np.lexsort((order, np.cumsum(is_first)))], np.flatnonzero(is_first)
 
 
 def expand(table: pa.Table, where: str = "collection") -> pa.Table:

@@ -10,8 +10,9 @@ application transaction, under the sink token:
 4. Rows are identified by the key, if there is one; a key with several rows is an error. Without a key the table is a
    multiset: all copies of a removed row are deleted, and the remaining ones are added again. Deleting rows rewrites
    the files that hold them, as in every engine that writes Delta.
-5. A large transaction is written batch by batch. Additions need memory for a few batches; for deletions the Delta
-   writer joins them with the table in memory.
+5. A large transaction is written batch by batch from temporary files. If it removes rows, the sink replaces the files
+   that hold them (`evertide.sinks.delta_rewrite`): a merge by the Delta package holds all removed rows in memory. The
+   memory needed does not depend on the transaction or the table.
 
 Options: `path`, a directory or the URL of an object store; `option.<name>`, passed to the client of the object store.
 On a local disk, written files are synced before the transaction counts.
@@ -21,8 +22,9 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import chain
 from pathlib import Path
 
 import msgspec
@@ -36,11 +38,12 @@ from pyarrow import ipc
 
 from evertide.errors import InvalidInput, SinkFailed
 from evertide.rows.changes import DIFF, consolidate_delta, expand_in_tables
-from evertide.rows.conform import conform_table
 from evertide.rows.utf8 import replace_invalid_utf8
 from evertide.scratch import using_scratch
 from evertide.secrets import Secrets
 from evertide.sinks.contract import Changes, Prepared, SinkDeclaration, explain_invalid_key
+from evertide.sinks.delta_files import TableFiles, make_ranges
+from evertide.sinks.delta_rewrite import Rewrite
 
 _OP = "__op"
 _OP_FIELD = pa.field(_OP, pa.string(), nullable=False)
@@ -90,6 +93,7 @@ def _can_store(kind: pa.DataType) -> bool:
 class _DeltaTarget:
     def __init__(self, declaration: SinkDeclaration, place: str, client: dict[str, str], secrets: Secrets) -> None:
         self.name = declaration.name
+        self.runtime = declaration.runtime
         self.key = declaration.key
         self.schema = declaration.schema
         self.description = f"kept by Evertide: the collection {declaration.collection}"
@@ -141,6 +145,13 @@ class _DeltaTarget:
         if len(wanted) > len(have):
             table.alter.add_columns(wanted[len(have) :])
 
+    def sync(self, paths: Iterable[str]) -> None:
+        """Sync data files of a table on a local disk, and their names."""
+        if self.root is not None:
+            for path in paths:
+                _sync_path(self.root / path)
+            _sync_path(self.root)
+
     def failure(self, why: str) -> SinkFailed:
         return SinkFailed(sink=self.name, where=self._secrets.hide(self.place), why=self._secrets.hide(why))
 
@@ -174,13 +185,13 @@ class DeltaSink:
             self._table.update_incremental()
             if self._read_number() >= time:
                 return
-            with self._rows(changes) as rows:
-                if changes.is_addition:
-                    write_deltalake(
-                        self._table, rows, mode="append", commit_properties=_commit_properties(self._token, time)
-                    )
-                else:
-                    self._merge(time, rows, is_large=changes.whole is None)
+            properties = _commit_properties(self._token, time)
+            if changes.whole is not None and not changes.is_addition:
+                self._merge(changes.whole, properties)
+            elif changes.is_addition:
+                self._append(changes, properties)
+            else:
+                self._rewrite(changes, _commit_properties(self._token, time, retries=0))
             self._sync()
 
     def close(self) -> None:
@@ -193,36 +204,38 @@ class DeltaSink:
         return number
 
     @contextmanager
-    def _rows(self, changes: Changes) -> Iterator[pa.RecordBatchReader]:
-        """The rows for the Delta writer, which reads a large transaction batch by batch from a temporary file."""
-        names = [*self._target.schema]
-        schema = pa.schema(names if changes.is_addition else [*names, _OP_FIELD])
-        make = self._expand_added_rows if changes.is_addition else self._make_merge_rows
-        is_split = changes.whole is None and not changes.is_addition and not self._target.key
-        valid = (self._replace_texts(piece, is_split=is_split) for piece in changes)
-        batches = (batch for piece in valid for table in make(piece) for batch in table.to_batches())
-        if changes.whole is not None:
-            yield pa.Table.from_batches([*batches], schema).to_reader()
-            return
+    def _spool(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatchReader]:
+        """The rows for the Delta writer, which reads them batch by batch from a temporary file."""
         with ExitStack() as stack:
             with using_scratch():
                 file = stack.enter_context(tempfile.TemporaryFile())
-                with ipc.new_stream(file, schema, options=ipc.IpcWriteOptions(compression="lz4")) as stream:
-                    for batch in batches:
-                        stream.write_batch(batch)
+                stream = ipc.new_stream(file, self._target.schema, options=ipc.IpcWriteOptions(compression="lz4"))
+            for batch in batches:
+                with using_scratch():
+                    stream.write_batch(batch)
+            with using_scratch():
+                stream.close()
                 file.seek(0)
-            yield ipc.open_stream(file)
+                reader = ipc.open_stream(file)
+            yield reader
 
-    def _replace_texts(self, piece: pa.Table, *, is_split: bool) -> pa.Table:
-        """The changes in valid UTF-8: the Delta writer could not read other texts again. With `is_split`, pieces of
-        removed rows are counted one by one, so no rows of different pieces may become equal."""
+    def _iterate_added(
+        self, changes: Changes, remove: Callable[[pa.Table], None] | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """The added rows, batch by batch. `remove` receives the removed ones."""
+        for piece in changes:
+            valid = self._replace_texts(piece)
+            if remove is not None:
+                remove(self._find_removed_rows(valid))
+            for table in self._expand_added_rows(valid):
+                yield from table.to_batches()
+
+    def _replace_texts(self, piece: pa.Table) -> pa.Table:
+        """The changes in valid UTF-8: the Delta writer could not read other texts again."""
         valid = replace_invalid_utf8(piece)
         if valid is piece:
             return piece
         if why := explain_invalid_key(piece, self._target.key):
-            raise self._target.failure(why)
-        if is_split:
-            why = "a large transaction has a text that is not valid UTF-8; convert the texts with make_valid_utf8()"
             raise self._target.failure(why)
         return consolidate_delta(valid, self.name)
 
@@ -231,34 +244,55 @@ class DeltaSink:
         added = piece.filter(pc.greater(piece[DIFF], 0))
         return expand_in_tables(self._check_key(added) if self._target.key else added, self.name)
 
-    def _make_merge_rows(self, piece: pa.Table) -> Iterator[pa.Table]:
-        """The rows to delete, and the rows to add, each with its `_OP`."""
+    def _find_removed_rows(self, piece: pa.Table) -> pa.Table:
         removed = piece.filter(pc.less(piece[DIFF], 0))
-        if self._target.key:
-            added_rows: Iterable[pa.Table] = self._expand_added_rows(piece)
-            self._check_key(removed)
-        else:
-            # Delete all copies of removed rows; add the remaining copies again, with the new rows.
-            added = piece.filter(pc.greater(piece[DIFF], 0))
-            added_rows = expand_in_tables(pa.concat_tables([self._count_remaining(removed), added]), self.name)
-        yield _with_op(removed.drop_columns([DIFF]), _OUT)
-        yield from (_with_op(rows, _IN) for rows in added_rows)
+        return self._check_key(removed) if self._target.key else removed
 
-    def _merge(self, time: int, source: pa.RecordBatchReader, *, is_large: bool) -> None:
+    def _append(self, changes: Changes, properties: CommitProperties) -> None:
+        batches = self._iterate_added(changes)
+        with ExitStack() as stack:
+            if changes.whole is None:
+                rows = stack.enter_context(self._spool(batches))
+            else:
+                rows = pa.RecordBatchReader.from_batches(self._target.schema, [*batches])
+            write_deltalake(self._table, rows, mode="append", commit_properties=properties)
+
+    def _rewrite(self, changes: Changes, properties: CommitProperties) -> None:
+        """One commit of a transaction that may be larger than memory, with removed rows."""
+        target = self._target
+        now_ms = int(target.runtime.wall_s() * 1000)
+        with Rewrite(self._table, target.schema, target.key, target.failure) as rewrite:
+            batches = chain(self._iterate_added(changes, rewrite.remove), rewrite.read_kept(now_ms))
+            with self._spool(batches) as rows:
+                rewrite.commit(rows, properties, target.sync)
+
+    def _merge(self, changes: pa.Table, properties: CommitProperties) -> None:
         """One commit: delete the rows that match a row of `_OUT`, and insert the rows of `_IN`, which match nothing."""
         names = self._target.schema.names
         match = self._target.key or tuple(names)
         same = " AND ".join(f"(t.{_quote(column)} IS NOT DISTINCT FROM s.{_quote(column)})" for column in match)
         merge = self._table.merge(
-            source if is_large else source.read_all(),
+            pa.concat_tables(self._make_merge_rows(self._replace_texts(changes))),
             f"{same} AND s.{_quote(_OP)} = '{_OUT}'",
             source_alias="s",
             target_alias="t",
-            streamed_exec=is_large,  # without streaming, the merge skips files that have no matching row
-            commit_properties=_commit_properties(self._token, time),
+            streamed_exec=False,  # without streaming, the merge skips files that have no matching row
+            commit_properties=properties,
         )
         columns = {_quote(column): f"s.{_quote(column)}" for column in names}
         merge.when_matched_delete().when_not_matched_insert(columns, f"s.{_quote(_OP)} = '{_IN}'").execute()
+
+    def _make_merge_rows(self, changes: pa.Table) -> Iterator[pa.Table]:
+        """The rows to delete, and the rows to add, each with its `_OP`."""
+        removed = self._find_removed_rows(changes)
+        if self._target.key:
+            added_rows: Iterable[pa.Table] = self._expand_added_rows(changes)
+        else:
+            # Delete all copies of removed rows; add the remaining copies again, with the new rows.
+            added = changes.filter(pc.greater(changes[DIFF], 0))
+            added_rows = expand_in_tables(pa.concat_tables([self._count_remaining(removed), added]), self.name)
+        yield _with_op(removed.drop_columns([DIFF]), _OUT)
+        yield from (_with_op(rows, _IN) for rows in added_rows)
 
     def _check_key(self, changes: pa.Table) -> pa.Table:
         key = [*self._target.key]
@@ -270,10 +304,14 @@ class DeltaSink:
 
     def _count_remaining(self, removed: pa.Table) -> pa.Table:
         """The copies of removed rows that remain in the table."""
-        dataset = self._table.to_pyarrow_dataset(as_large_types=False)
+        schema = pa.schema([*removed.schema][:-1])
+        ranges = make_ranges(schema, schema.names)
+        for each in ranges:
+            each.add(removed)
+        condition = _make_filter(removed)
         rest = [removed]
-        for batch in dataset.to_batches(columns=removed.schema.names[:-1], filter=_make_filter(removed)):
-            rows = conform_table(pa.Table.from_batches([batch]), pa.schema([*removed.schema][:-1]))
+        for _, stored in TableFiles(self._table, schema, ranges).read_all(schema.names):
+            rows = stored if condition is None else stored.filter(condition)
             counted = rows.append_column(removed.schema.field(DIFF), pa.array(np.ones(rows.num_rows, np.int64)))
             rest.append(_intersect(consolidate_delta(counted, self.name), removed, self.name))
         left = consolidate_delta(pa.concat_tables(rest), self.name)
@@ -290,13 +328,14 @@ class DeltaSink:
             return
         log = root / "_delta_log" / f"{self._table.version():020d}.json"
         actions = [msgspec.json.decode(line, type=_Action) for line in log.read_bytes().splitlines()]
-        files = [root / action.add.path for action in actions if action.add is not None]
-        for path in (*files, log, log.parent, root):
-            _sync_path(path)
+        self._target.sync([action.add.path for action in actions if action.add is not None])
+        _sync_path(log)
+        _sync_path(log.parent)
 
 
-def _commit_properties(token: str, time: int) -> CommitProperties:
-    return CommitProperties(app_transactions=[Transaction(token, time)])
+def _commit_properties(token: str, time: int, retries: int | None = None) -> CommitProperties:
+    """With no retries, the commit fails if there is another one after the version that the table object has."""
+    return CommitProperties(app_transactions=[Transaction(token, time)], max_commit_retries=retries)
 
 
 def _with_op(rows: pa.Table, op: str) -> pa.Table:

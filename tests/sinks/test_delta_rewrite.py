@@ -302,6 +302,22 @@ def test_the_log_file_of_the_own_commit_is_synced(tmp_path: Path, monkeypatch: p
     assert sorted(read_table(tmp_path)["id"].to_pylist()) == [5, 7]
 
 
+def test_opening_syncs_the_commit_of_a_process_that_ended_before_it_could(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The transaction is skipped from then on, so a power cut must not undo it."""
+    sink = prepare(declare(tmp_path, "delta")).open("token")
+    with monkeypatch.context() as patch:
+        patch.setattr(delta, "_sync_path", lambda _: None)  # the process is killed after the commit
+        sink.write(1, split_into_pieces(changes((row(1), 1), (row(2), 1)), 2))
+    synced: list[str] = []
+    monkeypatch.setattr(delta, "_sync_path", lambda path: synced.append(path.name))
+    again = prepare(declare(tmp_path, "delta")).open("token")
+    assert again.last() == 1
+    assert f"{1:020d}.json" in synced
+    assert any(name.endswith(".parquet") for name in synced)
+
+
 def test_a_power_cut_never_leaves_a_commit_without_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files and their names are synced before the commit, and the log after it."""
     sink = prepare(declare(tmp_path, "delta")).open("token")

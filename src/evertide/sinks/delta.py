@@ -23,7 +23,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 
@@ -178,6 +178,8 @@ class DeltaSink:
     def last(self) -> int | None:
         with self._target.convert_errors():
             number = self._read_number()
+            with suppress(FileNotFoundError):  # the newest version may be another writer's, whose files can be gone
+                self._sync()  # an earlier process may have ended between its commit and this
         return None if number < 0 else number
 
     def write(self, time: int, changes: Changes) -> None:

@@ -34,7 +34,11 @@ GROUP BY customer;
     "a misspelled function": ORDERS + "CREATE MATERIALIZED VIEW v AS SELECT summ(amount) AS s FROM orders;\n",
     "a misspelled keyword": "CRATE TABLE t (id INT);\n",
     "the type TEXT": "CREATE TABLE t (\n  id BIGINT,\n  n  TEXT\n);\n",
-    "the type VARCHAR(20)": "CREATE TABLE t (n VARCHAR(20));\n",
+    "the type VARCHAR(20) with a collation": "CREATE TABLE t (n VARCHAR(20) COLLATE UTF8_LCASE);\n",
+    "a streaming table with a CHAR column and a flow": ORDERS
+    + """CREATE STREAMING TABLE t (id BIGINT, code CHAR(3));
+CREATE FLOW f AS AUTO CDC INTO t FROM STREAM orders KEYS (id) SEQUENCE BY id;
+""",
     "OR REPLACE": "CREATE OR REPLACE MATERIALIZED VIEW v AS SELECT 1 AS one;\n",
     "CREATE TABLE AS SELECT": ORDERS + "CREATE TABLE t AS SELECT * FROM orders;\n",
     "INSERT": ORDERS + "INSERT INTO orders VALUES (1, 'ann', 10);\n",

@@ -252,3 +252,26 @@ def test_the_fingerprint_of_a_python_function_is_that_of_its_code() -> None:
     assert fingerprint_of(endless)
     with pytest.raises(InvalidInput, match="cannot be pickled"):
         fingerprint_of(lambda rows=(row for row in [1]): rows)
+
+
+def test_the_length_by_which_a_column_is_compared_changes_the_fingerprint(spark: SparkSession) -> None:
+    """The optimizer makes one plan of both queries, but only the first column is CHAR for queries over the view."""
+    table = "CREATE TABLE t (c {} NOT NULL); CREATE MATERIALIZED VIEW v AS SELECT {} AS c FROM t"
+    prints = [
+        Fingerprints(Program(spark, table.format(kind, column))).views["v"]
+        for kind in ("CHAR(3)", "VARCHAR(3)", "STRING")
+        for column in ("c", "coalesce(c, 'x')")
+    ]
+    assert prints[0] not in prints[1:]
+    assert len({*prints[1:]}) == 1
+    whole = {Fingerprints(Program(spark, table.format(kind, "c"))).pipeline for kind in ("VARCHAR(3)", "VARCHAR(4)")}
+    assert len(whole) == 2
+
+
+@pytest.mark.parametrize("setting", ["charAsVarchar", "legacy.charVarcharAsString", "preserveCharVarcharTypeInfo"])
+def test_a_setting_that_changes_what_char_means_is_refused(spark: SparkSession, setting: str) -> None:
+    session = spark.newSession()
+    session.conf.set(f"spark.sql.{setting}", "true")
+    with pytest.raises(InvalidInput, match=f"not supported while spark.sql.{setting} is true"):
+        Program(session, "CREATE TABLE t (c VARCHAR(3))")
+    Program(session, "CREATE TABLE t (c STRING)")

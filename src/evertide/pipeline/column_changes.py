@@ -10,7 +10,8 @@ from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 
-from evertide.sources.values.kinds import sql_name
+from evertide.rows.char_types import read_declared_type
+from evertide.sources.values.kinds import name_column_type
 
 
 def find_refused_columns(before: pa.Schema, after: pa.Schema) -> list[str]:
@@ -19,7 +20,7 @@ def find_refused_columns(before: pa.Schema, after: pa.Schema) -> list[str]:
 
 
 def describe_column(field: pa.Field) -> str:
-    return f"{field.name} {sql_name(field.type)}{'' if field.nullable else ' NOT NULL'}"
+    return f"{field.name} {name_column_type(field)}{'' if field.nullable else ' NOT NULL'}"
 
 
 def _find(before: pa.Schema, after: pa.Schema) -> Iterator[str]:
@@ -27,7 +28,7 @@ def _find(before: pa.Schema, after: pa.Schema) -> Iterator[str]:
     for name, field in old.items():
         if name not in new:
             yield f"column {describe_column(field)} is missing"
-        elif not new[name].equals(field):
+        elif not new[name].equals(field) or read_declared_type(new[name]) != read_declared_type(field):
             yield f"column {field.name} was {describe_column(field)} and is now {describe_column(new[name])}"
     kept = [name for name in old if name in new]
     if [name for name in new if name in old] != kept:

@@ -28,6 +28,7 @@ from evertide.plan.program.program import Program
 from evertide.plan.program.project import Project
 from evertide.plan.program.view_function import ViewFunction
 from evertide.plan.script.statements import ViewStatement
+from evertide.rows.char_types import add_char_types
 from evertide.threads.stopping import IsStopping, never_stopping
 
 
@@ -100,7 +101,11 @@ class SparkEngine:
         self.tables = {
             statement.name: DeclaredTable(
                 name=statement.name,
-                schema=_name_columns(self.program.tables[statement.name]),
+                schema=add_char_types(
+                    _name_columns(self.program.tables[statement.name]),
+                    {column.name: column.declared_type for column in statement.columns},
+                    self.program.compared_types[statement.name],
+                ),
                 key=tuple(_spell_key(statement.key, self.program.tables[statement.name])),
                 connector=statement.connector,
                 options=statement.options,
@@ -120,7 +125,7 @@ class SparkEngine:
         self.views = {
             name: DeclaredView(
                 name,
-                _name_columns(plan.output),
+                add_char_types(_name_columns(plan.output), {}, self.program.compared_types[name]),
                 prints.views[name],
                 self.program.reads[name],
                 self.program.sinks[name],

@@ -13,6 +13,8 @@ import pyarrow as pa
 import pytest
 
 from evertide.errors import InvalidInput
+from evertide.pipeline.names import ERRORS
+from evertide.rows.char_types import add_char_types
 from tests.sources.postgres.kit import ID, Feeding, table
 from tests.sources.postgres.server import Database
 
@@ -180,3 +182,26 @@ def test_u6_a_missing_large_value_of_a_row_that_did_not_fit_is_a_fault(db: Datab
         db.run("UPDATE orders SET body = 'short'")
         f.until_equal("SELECT id, amount, body FROM orders")
         assert f.letters() == []
+
+
+def test_texts_of_char_and_varchar_columns(db: Database) -> None:
+    """Keys that differ in spaces at their end are one key. The fault of a text that is too long names its place."""
+    db.run("CREATE TABLE orders (id text PRIMARY KEY, c text)", "INSERT INTO orders VALUES ('a', 'x'), ('b', 'xyz')")
+    schema = pa.schema([pa.field("id", pa.string(), nullable=False), ("c", pa.string())])
+    declared = add_char_types(schema, {"id": '"char(3)"', "c": '"varchar(2)"'}, {})
+    with Feeding(db, table(db, declared)) as f:
+        f.until(lambda: f.rows() == [("a  ", "x")])
+        f.until(lambda: len(f.letters()) == 1)
+        db.run("UPDATE orders SET c = 'y   ' WHERE id = 'b'", "INSERT INTO orders VALUES ('long', 'x')")
+        f.until(lambda: f.rows() == [("a  ", "x"), ("b  ", "y ")] and len(f.letters()) == 1)
+        db.run("UPDATE orders SET id = 'b ' WHERE id = 'b'", "DELETE FROM orders WHERE id = 'a'")
+        f.until(lambda: f.rows() == [("b  ", "y ")])
+        db.run("UPDATE orders SET c = 'xyz'")
+        f.until(lambda: f.rows() == [])
+        why = "the text has {} characters, and {} holds at most {}"
+        places = {row["place"].partition(",")[0] for row in f.pipeline.view(ERRORS).to_pylist()}
+        assert places == {"public.orders"}
+        assert {letter[2] for letter in f.letters()} == {
+            f"column 'id': {why.format(4, 'CHAR(3)', 3)}",
+            f"column 'c': {why.format(3, 'VARCHAR(2)', 2)}",
+        }

@@ -26,6 +26,7 @@ from evertide.pipeline.reading.watching import Watch
 from evertide.pipeline.state.members import Members
 from evertide.problem import ComponentState
 from evertide.rows.changes import DIFF, TIME, expand
+from evertide.rows.char_types import list_compared_types
 from evertide.shard.shard import Shard
 from evertide.suggestions import list_names
 from evertide.tables import render_html_lines
@@ -171,6 +172,12 @@ class Collections:
         if why := self.members().explain_plain(name):
             return f"{name!r} cannot be read: {why}"
         return f"no table or view {name!r}{list_names(name, sorted(known), 'there are')}"
+
+    def list_compared_types(self, name: str) -> dict[str, str]:
+        """By column, the type by which Spark pads comparisons of a CHAR column. The shard does not have it."""
+        definition = self.definition
+        record = definition.tables.get(name) or definition.views.get(name)
+        return {} if record is None else list_compared_types(record.read_schema())
 
     def find_time(self) -> int:
         """The last committed transaction; -1 if there is none."""

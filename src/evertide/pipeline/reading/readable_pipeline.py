@@ -12,7 +12,7 @@ from evertide.pipeline.reading.collections import Collections, View
 from evertide.pipeline.reading.readable_rows import ReadableRows
 from evertide.pipeline.status.status import Status
 from evertide.plan.catalyst.session import DataFrame, SparkSession
-from evertide.plan.query.query import make_frame, run_query
+from evertide.plan.query.query import make_frame, pad_comparisons, run_query
 from evertide.source_text import marking_query
 
 
@@ -77,7 +77,11 @@ class ReadablePipeline(ABC):
         def load(on: SparkSession, names: Sequence[str]) -> dict[str, DataFrame]:
             time, tables = read(names, as_of)
             at.append(time)
-            return {one: make_frame(on, rows) for one, rows in tables.items()}
+            known = self.collections
+            return {
+                one: pad_comparisons(make_frame(on, rows), known.list_compared_types(one))
+                for one, rows in tables.items()
+            }
 
         with marking_query(text):
             rows = run_query(session, text, load, explain_unknown=self.collections.explain_unknown)

@@ -30,6 +30,7 @@ from evertide.pipeline.sinks.sink_record import SINK_HOLD_PREFIX, SinkRecords, S
 from evertide.pipeline.sinks.sink_status import SinkStatus
 from evertide.pipeline.state.members import Members
 from evertide.problem import ComponentState, Problem
+from evertide.rows.char_types import remove_char_types
 from evertide.runtime import Runtime
 from evertide.sinks.contract import Prepared, SinkDeclaration
 from evertide.sinks.registry import prepare_sinks
@@ -271,7 +272,7 @@ def _list_declarations(engine: Engine, base: Path, runtime: Runtime) -> list[Sin
         SinkDeclaration(
             name=sink.name,
             collection=one.name,
-            schema=one.schema,
+            schema=remove_char_types(one.schema),
             key=one.key if isinstance(one, DeclaredTable) else (),
             connector=sink.connector,
             options=sink.options,

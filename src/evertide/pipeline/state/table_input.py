@@ -1,7 +1,8 @@
 """Prepares the input of one table in a transaction, in order, for the comparison with the table's rows.
 
-1. A row with a NULL in a NOT NULL column is a fault. A fault with a known key becomes a row with that key, as it counts
-   as a change of the key (U6).
+1. A row with a NULL in a NOT NULL column is a fault, as is one with a text that is too long for its CHAR or VARCHAR.
+   A fault with a known key becomes a row with that key, as it counts as a change of the key (U6). A CHAR is padded
+   here, before rows are grouped by key, whether or not the source has done so.
 2. Only the input after the last `TRUNCATE` counts.
 3. A delete or `TRUNCATE` of a table that cannot apply it (`DeclaredTable.can_delete`) is a fault.
 4. An upsert may leave columns unchanged. Their values come from the key's previous row, in the same transaction or in
@@ -21,6 +22,7 @@ import pyarrow as pa
 
 from evertide.flow.aggregates.groups import group_rows
 from evertide.pipeline.engine import DeclaredTable
+from evertide.rows.char_types import fit_char_types, read_declared_type
 from evertide.rows.columns import Longs, to_array
 from evertide.rows.digest import RowHashes, concatenate_hashes, hash_rows, sum_hashes
 from evertide.rows.python_rows import to_python_rows
@@ -126,12 +128,15 @@ def gather_input(table: DeclaredTable, batches: Sequence[tuple[str, HashedBatch]
     schema = pa.schema([*(pa.field(field.name, field.type) for field in table.schema), _OP_FIELD, _SAME_FIELD])
     for source, hashed in batches:
         batch = hashed.batch
-        rows, known = _check_nulls(table, align_columns(batch.rows, schema), batch.faults, source)
+        aligned = align_columns(batch.rows, schema)
+        fitted, misfits = _fit_char_types(table, aligned)
+        given = [_fit_fault_key(table, fault) for fault in batch.faults]
+        rows, known = _check_values(table, aligned, fitted, misfits, given, source)
         if not table.can_delete:
             rows, known = _refuse_deletes(table, rows, known, source)
         keyed = [fault for fault in known if fault.key is not None] if table.key else []
         interleaved.append(_interleave(table, rows, keyed))
-        is_same = interleaved[-1].num_rows == batch.rows.num_rows and not known
+        is_same = interleaved[-1].num_rows == batch.rows.num_rows and not known and fitted is aligned
         hashes.append(hashed.hash_as(table.schema) if is_same else None)
         dead_letters += [DeadLetter(source, fault) for fault in known]
     rows = pa.concat_tables(interleaved)
@@ -194,13 +199,52 @@ def align_columns(rows: pa.Table, schema: pa.Schema) -> pa.Table:
     return pa.Table.from_arrays(columns, schema=schema)
 
 
-def _check_nulls(
-    table: DeclaredTable, rows: pa.Table, given: Sequence[Fault], source: str
+def _fit_char_types(table: DeclaredTable, rows: pa.Table) -> tuple[pa.Table, dict[int, str]]:
+    """The rows with CHAR and VARCHAR of their lengths, the same if nothing changes; and by row, why it does not fit."""
+    ops = rows.column(OP).to_numpy()
+    misfits: dict[int, str] = {}
+    for at, field in enumerate(table.schema):
+        declared = read_declared_type(field)
+        if declared is None:
+            continue
+        given = to_array(rows.column(at))
+        fitted, found = fit_char_types(given, declared)
+        is_key = field.name in table.key or not table.key
+        for row, why in found.items():
+            if ops[row] == UPSERT or (ops[row] == DELETE and is_key):
+                misfits.setdefault(row, f"column {field.name!r}: {why}")
+        if fitted is not given:
+            rows = rows.set_column(at, rows.schema.field(at), fitted)
+    return rows, misfits
+
+
+def _fit_fault_key(table: DeclaredTable, fault: Fault) -> Fault:
+    """No row has a key that does not fit, so such a key is as good as unknown."""
+    key = fault.key
+    for name in table.key if key is not None else ():
+        declared = read_declared_type(table.schema.field(name))
+        if declared is not None and key is not None:
+            at = key.schema.get_field_index(name)
+            fitted, misfits = fit_char_types(to_array(key.column(at)), declared)
+            key = None if misfits else key.set_column(at, key.schema.field(at), fitted)
+    return fault if key is fault.key else replace(fault, key=key)
+
+
+def _check_values(  # noqa: PLR0917
+    table: DeclaredTable,
+    aligned: pa.Table,
+    rows: pa.Table,
+    misfits: Mapping[int, str],
+    given: Sequence[Fault],
+    source: str,
 ) -> tuple[pa.Table, list[Fault]]:
-    """The rows that fit, and all faults in order: the given ones, and rows with a NULL in a NOT NULL column."""
+    """The rows that fit, and all faults in order: the given ones, misfits, and rows with a NULL in a NOT NULL column.
+
+    `aligned` has the rows as the source gave them."""
     ops = rows.column(OP).to_numpy()
     marks = _read_marks(rows.column(SAME))
     bad = np.zeros(rows.num_rows, np.bool_)
+    bad[[*misfits]] = True
     why = np.full(rows.num_rows, -1)
     for at, field in enumerate(table.schema):
         column = rows.column(at)
@@ -217,7 +261,10 @@ def _check_nulls(
         return rows, sorted(given, key=lambda fault: fault.after)
     found = [(fault.after, 0, fault) for fault in given]  # a given fault comes before the row that it names
     names = table.schema.names
-    found += [(at, 1, _make_null_fault(table, rows, at, names[why[at]], source)) for at in np.flatnonzero(bad).tolist()]
+    for at in np.flatnonzero(bad).tolist():
+        reason = misfits.get(at) or f"column {names[why[at]]!r} is NULL, and the table allows none"
+        fault = replace(_make_fault(table, aligned, at, reason, source), key=extract_key(rows, table.key, at))
+        found.append((at, 1, fault))
     found.sort(key=lambda one: one[:2])
     kept = np.concatenate([[0], np.cumsum(~bad)])  # the number of remaining rows before each
     return rows.filter(pa.array(~bad)), [replace(fault, after=int(kept[fault.after])) for _, _, fault in found]
@@ -231,10 +278,6 @@ def _refuse_deletes(
     is_refused = rows.column(OP).to_numpy() != UPSERT
     found = [_make_fault(table, rows, at, _NO_DELETES, source) for at in np.flatnonzero(is_refused).tolist()]
     return rows.filter(pa.array(~is_refused)), [*known, *found]
-
-
-def _make_null_fault(table: DeclaredTable, rows: pa.Table, at: int, column: str, source: str) -> Fault:
-    return _make_fault(table, rows, at, f"column {column!r} is NULL, and the table allows none", source)
 
 
 def _make_fault(table: DeclaredTable, rows: pa.Table, at: int, reason: str, source: str) -> Fault:

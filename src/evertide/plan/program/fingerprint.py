@@ -9,8 +9,9 @@ fingerprints may still compute the same. The fingerprint of an operator covers:
 3. the name and the fingerprint of a materialized view that it reads;
 4. Spark's version, and every setting that can change a result (`evertide.plan.catalyst.result_settings`).
 
-The fingerprint of a view adds the names of its columns; that of a pipeline covers all tables, flows and views. Space,
-comments, the case of keywords and names of inner columns do not change a fingerprint.
+The fingerprint of a view adds the names of its columns, and the types by which CHAR columns are compared; that of a
+pipeline covers all tables, flows and views. Space, comments, the case of keywords and names of inner columns do not
+change a fingerprint.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ class Fingerprints:
         for name, plan in program.views.items():
             canonical = CanonicalForms(program.catalog.session, f"view {name!r}")
             found = NodeFingerprints(canonical, self._settings, self.views, self.nodes).hash_node(plan)
-            self.views[name] = hash_json(["view", [attribute.name for attribute in plan.output], found])
+            facts = ["view", [attribute.name for attribute in plan.output], found]
+            compared = program.compared_types[name]
+            self.views[name] = hash_json([*facts, compared] if compared else facts)
 
     @cached_property
     def pipeline(self) -> str:
@@ -46,7 +49,10 @@ class Fingerprints:
         for statement in self._program.statements:
             match statement:
                 case TableStatement():
-                    columns = [[each.name, each.type, each.nullable, each.default] for each in statement.columns]
+                    columns = [
+                        [each.name, each.declared_type or each.type, each.nullable, each.default]
+                        for each in statement.columns
+                    ]
                     declared[statement.name] = ["table", columns, list(statement.key), statement.is_streaming]
                 case FlowStatement():
                     facts = asdict(statement)

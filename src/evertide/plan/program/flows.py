@@ -104,6 +104,8 @@ def resolve_flows(statements: Iterable[Statement | AppendFlow]) -> list[TableOrV
             raise InvalidInput(
                 where=table.where, why=f"streaming table {table.name!r} has neither columns nor a flow; declare columns"
             )
+    for name in flows.keys() | appends.keys():
+        _refuse_char_types(tables[name])
     targets = [_make_cdc_view(tables[name], flow, tables.get(flow.source.lower())) for name, flow in flows.items()]
     appended = [_make_appended(tables[name], flows) for name, flows in appends.items()]
     return [*plain, *targets, *appended, *(each for each in statements if isinstance(each, ViewStatement))]
@@ -114,6 +116,14 @@ def _check_flow(flow: FlowStatement, tables: dict[str, TableStatement], flows: d
     if flow.target.lower() in flows:
         why = f"{flow.target!r} already has the AUTO CDC flow {flows[flow.target.lower()].name!r}; a table can have one"
         raise InvalidInput(where=flow.where, why=why)
+
+
+def _refuse_char_types(table: TableStatement) -> None:
+    """The rows of a query are not checked against declared lengths, as those of a source are."""
+    found = [column.name for column in table.columns if column.declared_type]
+    if found:
+        why = f"column {found[0]!r} is CHAR or VARCHAR, which a streaming table with a flow cannot have; use STRING"
+        raise InvalidInput(where=f"{table.where}, table {table.name!r}", why=why)
 
 
 def _check_target(flow: FlowStatement | AppendStatement | AppendFlow, tables: dict[str, TableStatement]) -> None:

@@ -37,6 +37,11 @@ from evertide.plan.script.statements import Statement, TableStatement, ViewState
 
 logger = logging.getLogger(__name__)
 
+_CHAR_SETTINGS = (
+    "spark.sql.charAsVarchar",
+    "spark.sql.legacy.charVarcharAsString",
+    "spark.sql.preserveCharVarcharTypeInfo",
+)
 _View: TypeAlias = ViewStatement | ViewFunction | AppendedView | ProjectView
 _Named = TypeVar("_Named", Statement | AppendFlow, TableStatement, ViewFunction, ProjectView)
 
@@ -70,6 +75,8 @@ class Program:
         """Per materialized view, the tables and materialized views that it reads itself."""
         self.keys: dict[str, tuple[str, ...]] = {}
         """Per materialized view, the columns of its key; none if no key is known."""
+        self.compared_types: dict[str, dict[str, str]] = {}
+        """Per table and materialized view, by column, the type by which Spark pads comparisons of a CHAR column."""
         self.refused_keys: dict[str, str] = {}
         """Per table with a primary key that no new table may have, the reason. A stored table keeps such a key."""
         self.sinks: dict[str, tuple[SinkProperties, ...]] = {}
@@ -164,8 +171,11 @@ class Program:
         where = f"{statement.where}, table {statement.name!r}"
         check_properties(statement.properties, is_view=False, where=where)
         self.sinks[statement.name] = read_sinks(statement.properties, where)
+        if any(column.declared_type for column in statement.columns):
+            self._refuse_char_settings(where)
         with self._locate_errors(where):
             self.catalog.add_table(statement)
+        self.compared_types[statement.name] = self.catalog.list_compared_types(statement.name)
         columns = tuple(Attribute(-1, column.name, column.type, column.nullable) for column in statement.columns)
         for column in columns:
             check_type(column, where)
@@ -174,6 +184,13 @@ class Program:
         refused = [why for each in columns if each.name.lower() in key and (why := self._refuse_as_key(each))]
         if refused:
             self.refused_keys[statement.name] = "; ".join(refused)
+
+    def _refuse_char_settings(self, where: str) -> None:
+        """Refuse settings that give CHAR and VARCHAR another meaning than `evertide.rows.char_types` has."""
+        for name in _CHAR_SETTINGS:
+            if self.catalog.session.conf.get(name) == "true":
+                why = f"CHAR and VARCHAR are not supported while {name} is true; set it to false, or use STRING"
+                raise InvalidInput(where=where, why=why)
 
     def _refuse_as_key(self, column: Attribute) -> str:
         """Why the column cannot be in a primary key; empty if its equal values have equal bytes."""
@@ -215,6 +232,7 @@ class Program:
         declared = read_key(statement.properties, [attribute.name for attribute in plan.output], where)
         self.keys[statement.name] = declared or derive_key(plan)
         self.views[statement.name] = plan
+        self.compared_types[statement.name] = self.catalog.list_compared_types(statement.name)
         self.reads[statement.name] = query.reads
 
     @contextmanager

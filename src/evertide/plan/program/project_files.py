@@ -220,16 +220,17 @@ def _check_output(output: Output, where: str) -> None:
 
 
 def _make_streaming_table(output: StreamingTable) -> TableStatement:
+    where = _describe_place(output.source_code_location)
     return TableStatement(
         name=output.name,
-        columns=() if output.schema is None else parse_columns(output.schema),
+        columns=() if output.schema is None else parse_columns(output.schema, where),
         key=(),
         connector="",
         options={},
         properties=dict(output.table_properties),
         comment=output.comment or "",
         is_streaming=True,
-        where=_describe_place(output.source_code_location),
+        where=where,
     )
 
 

@@ -164,14 +164,18 @@ class _ProjectReader:
         if path is not None:
             self.option("path", path)
         if self._format == "kafka":
-            return self._session.load("kafka", self._make_kafka_options(), parse_columns(_KAFKA_COLUMNS))
+            return self._session.load(
+                "kafka", self._make_kafka_options(), parse_columns(_KAFKA_COLUMNS, self._session.where)
+            )
         if self._format not in _FILES:
             raise self._make_refusal(f"the format {self._format!r} is not supported here; {_INSTEAD}")
         if self._schema is None:
             raise self._make_refusal(
                 "the columns must be known before the first file arrives; add .schema('a INT, ...')"
             )
-        return self._session.load(self._format, self._make_file_options(), parse_columns(self._schema))
+        return self._session.load(
+            self._format, self._make_file_options(), parse_columns(self._schema, self._session.where)
+        )
 
     def _make_file_options(self) -> dict[str, str]:
         options = self._rename_options(_ALL_FILES | _FILES[self._format])
@@ -208,8 +212,10 @@ class _ProjectReader:
         raise self._make_refusal(f"spark.read.{name} is not supported here; {_INSTEAD}")
 
 
-def parse_columns(schema: StructType | str) -> tuple[DeclaredColumn, ...]:
+def parse_columns(schema: StructType | str, where: str) -> tuple[DeclaredColumn, ...]:
     """The columns of a schema: a StructType, or its text."""
     found = _parse_datatype_string(schema) if isinstance(schema, str) else schema
     fields = json.loads(found.json())["fields"]
-    return tuple(DeclaredColumn(each["name"], json.dumps(each["type"]), each["nullable"]) for each in fields)
+    return tuple(
+        DeclaredColumn.make(each["name"], json.dumps(each["type"]), where, nullable=each["nullable"]) for each in fields
+    )

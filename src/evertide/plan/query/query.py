@@ -27,6 +27,7 @@ from py4j.java_gateway import is_instance_of  # type: ignore[import-untyped]
 from py4j.protocol import Py4JError, Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.functions import col
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 from evertide.errors import InvalidInput, LimitExceeded, SparkAway, SparkEnded
@@ -37,6 +38,7 @@ from evertide.plan.catalyst.session import TOP_SETTINGS
 from evertide.plan.catalyst.walk import get_kind, read_list, read_option, walk_expressions, walk_nodes
 from evertide.plan.query.functions import ALLOWED, ALLOWED_IN_FROM, REFUSED
 from evertide.plan.query.spark_errors import explain_error, find_offset, find_relations
+from evertide.rows.char_types import SPARK_KEY
 from evertide.rows.conform import conform
 from evertide.source_text import QUERY, locate_in_query
 
@@ -96,6 +98,18 @@ def make_frame(spark: SparkSession, rows: pa.Table) -> DataFrame:
 def read_stored(session: SparkSession, options: Mapping[str, str], name: str) -> DataFrame:
     """A stored collection, which Spark reads through `evertide.datasource`."""
     return session.read.format("evertide").options(**options).load(name)
+
+
+def pad_comparisons(frame: DataFrame, compared_types: Mapping[str, str]) -> DataFrame:
+    """The frame whose CHAR columns have the metadata by which Spark pads their comparisons, as in a view.
+
+    `compared_types` has their types, by column.
+    """
+    if not compared_types:
+        return frame
+    metadata = {column: {SPARK_KEY: kind} for column, kind in compared_types.items()}
+    columns = [(each, col("`" + each.replace("`", "``") + "`")) for each in frame.columns]
+    return frame.select(*(column.alias(each, metadata=metadata.get(each, {})) for each, column in columns))
 
 
 def apply_result_settings(session: SparkSession, results: Mapping[str, str]) -> None:

@@ -5,7 +5,7 @@ views, and changes of the clone do not affect the user's session.
 
 1. A table, and a materialized view for its readers, is a leaf: an empty relation with an explicit schema. It survives
    the optimizer (which would remove an empty local relation), keeps NOT NULL, and is identified in a plan by the id of
-   its RDD.
+   its RDD. A CHAR column is a STRING with metadata, by which Spark's analyzer pads comparisons.
 2. A plain or temporary view is a name for a query, which becomes part of the queries that read it.
 3. A query is analyzed and optimized once, when it is declared. Errors about unknown names say where they are.
 """
@@ -13,6 +13,7 @@ views, and changes of the clone do not affect the user's session.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -28,6 +29,7 @@ from evertide.plan.catalyst.walk import get_kind, read_list, read_option, walk_n
 from evertide.plan.query.spark_errors import explain_error, find_offset, find_relations
 from evertide.plan.script.script_errors import QueryText
 from evertide.plan.script.statements import TableStatement, ViewStatement
+from evertide.rows.char_types import SPARK_KEY
 
 SETTINGS = {
     "spark.sql.adaptive.enabled": "false",
@@ -49,6 +51,9 @@ SETTINGS = {
 """Rules that make a plan depend on more than the query are off, since a plan must be the same in every session; so are
 settings that split small jobs into many stages. MergeSubplans puts the values of several scalar subqueries into one
 struct; Evertide shares equal parts itself (`evertide.plan.algebra.sharing`)."""
+
+
+_CHAR = re.compile(r"(?<!var)char\(")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +102,11 @@ def _rename_columns(frame: DataFrame, view: ViewStatement) -> DataFrame:
     return frame.toDF(*view.columns)
 
 
+def _read_compared_types(fields: list[dict[str, Any]]) -> dict[str, str]:
+    found = {field["name"]: field["metadata"].get(SPARK_KEY, "") for field in fields}
+    return {name: kind for name, kind in found.items() if _CHAR.search(kind)}
+
+
 class FrameView(Protocol):
     """A view whose query is a DataFrame instead of a text."""
 
@@ -124,10 +134,16 @@ class SparkCatalog:
         self._names: list[str] = []
         """Of the tables and views that were added."""
         self._keys: dict[str, tuple[str, ...]] = {}
+        self._compared_types: dict[str, dict[str, str]] = {}
 
     def add_table(self, table: TableStatement) -> None:
         fields = [
-            {"name": column.name, "type": json.loads(column.type), "nullable": column.nullable, "metadata": {}}
+            {
+                "name": column.name,
+                "type": json.loads(column.declared_type or column.type),
+                "nullable": column.nullable,
+                "metadata": {},
+            }
             for column in table.columns
         ]
         self._keys[table.name] = tuple(name.lower() for name in table.key)
@@ -147,6 +163,10 @@ class SparkCatalog:
             frame.createOrReplaceTempView(view.name)
             self._names.append(view.name)
         return query
+
+    def list_compared_types(self, name: str) -> dict[str, str]:
+        """By column of a table or materialized view, the type by which Spark pads its comparisons, if it has CHAR."""
+        return self._compared_types[name]
 
     def find_leaf(self, leaf: Any) -> str:
         """The table or materialized view of a leaf of a plan; empty if the leaf has none."""
@@ -202,7 +222,10 @@ class SparkCatalog:
         context = self.session._jvm.org.apache.spark.api.java.JavaSparkContext.fromSparkContext(
             jvm_session.sparkContext()
         )
-        frame = jvm_session.createDataFrame(context.emptyRDD(), jvm_session.parseDataType(schema))
+        chars = self.session._jvm.org.apache.spark.sql.catalyst.util.CharVarcharUtils
+        struct = chars.replaceCharVarcharWithStringInSchema(jvm_session.parseDataType(schema))
+        frame = jvm_session.createDataFrame(context.emptyRDD(), struct)
+        self._compared_types[name] = _read_compared_types(json.loads(struct.json())["fields"])
         [leaf] = read_list(frame.queryExecution().analyzed().collectLeaves())
         self._leaves[leaf.rdd().id()] = name
         frame.createOrReplaceTempView(name)

@@ -19,6 +19,7 @@ streaming relation. Spark's parser finds the keyword, so a column named `stream`
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -34,17 +35,32 @@ from evertide.plan.catalyst.walk import get_kind, read_list, read_map, read_opti
 from evertide.plan.script.error_list import ErrorList
 from evertide.plan.script.script_errors import QueryText, make_statement_error
 from evertide.plan.script.statement_splitter import StatementText, split_script
+from evertide.rows.char_types import contains_char_type, has_collated_char_type, replace_char_types
 
 
 @dataclass(frozen=True, slots=True)
 class DeclaredColumn:
     name: str
     type: str
-    """Spark's JSON form of the data type."""
+    """Spark's JSON form of the data type, as it is stored."""
     nullable: bool = True
     comment: str = ""
     default: str = ""
     """The SQL of the default value; empty if there is none."""
+    declared_type: str = ""
+    """Spark's JSON form of the declared type, if it is CHAR or VARCHAR or has one inside."""
+
+    @classmethod
+    def make(cls, name: str, type_text: str, where: str, *, nullable: bool) -> DeclaredColumn:
+        """`type_text` is the declared type in Spark's JSON form."""
+        declared = json.loads(type_text)
+        if has_collated_char_type(declared):
+            why = "CHAR and VARCHAR cannot have a collation; use STRING COLLATE, or leave out the collation"
+            raise InvalidInput(where=f"{where}, column {name!r}", why=why)
+        if not contains_char_type(declared):
+            return cls(name, type_text, nullable)
+        stored = json.dumps(replace_char_types(declared), separators=(",", ":"))  # as Spark writes it
+        return cls(name, stored, nullable, declared_type=type_text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +114,6 @@ class AppendStatement:
     query: str
     where: str
 
-
-_SIZED_TEXT = re.compile(r'(?<!"name":)"(?:var)?char\(\d+\)"')
-"""CHAR and VARCHAR in Spark's JSON form of a type."""
 
 _DECLARED = "a script has CREATE TABLE, STREAMING TABLE, MATERIALIZED VIEW, VIEW, TEMPORARY VIEW and FLOW"
 _CHANGED = "a script only declares; rows of tables come from their connectors, or are pushed (`evertide push`)"
@@ -216,14 +229,10 @@ def _read_column(column: Any, where: str) -> DeclaredColumn:
         "GENERATED AS IDENTITY": column.identityColumnSpec().isDefined(),
     }
     _refuse(f"{where}, column {column.name()!r}", given)
-    if _SIZED_TEXT.search(column.dataType().json()):
-        why = f"the type {column.dataType().sql()} is not supported, as Spark ignores the length; use STRING"
-        raise InvalidInput(where=f"{where}, column {column.name()!r}", why=why)
+    declared = DeclaredColumn.make(column.name(), column.dataType().json(), where, nullable=column.nullable())
     default = read_option(column.defaultValue())
-    return DeclaredColumn(
-        name=column.name(),
-        type=column.dataType().json(),
-        nullable=column.nullable(),
+    return replace(
+        declared,
         comment=read_option(column.comment()) or "",
         default=default.originalSQL() if default is not None else "",
     )

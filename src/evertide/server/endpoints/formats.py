@@ -26,7 +26,7 @@ from evertide.errors import InvalidInput
 from evertide.media import ARROW, CSV, JSON, LINES, PARQUET
 from evertide.rows.conform import allow_nulls_inside, conform_table
 from evertide.sinks.json_rows import to_json_rows
-from evertide.sources.values.kinds import sql_name
+from evertide.sources.values.kinds import name_column_type
 
 _SLICE_ROWS = 4096
 _NEEDS_QUOTES = re.compile(r'[",\r\n]|^\s|\s$|^$')
@@ -42,7 +42,7 @@ class Column(msgspec.Struct, frozen=True):
 
 
 def list_columns(schema: pa.Schema) -> list[Column]:
-    return [Column(field.name, sql_name(field.type), field.nullable) for field in schema]
+    return [Column(field.name, name_column_type(field), field.nullable) for field in schema]
 
 
 def encode_rows(

@@ -109,6 +109,10 @@ class _CollectionCheck:
     def check_small(self, names: Sequence[str]) -> None:
         if not all(map(can_hold, self.list_schemas(names).values())):
             raise DuckDeclined(where="query", why="a column has a type that DuckDB does not have")
+        for name in names:
+            if compared := self._collections.list_compared_types(name):
+                why = f"column {next(iter(compared))!r} of {name!r} is CHAR, which DuckDB compares without padding"
+                raise DuckDeclined(where="query", why=why)
         if (rows := sum(map(self._count_rows, names))) > (most := self._settings.query_small_rows):
             why = f"the query reads about {rows} rows; the limit is {most} (query_small_rows)"
             raise DuckDeclined(where="query", why=why)

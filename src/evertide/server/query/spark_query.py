@@ -21,7 +21,7 @@ from evertide.pipeline.reading.collections import Collections
 from evertide.pipeline.reading.query import Question
 from evertide.pipeline.reading.reader import StorageReader
 from evertide.plan.catalyst.session import Session, open_session
-from evertide.plan.query.query import apply_result_settings, read_stored, run_query
+from evertide.plan.query.query import apply_result_settings, pad_comparisons, read_stored, run_query
 from evertide.server.query.bounds import choose_heap_bytes, make_memory_error
 from evertide.server.query.duck import make_size_error
 from evertide.server.query.duck_query import EngineAnswer, choose_time, find_row_limit, find_stale, pin_collections
@@ -72,7 +72,11 @@ class SparkQueryEngine:
             views = [collections.view(name).name for name in names]
             time = _find_readable_time(collections, question, views)
             stale = find_stale(collections, question, views)
-            return {name: read_stored(session, {**self.options, "as_of": str(time)}, name) for name in views}
+            options = {**self.options, "as_of": str(time)}
+            return {
+                name: pad_comparisons(read_stored(session, options, name), collections.list_compared_types(name))
+                for name in views
+            }
 
         try:
             rows = run_query(

@@ -27,6 +27,7 @@ from evertide.sources.values.fit import (
     KeptColumns,
     Ops,
     Reason,
+    fit_declared_type,
     make_rows_schema,
     make_upserts,
     split_faults,
@@ -264,6 +265,7 @@ def make_staged_table(  # noqa: PLR0917
     arrays = []
     for at, column in enumerate(upstream.columns):
         made = convert_texts(texts[at], column.type, column.kind)
+        made = fit_declared_type(declaration.schema.field(column.name), made)
         arrays.append(made.array)
         counts = _is_relevant(upstream, column, ops)
         for row, why in {**made.misfits, **bad.get(at, {})}.items():

@@ -5,6 +5,7 @@
 1. A NOT NULL column and a column of the key must have a value.
 2. A delete needs only the key; its other columns are ignored. In a table without a key, a delete is a whole row.
 3. A missing column takes its default, or NULL.
+4. A CHAR or VARCHAR has its declared length (`evertide.rows.char_types`).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from evertide.rows.char_types import fit_char_types, read_declared_type
 from evertide.sources.contract import DELETE, OP, SAME, UPSERT, Fault, Rows, TableDeclaration
 from evertide.sources.values.columns import ConvertedColumn, from_values, make_null_column
 from evertide.sources.values.kinds import sql_name
@@ -61,7 +63,7 @@ class FittedRows:
 
 def make_rows_schema(declaration: TableDeclaration) -> pa.Schema:
     """The table's columns, all nullable, and `__op`."""
-    fields = [field.with_nullable(True) for field in declaration.schema]  # noqa: FBT003 - Arrow's own way
+    fields = [field.remove_metadata().with_nullable(True) for field in declaration.schema]  # noqa: FBT003 - Arrow's own way
     return pa.schema([*fields, pa.field(OP, pa.int8())])
 
 
@@ -82,6 +84,7 @@ def fit(
     made = []
     for field in declaration.schema:
         column = columns.get(field.name) or _make_default_column(declaration, field, ops)
+        column = fit_declared_type(field, column)
         made.append(column.array)
         is_key = field.name in declaration.key
         counts = np.ones(len(ops), np.bool_) if is_key or not declaration.key else is_upsert
@@ -102,6 +105,15 @@ def fit(
         marks = [kept[row].encoded if row in kept else None for row in range(len(ops))]
         table = table.append_column(SAME, pa.array(marks, pa.string()))
     return FittedRows(table, found)
+
+
+def fit_declared_type(field: Any, column: ConvertedColumn) -> ConvertedColumn:
+    """Pad, cut or refuse the texts of a CHAR or VARCHAR column."""
+    declared = read_declared_type(field)
+    if declared is None:
+        return column
+    array, misfits = fit_char_types(column.array, declared)
+    return ConvertedColumn(array, {**misfits, **column.misfits})
 
 
 def _make_default_column(declaration: TableDeclaration, field: Any, ops: Ops) -> ConvertedColumn:

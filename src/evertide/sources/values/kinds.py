@@ -9,8 +9,9 @@ import pyarrow as pa
 import pyarrow.types as kinds
 
 from evertide.json_values import is_variant
+from evertide.rows.char_types import read_declared_type
 
-__all__ = ["INTEGERS", "describe_values", "is_variant", "sql_name", "variant_json"]
+__all__ = ["INTEGERS", "describe_values", "is_variant", "name_column_type", "sql_name", "variant_json"]
 
 INTEGERS: dict[Any, tuple[int, int]] = {
     kind: (-(1 << (kind.bit_width - 1)), (1 << (kind.bit_width - 1)) - 1)
@@ -61,6 +62,25 @@ def sql_name(kind: Any) -> str:
     if kinds.is_struct(kind):
         return "STRUCT<" + ", ".join(f"{field.name}: {sql_name(field.type)}" for field in kind) + ">"
     return _NAMES.get(kind, str(kind))
+
+
+def name_column_type(field: pa.Field) -> str:
+    """The name of the column's type in CREATE TABLE, CHAR and VARCHAR included."""
+    declared = read_declared_type(field)
+    return sql_name(field.type) if declared is None else _name_declared(field.type, declared)
+
+
+def _name_declared(kind: Any, declared: Any) -> str:
+    """`declared` is the type in Spark's JSON form, parsed."""
+    if isinstance(declared, str):
+        return declared.upper() if kinds.is_string(kind) else sql_name(kind)
+    if kinds.is_map(kind):
+        key = _name_declared(kind.key_type, declared["keyType"])
+        return f"MAP<{key}, {_name_declared(kind.item_type, declared['valueType'])}>"
+    if kinds.is_list(kind):
+        return f"ARRAY<{_name_declared(kind.value_type, declared['elementType'])}>"
+    types = [_name_declared(field.type, each["type"]) for field, each in zip(kind, declared["fields"], strict=True)]
+    return "STRUCT<" + ", ".join(f"{field.name}: {name}" for field, name in zip(kind, types, strict=True)) + ">"
 
 
 def describe_values(kind: Any) -> str:

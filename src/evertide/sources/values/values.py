@@ -31,6 +31,7 @@ import pyarrow as pa
 import pyarrow.types as kinds
 
 from evertide.errors import InvalidInput
+from evertide.rows.char_types import fit_char_types, read_declared_type
 from evertide.rows.conform import list_fields
 from evertide.sources.contract import TableDeclaration
 from evertide.sources.values.kinds import INTEGERS, describe_values, is_variant, sql_name
@@ -424,7 +425,13 @@ def read_default(declaration: TableDeclaration, column: str) -> Any:
     if text is None:
         why = f"DEFAULT {sql} is not a constant; use a constant, or give the value in each row"
         raise InvalidInput(where=where, why=why)
+    field = declaration.schema.field(column)
     try:
-        return parse_value(text, declaration.schema.field(column).type)
+        value = parse_value(text, field.type)
     except Misfit as error:
         raise InvalidInput(where=where, why=f"DEFAULT {sql}: {error}") from error
+    declared = read_declared_type(field)
+    misfits = {} if declared is None else fit_char_types(pa.array([value], field.type), declared)[1]
+    if misfits:
+        raise InvalidInput(where=where, why=f"DEFAULT {sql}: {misfits[0]}")
+    return value

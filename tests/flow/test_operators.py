@@ -17,6 +17,7 @@ from pyspark.sql.functions import arrow_udf, udf
 from evertide.errors import InvalidInput
 from evertide.flow import Circuit
 from evertide.plan.fragment import fragment
+from evertide.plan.script import catalog
 from tests.flow.checked import TABLES, Views, check, read_views, views_of
 from tests.soak.rounds import Soak
 
@@ -143,16 +144,32 @@ def test_functions_of_the_session_are_maintained(spark: SparkSession) -> None:
                 "shown": "SELECT a, plus_one(a) AS y, plus_two(a) AS z FROM r WHERE plus_one(b) > 1",
                 "grouped": "SELECT plus_one(a) AS y, count(*) AS n, max(plus_two(b)) AS m FROM r GROUP BY plus_one(a)",
                 "joined": "SELECT r.a, s.id FROM r LEFT JOIN s ON plus_one(r.a) = s.id AND plus_two(r.b) > s.b",
+                "above_top": "SELECT plus_one(id) AS y, plus_two(b) AS z FROM (FROM s ORDER BY id DESC LIMIT 2)",
+                "below_top": "SELECT plus_one(id) AS y, plus_two(b) AS z FROM (FROM s ORDER BY id DESC) LIMIT 2",
+                "in_order": "SELECT id FROM s ORDER BY plus_one(id) DESC, plus_two(b) LIMIT 2 OFFSET 1",
             },
             told={
                 "shown": "SELECT a, a + 1 AS y, a + 2 AS z FROM r WHERE b + 1 > 1",
                 "grouped": "SELECT a + 1 AS y, count(*) AS n, max(b + 2) AS m FROM r GROUP BY a + 1",
                 "joined": "SELECT r.a, s.id FROM r LEFT JOIN s ON r.a + 1 = s.id AND r.b + 2 > s.b",
+                "above_top": "SELECT id + 1 AS y, b + 2 AS z FROM s ORDER BY id DESC LIMIT 2",
+                "below_top": "SELECT id + 1 AS y, b + 2 AS z FROM s ORDER BY id DESC LIMIT 2",
+                "in_order": "SELECT id FROM s ORDER BY id DESC LIMIT 2 OFFSET 1",
             },
         ),
         seed=4,
         count=4,
     )
+
+
+def test_a_limit_whose_order_the_optimizer_moves_away_is_refused(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a rule of Spark's optimizer does that Evertide excludes. Other rows would be selected otherwise."""
+    monkeypatch.delitem(catalog.SETTINGS, "spark.sql.optimizer.excludedRules")
+    query = "SELECT id, (SELECT max(k) FROM t WHERE v = q.b) AS z FROM (SELECT id, b FROM s ORDER BY id DESC LIMIT 2) q"
+    with pytest.raises(InvalidInput, match="put Join between a LIMIT or OFFSET and its ORDER BY"):
+        Circuit(spark, f"{TABLES}CREATE MATERIALIZED VIEW x AS {query}")
 
 
 SAME_NAMES = {

@@ -101,6 +101,17 @@ def test_both_engines_query_the_content_of_the_tables(spark: SparkSession) -> No
         assert reference.rows("t").num_rows == reference.by_duckdb("SELECT * FROM t").num_rows
 
 
+def test_both_engines_keep_the_order_of_a_limit_below_a_subquery(spark: SparkSession) -> None:
+    """With Spark's default rules, only DuckDB does."""
+    reference = Reference(spark, {"u": SCHEMAS["u"]})
+    rows = pa.table({"g": ["a", "b"], "n": [1, 2]}, schema=SCHEMAS["u"])
+    reference.apply({"u": delta_of(rows, 1)})
+    top = "(SELECT n FROM u ORDER BY n DESC LIMIT 1)"
+    query = f"SELECT q.n, (SELECT max(u.g) FROM u WHERE u.n = q.n) AS g FROM {top} AS q"
+    for found in (reference.by_spark(query), reference.by_spark_over_unseen_rows(query), reference.by_duckdb(query)):
+        assert found.to_pylist() == [{"n": 2, "g": "b"}]
+
+
 def test_views_may_name_earlier_ones(spark: SparkSession) -> None:
     views = {"sums": QUERIES["sums"], "largest": "SELECT max(n) AS n FROM sums"}
     reference = Reference(spark, SCHEMAS, views)

@@ -36,6 +36,13 @@ def test_a_limit_far_above_the_number_of_rows_needs_memory_for_the_rows_only(spa
     assert run_query(spark, f"SELECT sum(x) AS n FROM ({text})", lambda *_: {}).to_pylist() == [{"n": 6}]
 
 
+def test_a_subquery_above_a_limit_does_not_change_its_rows(spark: SparkSession) -> None:
+    """Spark's default optimizer would drop the ORDER BY."""
+    top = "(SELECT id FROM VALUES (1), (0), (4) AS s(id) ORDER BY id DESC LIMIT 1)"
+    text = f"SELECT id, (SELECT max(v) FROM VALUES (4, 8) AS t(k, v) WHERE k = q.id) AS n FROM {top} AS q"
+    assert run_query(spark, text, lambda *_: {}).to_pylist() == [{"id": 4, "n": 8}]
+
+
 @pytest.mark.parametrize(
     ("text", "where", "why"),
     [

@@ -155,8 +155,12 @@ class Algebra:
         return ConstantRows(jvm=jvm, output=self._list_output(jvm))
 
     def _convert_row_wise(self, jvm: Any, node_type: type[Filter] | type[Generate] | type[Map]) -> PlanNode:
-        """Convert an operator that processes one row at a time, and passes some columns through."""
-        child = self._convert(jvm.child())
+        return self._make_row_wise(jvm, node_type, self._convert(jvm.child()))
+
+    def _make_row_wise(
+        self, jvm: Any, node_type: type[Filter] | type[Generate] | type[Map], child: PlanNode
+    ) -> PlanNode:
+        """Put an operator that processes one row at a time, and passes some columns through, above `child`."""
         jvm = self._replace_children(jvm, child)
         output = self._list_output(jvm)
         passed = {attribute.id: attribute.id for attribute in output if attribute.id in child.ids}
@@ -334,22 +338,29 @@ class Algebra:
         return [part for column in read_list(jvm.windowExpressions()) for part in walk_parts(column)]
 
     def _convert_limit(self, jvm: Any) -> PlanNode:
-        """Convert LIMIT and OFFSET above a Sort; Projects in between stay where they are."""
+        """Convert LIMIT and OFFSET above a Sort; Projects and Python functions in between are computed above them."""
         between: list[Any] = []
         cuts: list[Any] = []
         below = jvm
-        while get_kind(below) in (*_LIMITS, "Project"):
-            (between if get_kind(below) == "Project" else cuts).append(below)
+        while get_kind(below) in (*_LIMITS, *_PYTHON, "Project"):
+            (cuts if get_kind(below) in _LIMITS else between).append(below)
             below = below.child()
         limit, offset = _combine_limits(reversed(cuts))
-        order: list[Any] = []
-        if get_kind(below) == "Sort":  # otherwise the query orders by constants, and all rows tie
-            order, below = read_list(below.order()), below.child()
+        if get_kind(below) != "Sort":
+            why = (
+                f"Spark's optimizer put {get_kind(below)} between a LIMIT or OFFSET and its ORDER BY; declare the "
+                "query with the LIMIT as a materialized view, and read that"
+            )
+            raise InvalidInput(where=self._where, why=why)
+        order, below = [by for by in read_list(below.order()) if not by.child().foldable()], below.child()
         order, child = self._join_subqueries(order, self._convert(below))
         order = make_total_order(self._catalyst, order, child.jvm, self._where)
         node = self._restore_output(self._make_top(order, child, limit, offset), below)
-        for project in reversed(between):
-            columns, node = self._join_subqueries(read_list(project.projectList()), node)
+        for operator in reversed(between):
+            if get_kind(operator) in _PYTHON:
+                node = self._make_row_wise(operator, Map, node)
+                continue
+            columns, node = self._join_subqueries(read_list(operator.projectList()), node)
             node = make_map(self._catalyst, columns, node)
         return node
 
@@ -371,13 +382,16 @@ class Algebra:
     def _rewrite_exists(self, jvm: Any) -> Any:
         """Rewrite an uncorrelated EXISTS, which Spark plans as the scalar subquery SELECT 1 ... LIMIT 1, to max(1).
 
-        max(1) is maintained incrementally, and is NULL for no rows, as the subquery is.
+        max(1) is maintained incrementally, and is NULL for no rows, as the subquery is. The query's own LIMIT, if it is
+        not 0, changes nothing.
         """
         if get_kind(jvm) != "GlobalLimit" or get_kind(jvm.child()) != "LocalLimit":
             return jvm
         below, [output] = jvm.child().child(), read_list(jvm.output())
         if int(jvm.limitExpr().eval(None)) != 1 or not _is_one(below, output):
             return jvm
+        if get_kind(below) == "Project":
+            below = self._catalyst.project(read_list(below.projectList()), _skip_limits(below.child()))
         one = self._catalyst.alias(self._catalyst.literal(1), "one")
         greatest = self._catalyst.aggregate_expression(self._catalyst.expression("aggregate.Max", one.toAttribute()))
         column = self._catalyst.alias(greatest, output.name(), output.exprId())
@@ -452,6 +466,13 @@ def _is_one(jvm: Any, attribute: Any) -> bool:
     value = column.child() if get_kind(column) == "Alias" else column
     is_int = get_kind(value) == "Literal" and value.dataType().sql() == "INT"  # in Python, True and 1.0 equal 1
     return is_int and value.value() == 1
+
+
+def _skip_limits(jvm: Any) -> Any:
+    """The operator below LIMITs that keep at least one row."""
+    while get_kind(jvm) == "LocalLimit" or (get_kind(jvm) == "GlobalLimit" and int(jvm.limitExpr().eval(None)) > 0):
+        jvm = jvm.child()
+    return jvm
 
 
 def _combine_limits(cuts: Iterable[Any]) -> tuple[int | None, int]:

@@ -28,7 +28,7 @@ from evertide.plan.catalyst.failure import describe_error
 from evertide.plan.catalyst.network import REMEDY, bind_to_loopback, find_exposure, make_network_settings
 from evertide.scratch import using_scratch
 
-__all__ = ["SETTINGS", "TOP_SETTINGS", "DataFrame", "Session", "SparkSession", "open_session"]
+__all__ = ["RULE_OF_LIMIT", "SETTINGS", "TOP_SETTINGS", "DataFrame", "Session", "SparkSession", "open_session"]
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +50,10 @@ fails its task, and so a view; by default it would end the JVM, again after ever
 TOP_SETTINGS = {"spark.sql.execution.topKSortFallbackThreshold": "1000000"}
 """For sessions that run queries of users. For ORDER BY ... LIMIT k, each task of Spark allocates an array of 2 * k rows
 even if there are few rows. From this k on, Spark sorts instead. By default it does so from 2,147,483,632 on."""
+RULE_OF_LIMIT = "org.apache.spark.sql.catalyst.optimizer.PushProjectionThroughLimitAndOffset"
+"""A rule of Spark's optimizer that gives wrong results, which Evertide excludes. It moves the columns of an outer
+SELECT below the LIMIT or OFFSET of a subquery. If they have a correlated subquery, that becomes a join between LIMIT
+and ORDER BY, and the rows of a join have no order."""
 _NO_SECRET = "secret key must be specified"  # noqa: S105 - Spark's message for a missing secret
 
 

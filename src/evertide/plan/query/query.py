@@ -34,7 +34,7 @@ from evertide.errors import InvalidInput, LimitExceeded, SparkAway, SparkEnded
 from evertide.plan.catalyst.failure import classify_errors, describe_error, silence_traces
 from evertide.plan.catalyst.parsed import find_inner_plans
 from evertide.plan.catalyst.result_settings import read_result_settings
-from evertide.plan.catalyst.session import TOP_SETTINGS
+from evertide.plan.catalyst.session import RULE_OF_LIMIT, TOP_SETTINGS
 from evertide.plan.catalyst.walk import get_kind, read_list, read_option, walk_expressions, walk_nodes
 from evertide.plan.query.functions import ALLOWED, ALLOWED_IN_FROM, REFUSED
 from evertide.plan.query.spark_errors import explain_error, find_offset, find_relations
@@ -47,7 +47,12 @@ Load = Callable[[SparkSession, Sequence[str]], Mapping[str, DataFrame]]
 ExplainUnknown = Callable[[str], str]
 """Why no collection has this name; empty if one has."""
 
-_SETTINGS = {"spark.sql.runSQLOnFiles": "false", "spark.sql.variable.substitute": "false", **TOP_SETTINGS}
+_SETTINGS = {
+    "spark.sql.runSQLOnFiles": "false",
+    "spark.sql.variable.substitute": "false",
+    "spark.sql.optimizer.excludedRules": RULE_OF_LIMIT,
+    **TOP_SETTINGS,
+}
 _SUBSTITUTED = "${"
 """Spark replaces this by settings and environment variables before it parses the text."""
 

@@ -24,7 +24,7 @@ from pyspark.sql import DataFrame, SparkSession
 from evertide.errors import InvalidInput, SparkEnded
 from evertide.plan.catalyst.failure import classify_error, describe_error
 from evertide.plan.catalyst.parsed import walk_parsed
-from evertide.plan.catalyst.session import TOP_SETTINGS
+from evertide.plan.catalyst.session import RULE_OF_LIMIT, TOP_SETTINGS
 from evertide.plan.catalyst.walk import get_kind, read_list, read_option, walk_nodes
 from evertide.plan.query.spark_errors import explain_error, find_offset, find_relations
 from evertide.plan.script.script_errors import QueryText
@@ -35,12 +35,13 @@ SETTINGS = {
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.cbo.enabled": "false",
     "spark.sql.optimizer.excludedRules": ",".join(
-        f"org.apache.spark.sql.{rule}"
-        for rule in (
-            "catalyst.optimizer.InferWindowGroupLimit",
-            "catalyst.optimizer.LimitPushDown",
-            "catalyst.optimizer.LimitPushDownThroughWindow",
-            "execution.planmerging.MergeSubplans",
+        (
+            RULE_OF_LIMIT,
+            "org.apache.spark.sql.catalyst.optimizer.EliminateSorts",
+            "org.apache.spark.sql.catalyst.optimizer.InferWindowGroupLimit",
+            "org.apache.spark.sql.catalyst.optimizer.LimitPushDown",
+            "org.apache.spark.sql.catalyst.optimizer.LimitPushDownThroughWindow",
+            "org.apache.spark.sql.execution.planmerging.MergeSubplans",
         )
     ),
     "spark.sql.autoBroadcastJoinThreshold": "-1",
@@ -50,7 +51,8 @@ SETTINGS = {
 }
 """Rules that make a plan depend on more than the query are off, since a plan must be the same in every session; so are
 settings that split small jobs into many stages. MergeSubplans puts the values of several scalar subqueries into one
-struct; Evertide shares equal parts itself (`evertide.plan.algebra.sharing`)."""
+struct; Evertide shares equal parts itself (`evertide.plan.algebra.sharing`). EliminateSorts would remove the Sort of a
+LIMIT that orders by constants; without it, a LIMIT above anything but a Sort is a plan that must be refused."""
 
 
 _CHAR = re.compile(r"(?<!var)char\(")

@@ -115,6 +115,7 @@ def test_v1_random_queries_without_a_total_order_give_the_same_bits(spark: Spark
 
 REFUSALS = (
     "which of its equal texts",  # a group of texts that a collation considers equal, such as in a correlated subquery
+    "under which different texts are equal",  # a group by such a text, which Spark makes of a correlated subquery
     "[`session_window`]",  # Spark loses the other columns of a GROUP BY whose session window is over a NULL
 )
 

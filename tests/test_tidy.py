@@ -64,6 +64,7 @@ class Module:
 THREADS = {"threading.Thread", "threading.Timer", "_thread.start_new_thread", "multiprocessing.pool.ThreadPool"}
 POOLS = {"concurrent.futures.ThreadPoolExecutor", "concurrent.futures.ProcessPoolExecutor"}
 RESULTS_TAKEN = {
+    "evertide/flow/wide/step.py": "the caller, by map",
     "evertide/checkpoint/verification.py": "the caller, by map",
     "evertide/pipeline/transaction/portions.py": "the commit, which stores what was not stored ahead",
     "evertide/shapes/log/snapshot.py": "the readers of the chunks, which get the error",

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pytest
 
 from evertide.flow import Circuit
+from evertide.flow.stage import RunKind, Stage
 from evertide.flow.wide import step
 from evertide.flow.wide.outlets import StoredContent, Tools
 from evertide.flow.wide.pieces import ShardPiece
@@ -107,6 +108,7 @@ def compute_wide(circuit: Circuit, tables: Tables) -> dict[str, pa.Table]:
         Jobs(circuit.program.catalyst), tools, tables.pieces(circuit), cast("Mapping[str, Shard]", shards), 7
     )
     found = circuit.compute_wide(given)
+    assert any(part.run_counts[RunKind.WIDE] for part in circuit.parts if isinstance(part, Stage))
     return {name: read_content(found.content[name], schema, tables.blob) for name, schema in circuit.views.items()}
 
 
@@ -158,6 +160,8 @@ def check_wide(
 def assert_same_state(narrow: Circuit, wide: Circuit) -> None:
     assert narrow.arrangements.keys() == wide.arrangements.keys()
     for name, arrangement in narrow.arrangements.items():
+        if name.endswith(".first"):
+            continue  # after removals, top-k keeps fewer rows in reserve than from scratch
         expected, found = (consolidate_delta(each.scan(), name) for each in (arrangement, wide.arrangements[name]))
         assert_same(expected, found, f"arrangement {name}")
 

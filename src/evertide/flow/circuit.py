@@ -154,6 +154,7 @@ class Circuit:
         """Compute the views from the content of their tables on executors, instead of the first step."""
         with silence_traces():
             found = WideStep(self._collections, self.parts, self.views, given).run()
+        found.check_stored(self._blob)
         adopt_runs(found, self.arrangements)
         self._is_first = False
         return found

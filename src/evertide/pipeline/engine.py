@@ -84,7 +84,7 @@ class WideSteps:
         """Record that a step has ended, with the blobs that its result has."""
         self.used[number] = used
 
-    def set_problem(self, why: str) -> None:
+    def set_problem(self, why: str | None) -> None:
         self.problem = why
 
     def is_garbage(self, key: str) -> bool:

@@ -247,12 +247,12 @@ class Spine:
         return last_rows < 2 * rows and last_rows + rows <= self._settings.inline_rows_max
 
     def _find_mergeable(self) -> list[PartRun]:
-        """The runs of the smallest size of which there are at least `merge_fan_in`."""
+        """Some runs of the smallest size of which there are at least `merge_fan_in`: a wide step may add many."""
         by_level: dict[int, list[PartRun]] = {}
         for run in self.runs.parts:
             by_level.setdefault(self._find_level(run.rows), []).append(run)
         enough = [level for level, runs in by_level.items() if len(runs) >= self._settings.merge_fan_in]
-        return by_level[min(enough)] if enough else []
+        return by_level[min(enough)][: 2 * self._settings.merge_fan_in] if enough else []
 
     def _find_level(self, rows: int) -> int:
         level, limit = 0, self._settings.memory_rows_max * self._settings.merge_fan_in

@@ -65,7 +65,8 @@ class ShardPiece:
 
     @property
     def rows(self) -> int:
-        return self.part.rows
+        """The rows, each as often as it occurs."""
+        return max(self.part.rows, self.part.count)
 
     @property
     def bytes(self) -> int:

@@ -13,14 +13,16 @@ The operators run in their order, each as one or two jobs. The driver has names,
    and equal rows once they are added up. The number of parts and runs, and their bytes, may differ.
 3. Only what successful attempts of tasks returned is used. `adopt` adds the runs to the arrangements at the end; if the
    step fails, nothing has changed.
-4. An error of storage is raised as such. Any other error may be that of a row, an executor or a query: the caller
-   computes the views in another way, which finds the cause.
+4. The storage must have what tasks say they wrote before it is used.
+5. The step may fail by a row, an executor, the storage or a query: the caller computes the views in another way, which
+   finds the cause. A task returns an error of storage, and it is raised as such.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
 from typing import Any
@@ -28,6 +30,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from evertide.errors import BlobDamaged
 from evertide.flow import pairs
 from evertide.flow.aggregates.top import Top
 from evertide.flow.aggregates.totals import Totals
@@ -68,12 +71,14 @@ from evertide.rows.changes import DIFF, DIFF_FIELD, consolidate_delta, expand
 from evertide.rows.columns import Longs
 from evertide.rows.digest import ZERO, add_digests
 from evertide.shard.shard import Shard
+from evertide.store.blob import Blob
 from evertide.threads.steps import note_step
 from evertide.threads.stopping import IsStopping, check_not_stopping, never_stopping
 
 TASK_ROWS = 1_000_000
 """Rows that a task reads, unless one piece has more."""
 TASK_BYTES = 64 * 1024 * 1024
+_CHECKS_AT_ONCE = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +108,24 @@ class WideResult:
         digest = add_digests(before.digest, found.digest)
         self.content[view] = StoredContent(before.parts + found.parts, before.rows + found.rows, digest)
 
+    def check_stored(self, blob: Blob) -> None:
+        """Raise `BlobMissing` or `BlobDamaged` unless the storage has all that tasks say they wrote. An executor may
+        have another directory, under the same path."""
+        stored = [(part.key, part.bytes) for found in self.content.values() for part in found.parts if part.key]
+        stored += [(entry.key, entry.bytes) for runs in self.runs.values() for run in runs for entry in run.entries]
+
+        def check(stored_blob: tuple[str, int]) -> None:
+            key, size = stored_blob
+            if len(found := blob.get_range(key, size - 1, 2)) != 1:
+                why = "the length in bytes differs"
+                raise BlobDamaged(
+                    path=blob.path(key), why=why, expected=str(size), found=f"{size - 1 + len(found)} or another"
+                )
+
+        with ThreadPoolExecutor(_CHECKS_AT_ONCE, "evertide-check") as pool:
+            for _ in pool.map(check, stored):
+                pass
+
     def list_keys(self) -> frozenset[str]:
         """The blobs that the state uses."""
         return frozenset(entry.key for runs in self.runs.values() for run in runs for entry in run.entries)
@@ -127,7 +150,7 @@ class WideStep:
         self._partial: dict[int, list[PartialGroups]] = {}
         """By aggregate."""
         self._result = WideResult(content={name: StoredContent((), 0, ZERO) for name in views})
-        self._samples: dict[str, list[tuple[int, ...]]] = {}
+        self._samples: dict[str, list[Longs]] = {}
         """By arrangement: samples of the words of its runs."""
         self._numbers = count(1)
 
@@ -226,7 +249,8 @@ class WideStep:
         uses = stage.output.uses
         if uses is None or not (stage.has_expansion or self._multiplies(stage, sum(counts))):
             return None
-        return stage.fragment.condense_stored(self._given.jobs, leaves, uses, sum(counts))
+        rows_max = min(sum(counts), self._tools.settings.portion_rows_max)  # the condensed rows come to the driver
+        return stage.fragment.condense_stored(self._given.jobs, leaves, uses, rows_max)
 
     def _multiplies(self, stage: Stage, rows: int) -> bool:
         """Whether a join of two leaves makes many more rows than the stage reads, by the samples of their words."""
@@ -243,7 +267,7 @@ class WideStep:
         key = tuple(dict.fromkeys(map(leaf.get_column, attributes)))
         arrangement = leaf.collection.arrangements.get((key, leaf.columns))
         samples = [] if arrangement is None else self._samples.get(arrangement.name, [])
-        return np.concatenate([np.array(each, np.int64) for each in samples]) if samples else np.empty(0, np.int64)
+        return np.concatenate(samples) if samples else np.empty(0, np.int64)
 
     def _rename(
         self, output: CircuitCollection, pieces: Sequence[Piece], outlets: Sequence[Outlet], columns: Sequence[str]
@@ -349,7 +373,7 @@ class WideStep:
     def _add_runs(self, name: str, runs: Iterable[SortedRun]) -> None:
         for run in runs:
             self._result.runs.setdefault(name, []).append(PartRun(run.entries))
-            self._samples.setdefault(name, []).append(run.words)
+            self._samples.setdefault(name, []).append(np.array(run.words, np.int64))
 
     def _run(self, tasks: Sequence[CopyTask | GroupsTask]) -> list[Any]:
         return _raise_failures(self._given.jobs.map(partial(run_task, self._tools), tasks)) if tasks else []
@@ -398,8 +422,8 @@ def _raise_failures(found: list[Any]) -> list[Any]:
 
 
 def _prune(runs: Iterable[SortedRun], of: WordRange) -> tuple[SortedRun, ...]:
-    """The runs with words in the range."""
-    return tuple(run for run in runs if of.overlaps(run.entries[0].least, run.entries[-1].greatest))
+    """The runs with words in the range, without their samples, which would be sent with each task."""
+    return tuple(replace(run, words=()) for run in runs if of.overlaps(run.entries[0].least, run.entries[-1].greatest))
 
 
 def _count_rows(pieces: Iterable[Piece]) -> int:

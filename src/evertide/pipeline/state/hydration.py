@@ -83,9 +83,11 @@ def hydrate_cohort(
         return engine.cohort(views, store, None)
     tables = sorted({table for view in views for table in find_tables_under(engine.views, view)})
     check_computable(engine, views)
-    wide = _compute_wide(engine.cohort(views, store, None), machine, members, tables, time, receiver)
-    if wide is not None:
-        return wide
+    rows = sum(members.count_table_rows(name) for name in tables)
+    if rows >= members.shards.settings.wide_rows_min:
+        wide = _compute_wide(engine.cohort(views, store, None), store, members, tables, time, receiver)
+        if wide is not None:
+            return wide
     portions = _ContentPortions(members, tables, time)
     try:
         with closing(iter(portions)) as read:
@@ -104,24 +106,22 @@ def hydrate_cohort(
 
 
 def _compute_wide(  # noqa: PLR0917
-    cohort: Cohort, machine: Machine, members: Members, tables: Sequence[str], time: int, receiver: ContentReceiver
+    cohort: Cohort, store: StateStore, members: Members, tables: Sequence[str], time: int, receiver: ContentReceiver
 ) -> Cohort | None:
-    """The cohort, computed by executors; None if that is not possible, or not worthwhile."""
+    """The cohort, computed by executors; None if they cannot compute it."""
     if not isinstance(cohort, WideCohort):
         return None
-    rows = sum(members.count_table_rows(name) for name in tables)
-    if rows < members.shards.settings.wide_rows_min:
-        return None
     try:
-        found = compute_wide(cohort, machine.store, members, tables, time, receiver.prepare_wide([*cohort.views]))
+        found = compute_wide(cohort, store, members, tables, time, receiver.prepare_wide([*cohort.views]))
+        if found is not None:
+            receiver.take_wide(found)
+            return cohort
     except BaseException:
+        store.abandon(cohort)
         receiver.drop()
         raise
-    if found is None:
-        receiver.drop()
-        return None
-    receiver.take_wide(found)
-    return cohort
+    receiver.drop()
+    return None
 
 
 def _compute_cohort(

@@ -2,8 +2,9 @@
 
 1. Executors need the package, in this version, and the storage of blobs, which a probe checks before the first step.
    Without them everything is computed in the driver, and the log and `WideSteps.problem` say why.
-2. If the step fails, for whatever reason but a storage error, the views are computed in the driver instead. That finds
-   the row that makes a view fail, or the reason why Spark does. So the step itself blames no view.
+2. If the step fails, the views are computed in the driver instead: that finds the row that makes a view fail, or the
+   reason why Spark or the storage do. So the step itself blames no view. If the cause may be an executor, Python or the
+   storage, the step is first tried once more, with new leases and after another probe.
 3. Blobs that the result does not have are deleted: those for exchanges at the end of the step, those of failed attempts
    of tasks by garbage collection.
 """
@@ -14,18 +15,18 @@ import logging
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeAlias
 
-from evertide.errors import EvertideError, InvalidInput, StateInconsistent
+from evertide.errors import EvertideError
 from evertide.errors.running_errors import name_views
 from evertide.flow.wide.outlets import EXCHANGE, StoredContent, Tools
 from evertide.flow.wide.pieces import ShardPiece
 from evertide.flow.wide.step import WideInput
 from evertide.pipeline.engine import StateStore, WideCohort
 from evertide.pipeline.state.members import Members, open_snapshot
-from evertide.plan.catalyst.failure import describe_error
+from evertide.plan.catalyst.failure import describe_error, may_succeed_again
 from evertide.plan.catalyst.jobs import Jobs
 from evertide.shard.read import TimeWindow
 from evertide.shard.shard import Shard
@@ -37,6 +38,9 @@ from evertide.version import __version__
 logger = logging.getLogger(__name__)
 
 _PROBE = "wide.probe"
+_TRIES = 2
+_INLINE_BYTES_MAX = 4096
+"""One commit has the parts of all tasks, so only very small ones are inside of it."""
 
 OnOperator: TypeAlias = Callable[[int, int], None]
 
@@ -58,40 +62,46 @@ def compute_wide(  # noqa: PLR0917
     cohort: WideCohort, store: StateStore, members: Members, tables: Sequence[str], time: int, target: WideTarget
 ) -> Mapping[str, StoredContent] | None:
     """The content of the views of a cohort, which then has its state; None if executors cannot compute it."""
-    jobs = cohort.jobs
-    if not _can_use_executors(jobs, store):
-        return None
+    for _ in range(_TRIES):
+        if not _can_use_executors(cohort.jobs, store):
+            return None
+        try:
+            with cohort.jobs.cancelling(target.is_stopping):
+                return _compute_once(cohort, store, members, tables, time, target)
+        except Stopped:
+            raise
+        except Exception as error:  # of any class, PySpark or py4j: the driver finds the cause
+            if target.is_stopping():
+                raise Stopped from error
+            store.wide_steps.set_problem(None)
+            views, why = name_views(cohort.views), describe_error(error)
+            logger.warning("executors could not compute %s: %s", views, why)
+            if not may_succeed_again(error):
+                return None
+    return None
+
+
+def _compute_once(  # noqa: PLR0917
+    cohort: WideCohort, store: StateStore, members: Members, tables: Sequence[str], time: int, target: WideTarget
+) -> Mapping[str, StoredContent]:
     tools = _make_tools(store, members, target)
     used: frozenset[str] = frozenset()
     try:
         with ExitStack() as leases:
             content = {name: _list_pieces(name, members, time, leases, cohort) for name in tables}
-            found = cohort.compute_wide(
-                WideInput(jobs, tools, content, target.shards, time - 1, target.is_stopping, target.progress)
-            )
+            given = WideInput(cohort.jobs, tools, content, target.shards, time - 1, target.is_stopping, target.progress)
+            found = cohort.compute_wide(given)
             used = found.list_keys()
             return found.content
-    except (EvertideError, Stopped) as error:
-        if not isinstance(error, InvalidInput | StateInconsistent):
-            raise
-        _log_failure(cohort, error)
-        return None
-    except Exception as error:  # noqa: BLE001 - of any class: the driver computes the views and finds the cause
-        _log_failure(cohort, error)
-        return None
     finally:
         store.wide_steps.end(tools.seq, used)
         _delete_exchanged(tools)
 
 
-def _log_failure(cohort: WideCohort, error: Exception) -> None:
-    why = describe_error(error)
-    logger.warning("executors could not compute %s, the driver does: %s", name_views(cohort.views), why)
-
-
 def _make_tools(store: StateStore, members: Members, target: WideTarget) -> Tools:
     name, shards = store.new_name(), members.shards
-    return Tools(store.blob, shards.runtime, shards.settings, name.writer, name.seq, target.seq)
+    settings = replace(shards.settings, inline_bytes_max=min(_INLINE_BYTES_MAX, shards.settings.inline_bytes_max))
+    return Tools(store.blob, shards.runtime, settings, name.writer, name.seq, target.seq)
 
 
 def _list_pieces(name: str, members: Members, time: int, leases: ExitStack, cohort: WideCohort) -> list[ShardPiece]:
@@ -119,7 +129,8 @@ def _delete_exchanged(tools: Tools) -> None:
 
 
 def _can_use_executors(jobs: Jobs, store: StateStore) -> bool:
-    """Executors that passed the probe once are not probed again; after a failure each step tries again."""
+    """Executors that passed the probe are probed again only after a failure. Some may have joined since: what they
+    wrote is checked before it is used."""
     steps = store.wide_steps
     if steps.problem != "":
         steps.set_problem(_probe(jobs, store))

@@ -21,7 +21,14 @@ from pyspark import SparkContext
 from pyspark.errors import PySparkException, PythonException
 from pyspark.logger import PySparkLogger
 
-from evertide.errors import ScratchUnavailable, SparkAway, SparkEnded, SystemRefused
+from evertide.errors import (
+    InvalidInput,
+    ScratchUnavailable,
+    SparkAway,
+    SparkEnded,
+    StateInconsistent,
+    SystemRefused,
+)
 from evertide.plan.catalyst.walk import read_list
 from evertide.scratch import scratch_directory
 
@@ -47,6 +54,14 @@ def describe_error(error: Exception) -> str:
     text = read_first_line("\n".join(lines)) or type(error).__name__
     about = {each.fragment() for each in error.getQueryContext()} if isinstance(error, PySparkException) else set()
     return f"{text}, in {', '.join(sorted(about))}" if about else text
+
+
+def may_succeed_again(error: Exception) -> bool:
+    """Whether a job that failed may succeed when it is repeated: the cause may be an executor, Python or the storage,
+    not only a row or an expression."""
+    if isinstance(error, InvalidInput | StateInconsistent):
+        return False
+    return isinstance(error, PythonException) or not isinstance(error, PySparkException)
 
 
 def read_first_line(text: object) -> str:

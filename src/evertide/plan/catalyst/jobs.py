@@ -12,16 +12,34 @@ PySpark and py4j.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
-from pyspark import RDD, TaskContext
+from pyspark import RDD, SparkContext, TaskContext
 from pyspark.serializers import NoOpSerializer
 
 from evertide.plan.catalyst.catalyst import Catalyst
+from evertide.threads.stopping import IsStopping
+from evertide.threads.ticker import Ticker
 
 _Task = TypeVar("_Task")
 _Result = TypeVar("_Result")
+_CANCEL_INTERVAL_S = 0.2
+
+
+class _Canceller(Ticker):
+    def __init__(self, context: SparkContext, tag: str, is_stopping: IsStopping) -> None:
+        super().__init__("evertide-cancel-jobs", _CANCEL_INTERVAL_S)
+        self._context = context
+        self._tag = tag
+        self._is_stopping = is_stopping
+
+    def tick(self) -> bool:
+        """Keep cancelling: the block may start another job before it notices."""
+        if self._is_stopping():
+            self._context.cancelJobsWithTag(self._tag)
+        return True
 
 
 class Jobs:
@@ -33,6 +51,17 @@ class Jobs:
     def parallelism(self) -> int:
         """The number of tasks that run at the same time."""
         return int(self._context.defaultParallelism)
+
+    @contextmanager
+    def cancelling(self, is_stopping: IsStopping) -> Iterator[None]:
+        """Cancel the jobs that this thread starts in the block when `is_stopping`; they fail then."""
+        tag = f"evertide-{self._catalyst.make_id().id()}"
+        self._context.addJobTag(tag)
+        try:
+            with _Canceller(self._context, tag, is_stopping):
+                yield
+        finally:
+            self._context.removeJobTag(tag)
 
     def map(self, work: Callable[[_Task, str], _Result], tasks: Sequence[_Task]) -> list[_Result]:
         """The results in the order of the tasks."""

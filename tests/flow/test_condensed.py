@@ -17,6 +17,7 @@ from evertide.plan.fragment.condensed_column import ColumnUse, make_condensed_co
 from evertide.plan.fragment.condenser import Condenser
 from evertide.rows.digest import hash_rows
 from tests.flow.grouped import random_aggregates
+from tests.kit.exact_floats import ExactReference
 from tests.kit.ledger import Ledger, Transaction
 from tests.kit.oracle import Reference, drive
 from tests.kit.transactions import random_transactions
@@ -159,7 +160,8 @@ def check_condensed(
 def compare_ways(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch, queries: dict[str, str], seed: int, count: int
 ) -> None:
-    """Compare large runs with Spark, and bit by bit with small ones, after each of some random transactions."""
+    """Compare large runs with Spark, floats with their exact values, and bit by bit with small ones, after each of some
+    random transactions."""
     plain, large = Circuit(spark, make_script(queries)), Circuit(spark, make_script(queries))
     keys = {"r": ("id",), "s": ("id",)}
     given = list(
@@ -174,7 +176,8 @@ def compare_ways(
 
     monkeypatch.setattr(large, "step", record_step)
     monkeypatch.setattr(fragment, "ROWS_SMALL_MAX", 0)
-    drive(large, Reference(spark, large.tables), queries, iter(given), spark_every=1)
+    reference = ExactReference(spark, large.tables, queries, large.views)
+    drive(large, reference, queries, iter(given), spark_every=1, relative=0.0)
     monkeypatch.setattr(fragment, "ROWS_SMALL_MAX", 1 << 40)
     for transaction, one in zip(given, found, strict=True):
         other = plain.step(transaction)

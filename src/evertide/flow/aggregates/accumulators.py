@@ -10,9 +10,11 @@ from which Spark's `evaluateExpression` computes the result.
 2. Only `finish` rounds, checks for overflow and returns NULL: a sum may be out of range for a while.
 3. The values are those that Spark adds: avg of a bigint sums doubles, a float is summed as a double.
 
-Where Spark's result depends on the order of rows, the result here is the double nearest to the exact value. NaN and
-infinities are counted separately, since nothing can be subtracted from them: a NaN, or infinities of both signs, make a
-sum NaN; a value that is not finite makes the central moments of its argument NaN.
+Where a double in Spark's buffer depends on the order of rows, the one here is nearest to the exact value. Spark
+computes the result from it in doubles: an average is the rounded sum, divided, and rounded again.
+
+NaN and infinities are counted separately, since nothing can be subtracted from them: a NaN, or infinities of both
+signs, make a sum NaN; a value that is not finite makes the central moments of its argument NaN.
 
 Buffers, by name, of Spark 4.3:
 

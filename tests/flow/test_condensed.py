@@ -79,7 +79,8 @@ CONDENSED = {
     "float_extremes": f"SELECT g, max(x) AS x, min(y) AS y, sum(p) AS p, sum(j) AS j FROM {JOINED} GROUP BY g",
     "float_keys": f"SELECT x, y, sum(j) AS j, count(*) AS n FROM {JOINED} GROUP BY x, y",
     "float_filter": f"SELECT g, sum(p) FILTER (WHERE x > 0) AS p, sum(p) AS a FROM {JOINED} GROUP BY g",
-    "moments": f"SELECT g, stddev(i) AS i, corr(x, p) AS c, sum(j) AS j FROM {JOINED} GROUP BY g",
+    "moments": "SELECT g, stddev(i) AS i, corr(x, p) AS c, sum(j) AS j, covar_pop(j, i) AS v, regr_slope(h, j) AS r"
+    f" FROM {JOINED} GROUP BY g",
 }
 PLAIN = {
     "nested": f"SELECT q.x AS x, sum(j) AS j FROM (SELECT struct(x) AS q, j FROM {JOINED}) GROUP BY q",

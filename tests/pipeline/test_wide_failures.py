@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -204,7 +205,8 @@ def test_x1_transactions_continue_while_a_wide_step_runs(spark: SparkSession, st
     compactions and garbage collections need to delete nothing of the step."""
     fill(storage, control, spark, TABLES + REVENUE)
     control.set_rules(Rule("hold", "get_range", EXCHANGED, 1))
-    with opened(storage, control, spark) as p:
+    with opened(storage, control, spark) as p, ExitStack() as ending:
+        ending.callback(control.clear)  # the pipeline closes after the task has ended
         until(lambda: control.read_events("hold"))
         before = list_state(storage, exchanged=True)
         assert before

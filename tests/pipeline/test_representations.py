@@ -91,7 +91,7 @@ def test_a_status_and_an_explanation_are_tables(spark: SparkSession, tmp_path: P
     with et.Pipeline.open(SHOP, tmp_path / "s", spark=spark) as p:
         p.push("orders", [{"id": 1, "customer": "ann", "amount": 1}])
         p.commit()
-        lines = str(p.status()).splitlines()
+        lines = repr(p.status()).splitlines()
         assert lines[0].startswith("running since ")
         assert [line.split()[:3] for line in lines if line.startswith(("orders ", "revenue "))] == [
             ["orders", "table", "running"], ["revenue", "view", "running"],

@@ -52,7 +52,7 @@ def test_a_subquery_above_a_limit_does_not_change_its_rows(spark: SparkSession) 
         ("SELECT id FROM\n ordrs", "query:2:2", "no table or view 'ordrs'"),
         ("SELECT id FROM orders WHERE id IN (SELECT a FROM b)", "query:1:50", "no table or view 'b'"),
         ("SELECT summ(id) FROM orders", "query:1:8", "no function 'summ'; did you mean 'sum'?"),
-        ("SELECT id FRM orders", "query:1:15", "syntax error at 'orders'"),
+        ("SELECT id FRM orders", "query:1:11", "syntax error at 'FRM'; did you mean 'FROM'?"),
         ("SELECT '😀', 1 +", "query:1:16", "syntax error at end of input"),
         ("SELECT 1, 1/0", "query:1:11", "[DIVIDE_BY_ZERO] Division by zero. Use `try_divide`"),
         ("SELECT cast(customer AS INT) FROM orders", "query:1:8", "[CAST_INVALID_INPUT] The value 'ann'"),

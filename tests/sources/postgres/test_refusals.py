@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import astuple
 from pathlib import Path
 
 import pyarrow as pa
@@ -152,7 +153,12 @@ def test_secrets_come_from_environment_and_files_and_are_never_shown(
             db.cut()
             f.wait(lambda: bool(f.source.problems))
             f.until_stalled("password")
-            said += [repr(f.pipeline.status()), repr(f.source.problems), repr(vars(f.source)), _stored_bytes(f)]
+            said += [
+                repr(astuple(f.pipeline.status())),
+                repr(f.source.problems),
+                repr(vars(f.source)),
+                _stored_bytes(f),
+            ]
             db.run(f"ALTER USER {LOCKED} PASSWORD '{SECRET}'")
             db.run("INSERT INTO orders VALUES ((SELECT max(id) + 1 FROM orders), 'b', 2)")
             f.until_equal()

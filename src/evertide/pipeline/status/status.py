@@ -138,6 +138,9 @@ class Status:
 
         return render_text(describe_status(self))
 
+    def __repr__(self) -> str:
+        return str(self)
+
     def _repr_html_(self) -> str:
         from evertide.pipeline.status.report import describe_status  # noqa: PLC0415
 

@@ -38,6 +38,7 @@ from evertide.plan.catalyst.session import RULE_OF_LIMIT, TOP_SETTINGS
 from evertide.plan.catalyst.walk import get_kind, read_list, read_option, walk_expressions, walk_nodes
 from evertide.plan.query.functions import ALLOWED, ALLOWED_IN_FROM, REFUSED
 from evertide.plan.query.spark_errors import explain_error, find_offset, find_relations
+from evertide.plan.syntax.check import check_syntax
 from evertide.rows.char_types import SPARK_KEY
 from evertide.rows.conform import conform
 from evertide.source_text import QUERY, locate_in_query
@@ -220,6 +221,11 @@ def _unquote(name: str) -> str:
 
 
 def _make_refusal(spark: SparkSession, text: str, error: PySparkException) -> InvalidInput:
+    if error.getCondition() == "PARSE_SYNTAX_ERROR":
+        try:
+            check_syntax(text)  # knows which keyword is misspelled
+        except InvalidInput as refusal:
+            return refusal
     parser = spark._jsparkSession.sessionState().sqlParser()
     why = _explain_unresolved(error) or explain_error(error, relations=lambda: find_relations(parser, text))
     return InvalidInput(

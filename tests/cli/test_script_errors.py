@@ -42,6 +42,12 @@ CREATE FLOW f AS AUTO CDC INTO t FROM STREAM orders KEYS (id) SEQUENCE BY id;
     "OR REPLACE": "CREATE OR REPLACE MATERIALIZED VIEW v AS SELECT 1 AS one;\n",
     "CREATE TABLE AS SELECT": ORDERS + "CREATE TABLE t AS SELECT * FROM orders;\n",
     "INSERT": ORDERS + "INSERT INTO orders VALUES (1, 'ann', 10);\n",
+    "statements that declare nothing, beside other errors": ORDERS
+    + """INSERT INTO orders VALUES (1, 'ann', 10);
+DROP TABLE orders;
+CREATE TABLE codes (code VARCHAR);
+CREATE MATERIALIZED VIEW v AS SELECT custmer FROM orders;
+""",
     "the current time": ORDERS + "CREATE MATERIALIZED VIEW v AS\n  SELECT id, current_date() AS d FROM orders;\n",
     "a misspelled property": ORDERS
     + "CREATE MATERIALIZED VIEW v TBLPROPERTIES ('evertide.sink' = 'a') AS SELECT id FROM orders;\n",

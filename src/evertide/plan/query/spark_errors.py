@@ -21,7 +21,7 @@ _SPARK_PLACE = re.compile(r"\.?\s*(?:SQLSTATE: \w+)?[;.]?\s*(?:\(?line \d+,? pos
 _BYPASS = re.compile(r" If necessary set \"[\w.]+\" to \"\w+\" to bypass this error\.")
 _PART = re.compile(r"`((?:[^`]|``)*)`")
 _TYPES = {
-    **dict.fromkeys(("TEXT", "CLOB", "NVARCHAR", "CHARACTER VARYING", "VARCHAR", "CHAR", "CHARACTER"), "STRING"),
+    **dict.fromkeys(("TEXT", "CLOB", "NVARCHAR", "CHARACTER VARYING"), "STRING"),
     **dict.fromkeys(("UUID", "JSON", "JSONB", "ENUM"), "STRING"),
     **dict.fromkeys(("DATETIME", "TIMESTAMPTZ"), "TIMESTAMP"),
     **dict.fromkeys(("SERIAL", "BIGSERIAL", "INT8", "INT64"), "BIGINT"),
@@ -93,6 +93,8 @@ def _explain_syntax(condition: str, facts: Mapping[str, str]) -> str:
     if condition not in ("UNSUPPORTED_DATATYPE", "DATATYPE_MISSING_SIZE"):
         return ""
     name = facts.get("typeName", facts.get("type", "")).strip('"')
+    if condition == "DATATYPE_MISSING_SIZE":
+        return f"the type {name} needs a length, as in {name}(20); or use STRING"
     remedy = _TYPES.get(name.upper(), "") or find_similar(name, _SPARK_TYPES)
     return f"the type {name} does not exist; {f'use {remedy}' if remedy else 'docs/sql.md lists the types'}"
 

@@ -13,6 +13,10 @@ from evertide.errors import InvalidInput
 
 _POSITION = re.compile(r":(\d+)(?::(\d+))?(?=, |$)")
 _NAME = re.compile(r"CREATE\b.*?\b(?:TABLE|VIEW|FLOW)\s+(?:IF\s+NOT\s+EXISTS\s+)?`?(\w+)", re.IGNORECASE | re.DOTALL)
+_DECLARES_NOTHING = re.compile(
+    r"(?:INSERT|UPDATE|DELETE|MERGE|TRUNCATE|DROP|ALTER|SET|RESET|USE|SELECT|VALUES|FROM|SHOW|DESCRIBE|REFRESH)\b",
+    re.IGNORECASE,
+)
 
 
 class ScriptErrors(InvalidInput):
@@ -42,8 +46,11 @@ class ErrorList:
     def add_unparsed(self, error: InvalidInput, text: str) -> None:
         """The error of a statement of which only the text is known."""
         found = _NAME.match(text)
-        self._is_name_unknown = self._is_name_unknown or found is None
-        self.add(error, found[1] if found else "")
+        if found is not None:
+            self.add(error, found[1])
+            return
+        self._errors.append(error)
+        self._is_name_unknown |= _DECLARES_NOTHING.match(text) is None
 
     @contextmanager
     def collect(self, name: str) -> Iterator[None]:

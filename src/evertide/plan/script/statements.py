@@ -127,8 +127,8 @@ _REFUSED = {
     "UpdateTable": f"UPDATE is not supported: {_CHANGED}",
     "DeleteFromTable": f"DELETE is not supported: {_CHANGED}",
     "MergeIntoTable": f"MERGE is not supported; use CREATE FLOW ... AS AUTO CDC INTO: {_CHANGED}",
-    "DropTable": "DROP TABLE is not supported; a table that the script does not declare is dropped",
-    "DropView": "DROP VIEW is not supported; a view that the script does not declare is dropped",
+    "DropTable": "DROP TABLE is not supported; leave the table out: its rows stay, and return if it is declared again",
+    "DropView": "DROP VIEW is not supported; leave the view out: the next run deletes its content",
     "Project": f"a SELECT alone is not supported; write CREATE MATERIALIZED VIEW name AS SELECT ...; {_DECLARED}",
     "SetCommand": "SET is not supported; set Spark's settings where Spark starts (spark-defaults.conf)",
 }

@@ -10,9 +10,7 @@ from evertide.flow import Circuit
 from tests.kit.oracle import Reference, drive, read_types
 from tests.kit.transactions import random_transactions
 
-TABLES = (
-    "CREATE TABLE o (id BIGINT NOT NULL, x TIME, b INT, PRIMARY KEY (id)); CREATE TABLE c (x TIME, w ARRAY<TIME(3)>);"
-)
+TABLES = "CREATE TABLE o (id BIGINT NOT NULL, x TIME, b INT, PRIMARY KEY (id)); CREATE TABLE c (x TIME, w ARRAY<TIME>);"
 QUERIES = {
     "read": "SELECT id, x, hour(x) AS h, CAST(x AS STRING) AS s, "
     "x - INTERVAL '0' SECOND > TIME'00:00:05' AS late FROM o",

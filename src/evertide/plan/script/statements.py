@@ -37,6 +37,22 @@ from evertide.plan.script.script_errors import QueryText, make_statement_error
 from evertide.plan.script.statement_splitter import StatementText, split_script
 from evertide.rows.char_types import contains_char_type, has_collated_char_type, replace_char_types
 
+_TIME = re.compile(r"time\([0-5]\)")
+_INTERVAL = re.compile(r"interval (?:day|hour|minute|second)(?: to (?:hour|minute|second))?")
+
+
+def _find_imprecise_type(declared: Any) -> tuple[str, str] | None:
+    """A type in `declared` of fewer digits than its Arrow type, which cuts none; and the type that has all digits."""
+    if isinstance(declared, str):
+        if _TIME.fullmatch(declared):
+            return declared.upper(), "TIME"
+        if _INTERVAL.fullmatch(declared) and declared != "interval day to second":
+            return declared.upper(), "INTERVAL DAY TO SECOND"
+        return None
+    inner = [each["type"] for each in declared.get("fields", ())]
+    inner += [declared[part] for part in ("elementType", "keyType", "valueType") if part in declared]
+    return next(filter(None, map(_find_imprecise_type, inner)), None)
+
 
 @dataclass(frozen=True, slots=True)
 class DeclaredColumn:
@@ -56,6 +72,11 @@ class DeclaredColumn:
         declared = json.loads(type_text)
         if has_collated_char_type(declared):
             why = "CHAR and VARCHAR cannot have a collation; use STRING COLLATE, or leave out the collation"
+            raise InvalidInput(where=f"{where}, column {name!r}", why=why)
+        if imprecise := _find_imprecise_type(declared):
+            kind, precise = imprecise
+            remedy = f"declare {precise}, and use CAST in the queries"
+            why = f"{kind} is not supported, since tables store all digits; {remedy}"
             raise InvalidInput(where=f"{where}, column {name!r}", why=why)
         if not contains_char_type(declared):
             return cls(name, type_text, nullable)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -328,6 +328,13 @@ def test_a_view_that_is_recomputed_with_the_same_query_is_read_with_a_warning() 
     with redefined(kept, "the query") as (p, may_go_on):
         with pytest.warns(StaleViewWarning, match="'revenue' is hydrating, and its content is that of transaction 4"):
             assert rows_of(p, "revenue") == [("ann", 10)]
+        view = p.view("revenue")
+        reads: list[Callable[[], object]] = [view.to_arrow, view.to_pylist, view.to_pandas, view.show]
+        reads += [lambda: [*view.to_batches()], lambda: view.changes(since=3)]
+        for read in reads:
+            with pytest.warns(StaleViewWarning) as warned:
+                read()
+            assert {one.filename for one in warned} == {__file__}, "by default, Python shows a warning once per line"
         may_go_on.set()
         assert p.wait_until_hydrated(20)
         with warnings.catch_warnings(action="error"):

@@ -353,7 +353,7 @@ def _find_stale(response: httpx.Response) -> tuple[str, ...]:
 def _warn(stale: Iterable[str], on_stale: Callable[[str], None] | None = None) -> None:
     """Call `on_stale`, or warn at the line that called the method of `Client` that calls this."""
     if on_stale is None:
-        warn_of_stale(stale, stacklevel=3)
+        warn_of_stale(stale)
     else:
         for sentence in stale:
             on_stale(make_warning_text(sentence))

@@ -217,7 +217,7 @@ class Collections:
         return [sentence for sentence in described if sentence]
 
     def warn_of_stale(self, names: Iterable[str]) -> None:
-        warn_of_stale(self.find_stale(names), stacklevel=4)
+        warn_of_stale(self.find_stale(names))
 
     def make_frame(self, rows: pa.Table) -> Any:
         if self._to_frame is None:

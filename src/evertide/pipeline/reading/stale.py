@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
@@ -36,10 +37,18 @@ def make_warning_text(sentence: str) -> str:
     return f"{sentence}; its status says why"
 
 
-def warn_of_stale(sentences: Iterable[str], stacklevel: int) -> None:
-    """`stacklevel` counts the callers up to the line that the warning shows."""
+def warn_of_stale(sentences: Iterable[str]) -> None:
+    """Warn at the line outside of Evertide that reads: by default, Python shows a warning once for each line."""
     for sentence in sentences:
-        warnings.warn(make_warning_text(sentence), StaleViewWarning, stacklevel=stacklevel + 1)
+        warnings.warn(make_warning_text(sentence), StaleViewWarning, stacklevel=_count_own_callers())
+
+
+def _count_own_callers() -> int:
+    """How far up the first caller is that is not a function of Evertide; 1 is the caller of this."""
+    frame, count = inspect.currentframe(), 0
+    while frame is not None and f"{frame.f_globals.get('__name__')}.".startswith("evertide."):
+        frame, count = frame.f_back, count + 1
+    return count
 
 
 def ignore_stale_views() -> AbstractContextManager[object]:

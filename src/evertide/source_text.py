@@ -59,11 +59,16 @@ def mark_line(where: str, texts: Mapping[str, str]) -> list[str]:
 
 
 @contextmanager
-def marking_query(text: str) -> Iterator[None]:
-    """Let Python print the line of the query below an error in it."""
+def marking_text(text: object, name: str = QUERY) -> Iterator[None]:
+    """Let Python print the line of a query or script below an error in it, and of a project the line of its file."""
     try:
         yield
     except InvalidInput as error:
-        for line in mark_line(error.where, {QUERY: text}):
-            error.add_note(line)
+        texts = {name: text} if isinstance(text, str) else {}
+        errors = getattr(error, "errors", ()) or (error,)  # of `ScriptErrors`
+        for each in errors:
+            if len(errors) > 1:
+                error.add_note(each.message)
+            for line in mark_line(each.where, texts):
+                error.add_note(line)
         raise

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from evertide.errors import InvalidInput
+from evertide.pipeline.pipeline import Pipeline
 from evertide.plan.program.program import Program
 from tests.cli.kit import evertide
 from tests.kit.golden import compare_with_golden
@@ -101,6 +102,26 @@ def test_an_error_of_a_statement_is_not_hidden_by_a_flow_that_needs_it(spark: Sp
     with pytest.raises(InvalidInput, match="the type TEXT does not exist") as refused:
         Program(spark, script, "shop.sql")
     assert refused.value.where == "shop.sql:2:34"
+
+
+def test_python_prints_the_line_of_each_error(spark: SparkSession, tmp_path: Path) -> None:
+    """A file and a text alike."""
+    script = f"{ORDERS}CREATE MATERIALIZED VIEW v AS SELECT\n custmer FROM orders;\n"
+    (tmp_path / "shop.sql").write_text(script)
+    for given in (script, tmp_path / "shop.sql"):
+        with pytest.raises(InvalidInput) as refused:
+            Pipeline.open(given, tmp_path / "s", spark=spark)
+        assert refused.value.__notes__ == ["  3 |  custmer FROM orders;", "    |  ^"]
+    with pytest.raises(InvalidInput) as refused:
+        Pipeline.open(f"{script}CREATE TABLE t (a TEXT);", tmp_path / "s", spark=spark)
+    assert refused.value.__notes__ == [
+        "SQL:3:2: no column 'custmer' in 'orders'; did you mean 'customer'?",
+        "  3 |  custmer FROM orders;",
+        "    |  ^",
+        "SQL:4:19: the type TEXT does not exist; use STRING",
+        "  4 | CREATE TABLE t (a TEXT);",
+        "    |                   ^",
+    ]
 
 
 def test_the_text_of_several_errors_lists_all(spark: SparkSession) -> None:

@@ -40,7 +40,7 @@ from evertide.rows.changes import DIFF, TIME
 from evertide.rows.frames import from_frame
 from evertide.rows.utf8 import is_valid_utf8
 from evertide.sinks.json_rows import format_durations
-from evertide.source_text import marking_query
+from evertide.source_text import marking_text
 from evertide.suggestions import list_names
 
 _CONNECT_S = 10.0
@@ -195,7 +195,7 @@ class Client:
         body |= {"parameters": to_json_value(list(parameters))} if parameters else {}
         headers = {"Accept": ARROW, "Content-Type": JSON}
         content = msgspec.json.encode(body)
-        with marking_query(sql), self._stream("POST", "/v1/query", content=content, headers=headers) as response:
+        with marking_text(sql), self._stream("POST", "/v1/query", content=content, headers=headers) as response:
             pairs = (each.partition("=") for each in response.headers[FACTS_HEADER].split(", "))
             facts = {name: value for name, _, value in pairs}
             stale = _find_stale(response)

@@ -66,6 +66,7 @@ from evertide.scratch import using_system
 from evertide.settings import Settings
 from evertide.shard.heartbeat import Heartbeat
 from evertide.shard.shard import Shards
+from evertide.source_text import marking_text
 from evertide.sources.executors import SparkExecutors
 from evertide.store.observed import observe
 from evertide.store.open import Storage, open_storage
@@ -164,7 +165,7 @@ class Pipeline(ReadablePipeline):
         settings, runtime = settings or Settings(), SystemRuntime()
         with watch_for_hang("opening the storage", runtime, settings):
             opened = open_storage(storage, meta, runtime=runtime, settings=settings)
-        with ExitStack() as undo:
+        with ExitStack() as undo, marking_text(text, path):
             undo.callback(opened.close)
             with watch_for_hang("starting Spark, and analyzing the script", runtime, settings):
                 session = open_session(spark, master, is_quiet=True)

@@ -13,7 +13,7 @@ from evertide.pipeline.reading.readable_rows import ReadableRows
 from evertide.pipeline.status.status import Status
 from evertide.plan.catalyst.session import DataFrame, SparkSession
 from evertide.plan.query.query import make_frame, pad_comparisons, run_query
-from evertide.source_text import marking_query
+from evertide.source_text import marking_text
 
 
 class QueryResult(ReadableRows):
@@ -83,7 +83,7 @@ class ReadablePipeline(ABC):
                 for one, rows in tables.items()
             }
 
-        with marking_query(text):
+        with marking_text(text):
             rows = run_query(session, text, load, explain_unknown=self.collections.explain_unknown)
         return QueryResult(rows, at[0], session)
 

@@ -1,7 +1,7 @@
 """The bodies of the tasks of a wide step. They run on executors and know nothing of Spark.
 
-Storage errors are returned, not raised: Spark would turn them into its own errors, and they must not look like a view
-that failed (`Failed`).
+Storage errors are returned, not raised: Spark would turn them into its own errors, and repeat the task (`Failed`). Only
+`read_leaf`, whose rows go to Catalyst, has to raise them.
 """
 
 from __future__ import annotations

@@ -7,15 +7,17 @@ shrink a failure.
    commits and puts that take effect late, after their answer was lost), and an action of another actor, or the actor's
    death, to happen right before one of the step's storage calls. Threads and processes cannot interfere with each other
    in any other way.
-3. The machine reads from the log what became durable, and in which order, and applies that to the model. The outcome
-   that an action got must agree with the log: a success is in the log, a failure "did not happen" never gets there, and
-   only an unregistered writer is fenced.
+3. The machine reads from the log, and from the records of since and holds, what became durable, and in which order, and
+   applies that to the model. The outcome that an action got must agree with them: a success is there, a failure "did
+   not happen" never gets there, and only an unregistered writer is fenced.
 4. After every step the machine reads the shards with a new process: the content at every readable time, since, upper,
    and every blob that a state names. Every part under a live lease exists (I6).
 5. At the end all actors leave. Only what states and the newest roll-ups name remains, and few diffs.
 """
 
 from __future__ import annotations
+
+from functools import partial
 
 from hypothesis import HealthCheck, settings
 from hypothesis import seed as set_seed
@@ -145,8 +147,7 @@ class ShardMachine(MachineActions):
     def _collect_and_check(self, janitor: Actor, name: str) -> None:
         shard, model = janitor.handles[name], self.models[name]
         for hold in list(shard.holds):
-            shard.release(hold)
-            self.holds.pop((name, hold), None)
+            self._change_hold(janitor, name, hold, None, partial(shard.release, hold))
         shard.compact(janitor.writer)
         shard.advance_since(model.upper - 1, janitor.writer)
         shard.compact(janitor.writer)
@@ -212,6 +213,8 @@ def run_crossing(action: str, cross: Cross) -> bool:
         "collect",
     ):  # a lease that already exists would hide one that is taken too late
         before += [(2, "open_snapshot", 2), (0, "open_snapshot", 2)]
+    if action == "release":  # of a hold that stands, so that it commits
+        before += [(2, "hold", 4)]
     after = [(slot, "read_snapshot", 2) for slot in range(ACTORS)]
     after += [(2, "beat", 2), (2, "advance_since", 7), (2, "collect", 2), (2, "read_snapshot", 2)]
     try:

@@ -26,7 +26,6 @@ from evertide.shard import compaction
 from evertide.shard.append import Append, append_together, store_parts
 from evertide.shard.compaction import compact
 from evertide.shard.frontier import Frontier
-from evertide.shard.hold import read_holds
 from evertide.shard.lease import LeaseRecord
 from evertide.shard.parts.part import Part
 from evertide.shard.read import Lister, TimeWindow, fetch
@@ -195,19 +194,13 @@ class MachineActions(MachineCore):
     def do_hold(self, actor: Actor, x: int, y: int) -> None:
         name, hold = SHARDS[x % 2], f"hold {y % 2}"
         time = max(0, self.models[name].since + y - 1)
-        self.holds.pop((name, hold), None)
-        _, error = self._outcome(actor, lambda: actor.handles[name].hold(hold, time), TimeCompacted)
-        self._sync()
-        if error is None:
-            assert self.models[name].since <= time
-            self.holds[name, hold] = time
+        error = self._change_hold(actor, name, hold, time, lambda: actor.handles[name].hold(hold, time))
         assert not isinstance(error, TimeCompacted) or time < self.models[name].since, error
 
     def do_release(self, actor: Actor, x: int, y: int) -> None:
         name, hold = SHARDS[x % 2], f"hold {y % 2}"
-        self.holds.pop((name, hold), None)
-        _, error = self._outcome(actor, lambda: actor.handles[name].release(hold))
-        assert error is not None or hold not in read_holds(self._fresh(name)).holds
+        error = self._change_hold(actor, name, hold, None, lambda: actor.handles[name].release(hold))
+        assert not isinstance(error, TimeCompacted), error
 
     def do_collect(self, actor: Actor, x: int, y: int) -> None:
         fenced = self.meta.head(writer_key(actor.writer.id)) is None

@@ -223,6 +223,21 @@ class Attempt:
     """The part of it that is in the log: per shard the times [lower, upper)."""
 
 
+@dataclass
+class HoldChange:
+    """A hold that an actor sets to a time, or releases (None). Only a record of [first, last] can be its commit."""
+
+    shard: str
+    hold: str
+    time: int | None
+    first: int
+    last: int | None = None
+
+    def explains(self, shard: str, number: int, hold: str, time: int | None) -> bool:
+        is_in_range = self.first <= number and (self.last is None or number <= self.last)
+        return is_in_range and (self.shard, self.hold, self.time) == (shard, hold, time)
+
+
 @dataclass(frozen=True)
 class Cross:
     """What happens right before the n-th storage call of an action: actions of another actor, usually on its shard."""

@@ -12,17 +12,19 @@ from evertide.errors import (
     EvertideError,
     Fenced,
     OutcomeUnknown,
+    TimeCompacted,
     Unavailable,
 )
 from evertide.settings import Settings
 from evertide.shard.heartbeat import Heartbeat
+from evertide.shard.hold import HoldRecord
 from evertide.shard.lease import Lease
 from evertide.shard.shard import Shards
 from evertide.shard.shard_log import ShardLog
 from evertide.shard.state import Appended, Finalized, Forgotten, LogEntry, SinceAdvanced
 from evertide.store import MemoryBlob, MemoryMeta
 from evertide.store.meta import unseal
-from evertide.store.paths import GENERATION, lease_key, shard_key, writer_key
+from evertide.store.paths import GENERATION, hold_key, lease_key, shard_key, writer_key
 from evertide.store.writers import Writer
 from tests.kit.faulty import FaultyBlob, FaultyMeta
 from tests.kit.runtime import ManualRuntime
@@ -35,6 +37,7 @@ from tests.shard.machine_actors import (
     Attempt,
     Cross,
     Died,
+    HoldChange,
     Late,
     LateBlob,
     LateMeta,
@@ -71,7 +74,8 @@ class MachineCore(RuleBasedStateMachine):
         self.runtime = ManualRuntime()
         self.blob, self.meta, self.late = MemoryBlob(), MemoryMeta(self.runtime), Late()
         self.models = {name: Model() for name in SHARDS}
-        self.holds: dict[tuple[str, str], int] = {}
+        self.hold_records: dict[str, list[HoldRecord]] = {name: [] for name in SHARDS}
+        self.hold_changes: list[HoldChange] = []
         self.attempts: list[Attempt] = []
         self.refused: set[tuple[str, str]] = set()
         self.entries: dict[str, list[LogEntry]] = {name: [] for name in SHARDS}
@@ -204,6 +208,33 @@ class MachineCore(RuleBasedStateMachine):
                     f"reported as not happened, but in the log: {entry}"
                 )
 
+    def _change_hold(
+        self, actor: Actor, name: str, hold: str, time: int | None, call: Callable[[], None]
+    ) -> EvertideError | None:
+        """Run an action that sets a hold to a time, or releases it (None). Other actors may change the same hold
+        meanwhile, so only the records tell which change came last.
+        """
+        self._sync()
+        records = self.hold_records[name]
+        change = HoldChange(name, hold, time, len(records) + 1)
+        self.hold_changes.append(change)
+        try:
+            _, error = self._outcome(actor, call, TimeCompacted)
+        finally:
+            self._sync()
+            change.last = len(records) + 1  # a commit still under way expects the newest record, or an older one
+        if error is None:
+            assert any(record.holds.get(hold) == time for record in records[change.first - 2 :]), (
+                f"acknowledged, but in no record: {change}"
+            )
+        if not isinstance(error, OutcomeUnknown):
+            change.last = len(records)
+        if isinstance(error, (*NOT_HAPPENED, TimeCompacted)):
+            self.hold_changes.remove(change)
+            for number in range(change.first, len(records) + 1):
+                self._explain_holds(name, number)
+        return error
+
     # Apply the log to the model
 
     def _sync(self) -> None:
@@ -217,6 +248,7 @@ class MachineCore(RuleBasedStateMachine):
                 )
                 entries.append(entry)
                 self._apply(name, entry)
+            self._sync_holds(name)
         for attempt in self.attempts:
             assert set(attempt.found) in (set(), set(attempt.changes)), (
                 f"the shards did not change in one commit (I4): {attempt}"
@@ -230,14 +262,34 @@ class MachineCore(RuleBasedStateMachine):
             attempt.found[name] = (diff.lower, diff.upper)
         elif isinstance(diff, SinceAdvanced):
             assert model.since <= diff.since < model.upper
-            held = {hold: time for (shard, hold), time in self.holds.items() if shard == name}
-            assert all(diff.since <= time for time in held.values()), f"since {diff.since} passed the holds {held}"
             model.since = diff.since
         elif isinstance(diff, Finalized):
             model.finalized = True
         elif isinstance(diff, Forgotten):
             alive = [writer for writer in diff.writers if self.meta.head(writer_key(writer)) is not None]
             assert not alive, f"the tokens of the live writers {alive} were forgotten; they may still look them up"
+
+    def _sync_holds(self, name: str) -> None:
+        """Since and holds change in one record, so its order is the order in which they changed."""
+        records = self.hold_records[name]
+        for found in self.meta.scan(hold_key(name), after=len(records)):
+            assert found.seqno == len(records) + 1
+            record = unseal(found.data, HoldRecord, name)
+            passed = {hold: time for hold, time in record.holds.items() if time < record.since}
+            assert not passed, f"since {record.since} passed the holds {passed}"
+            records.append(record)
+            self._explain_holds(name, len(records))
+        assert not records or records[-1].since == self.models[name].since, "since moved in the log or the record only"
+
+    def _explain_holds(self, name: str, number: int) -> None:
+        """Every hold that differs from the previous record was set or released by an actor: none gets lost."""
+        before = self.hold_records[name][number - 2].holds if number > 1 else {}
+        after = self.hold_records[name][number - 1].holds
+        for hold in before.keys() | after.keys():
+            time = after.get(hold)
+            assert before.get(hold) == time or any(
+                change.explains(name, number, hold, time) for change in self.hold_changes
+            ), f"no actor changed {hold!r} of shard {name!r} from {before.get(hold)} to {time}, in record {number}"
 
     def _attempt(self, name: str, entry: LogEntry) -> Attempt:
         found = [

@@ -6,8 +6,9 @@ import os
 
 import pytest
 
+from tests.kit.runtime import RandomStream
 from tests.shard.machine import ShardMachine, cross_everywhere, run_machine
-from tests.shard.machine_actors import Step
+from tests.shard.machine_actors import ACTORS, Cross, Step
 
 
 def test_shards_agree_with_the_model(caplog: pytest.LogCaptureFixture) -> None:
@@ -39,7 +40,8 @@ NARROW: dict[str, list[tuple[str, ...]]] = {
     "compact": [("collect",), ("compact", "collect")],
     "roll_up": [("append", "roll_up", "collect")],
     "advance_since": [("hold",), ("advance_since",)],
-    "hold": [("advance_since",)],
+    "hold": [("advance_since",), ("hold",), ("release",)],
+    "release": [("hold",), ("advance_since",), ("release",)],
     "collect": [("open_snapshot", "compact"), ("link", "beat"), ("newcomer", "append")],
     "take_over": [("beat",)],
     "open_snapshot": [("compact", "collect"), ("advance_since", "compact", "collect")],
@@ -54,3 +56,20 @@ def test_actions_crossed_by_another_actor(action: str) -> None:
     """
     for actions in NARROW[action]:
         cross_everywhere(action, actions)
+
+
+def test_holds_change_as_reported_while_storage_fails(caplog: pytest.LogCaptureFixture) -> None:
+    """Random steps that change since and holds only: few steps of the other runs do, and few calls of each can fail."""
+    caplog.set_level("CRITICAL", "evertide")
+    chance = RandomStream(0)
+    actions = ("hold", "release", "advance_since")
+    for _ in range(60):
+        machine = ShardMachine()
+        machine.begin(appends=8)
+        for _ in range(40):
+            crossing = (*actions, "die")[chance.below(4)]
+            cross = Cross(1 + chance.below(4), chance.below(ACTORS), (crossing,), y=chance.below(4))
+            rate, seed = (0.0, 0.5, 0.8)[chance.below(3)], chance.below(10_000)
+            machine.act(Step(chance.below(ACTORS), actions[chance.below(3)], 2, chance.below(4), rate, seed, cross))
+        machine.shards_agree_with_the_model()
+        machine.teardown()

@@ -152,7 +152,7 @@ def test_json_has_stable_keys(explanation: Explanation) -> None:
     assert list(read) == ["views", "arrangements"]
     assert {tuple(view) for view in read["views"]} == {("name", "operators", "ways")}
     ways = read["views"][0]["ways"]
-    assert list(ways) == ["small", "large", "recompute"]
+    assert list(ways) == ["small", "large", "wide", "recompute"]
     assert all(isinstance(count, int) for count in ways.values())
     keys = ("number", "kind", "what", "how", "cost", "stage", "state", "inputs")
     assert {tuple(each) for view in read["views"] for each in view["operators"]} == {keys}

@@ -368,7 +368,8 @@ class WideStep:
         return opened.finish()
 
     def _make_attempt(self) -> Attempt:
-        return Attempt(self._tools, f"d{next(self._numbers)}")
+        """An attempt in the driver. Its number has that of the step: two tries write view parts under one claim."""
+        return Attempt(self._tools, f"d{self._tools.seq}x{next(self._numbers)}")
 
     def _add_runs(self, name: str, runs: Iterable[SortedRun]) -> None:
         for run in runs:
